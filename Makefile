@@ -1,0 +1,39 @@
+# Both commands install what they need into .venv and nothing outside it.
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))))
+SEED ?= 0
+BIN := .venv/bin
+
+.PHONY: demo test check model clean
+
+demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
+	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
+
+test: .venv/dev check  ## ruff, types, layers and all tests
+	$(BIN)/python -m pytest
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+model: .venv/base  ## make the embedded model anew (minutes)
+	$(BIN)/python scripts/make_embedded_model.py
+
+.venv/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Solera needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/base: .venv/python pyproject.toml constraints.txt
+	@echo "installing into .venv (once, a few minutes) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev: .venv/base
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:  ## remove the virtual environment and caches; runs stay
+	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

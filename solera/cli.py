@@ -1,0 +1,118 @@
+"""The command `solera`. Heavy imports wait until a command needs them, so that help answers at once."""
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable
+
+USAGE = """usage: solera COMMAND [OPTIONS]
+
+Group-relative policy optimisation on experience of any age and origin.
+
+commands:
+  train [FILE.toml] [--FIELD VALUE ...]   train a model; without a file, the embedded model on arithmetic
+
+`solera COMMAND --help` explains a command and every field it takes.
+options:
+  --help      show this
+  --version   show the version
+"""
+
+TRAIN_HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
+config, the metrics, the store of all rollouts, a plot and the trained model land in the run's folder.
+
+  solera train                                      the embedded model on arithmetic, v=10, one CPU minute
+  solera train recipes/demo.toml --run.seed 7       a recipe with another seed
+  solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 done, 2 the user's mistake, 130 interrupted."""
+    from solera.errors import SoleraError
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        return _dispatch(arguments)
+    except SoleraError as error:
+        print(f"solera: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("solera: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    from solera.errors import SoleraError
+
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE, end="")
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("solera"))
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise SoleraError(f"unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)} (see solera --help)")
+    return COMMANDS[arguments[0]](arguments[1:])
+
+
+def _train(arguments: list[str]) -> int:
+    from pathlib import Path
+
+    from solera import config as configuration
+
+    file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
+    base = configuration.load(file) if file else configuration.Config()
+    config = _overridden(base, arguments)
+    configuration.check(config)
+
+    from rich.console import Console
+
+    from solera.build import train
+
+    console = Console()
+    result = train(config, console)
+    console.print(
+        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after "
+        f"({result.seconds:.0f} s)\nplot   {result.plot}\nmodel  {result.folder / 'model'}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    return 0
+
+
+def _overridden(base: "Config", arguments: list[str]) -> "Config":  # noqa: F821
+    """The config with the command line's fields in place; tyro's boxed complaints become one line."""
+    import tyro
+
+    from solera.config import Config
+    from solera.errors import SoleraError
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                Config, args=arguments, default=base, prog="solera train [FILE.toml]", description=TRAIN_HELP,
+                config=(tyro.conf.FlagConversionOff,), use_underscores=True,
+            )  # fmt: skip
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise SoleraError(_one_line(complaint.getvalue())) from None
+
+
+def _one_line(box: str) -> str:
+    """The first paragraph of a boxed message, and the option it suggests."""
+    lines = [re.sub(r"^[│|]\s*|\s*[│|]$", "", line) for line in box.splitlines() if line.startswith(("│", "|"))]
+    paragraphs = "\n".join(lines).split("\n─")
+    first = " ".join(paragraphs[0].split())
+    suggestion = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
+    return first + (f"; did you mean {suggestion[1]}?" if suggestion else "") + " (see solera train --help)"
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train}
+
+if __name__ == "__main__":
+    sys.exit(main())

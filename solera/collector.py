@@ -1,0 +1,105 @@
+"""Keeping the store supplied: prompts are attempted, a group's worth each, and land in the store with their grades."""
+
+import asyncio
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from typing import Any, TypeVar
+
+from solera.protocols import Engine, Store, Task
+from solera.records import Completion, Prompt, Rollout, Sampling
+
+T = TypeVar("T")
+
+
+class Collector:
+    """Generates as far as pacing allows. This one waits for what it generates; the loop does not know that.
+
+    `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        store: Store,
+        *,
+        lineage: str,
+        sampling: Sampling,
+        group_size: int,
+        reserve: int,
+        seed: int,
+    ) -> None:
+        self.task = task
+        self.engine = engine
+        self.store = store
+        self.lineage = lineage
+        self.sampling = sampling
+        self.group_size = group_size
+        self.reserve = reserve
+        self.seed = seed
+        self.position = 0
+        """Next problem of the task's stream."""
+
+    def ensure(self, groups: int) -> int:
+        """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated."""
+        missing = groups + self.reserve - self.store.waiting(self.group_size)
+        if missing <= 0:
+            return 0
+        numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + missing)]
+        attempts = ((prompt, (self.seed, index, g)) for index, prompt in numbered for g in range(self.group_size))
+        rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
+        self.store.add([replace(rollout, lineage=self.lineage, sampling=self.sampling) for rollout in rollouts])
+        self.position += missing
+        return sum(rollout.length for rollout in rollouts)
+
+
+def attempt_all(
+    task: Task, engine: Engine, attempts: Iterable[tuple[Prompt, tuple[int, ...]]], sampling: Sampling
+) -> list[Rollout]:
+    """One rollout for each (prompt, seed), all in flight together so that the engine can batch them."""
+
+    async def gather() -> list[Rollout]:
+        return await asyncio.gather(*(_attempt(task, engine, prompt, sampling, seed) for prompt, seed in attempts))
+
+    return run_async(gather())
+
+
+async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: tuple[int, ...]) -> Rollout:
+    turn = count()
+
+    async def generate(token_ids: tuple[int, ...]) -> Completion:
+        return await engine.generate(token_ids, sampling, stream_seed(*seed, next(turn)))
+
+    try:
+        return await task.run(prompt, generate)
+    except Exception as error:
+        error.add_note(f"while attempting prompt {prompt.key!r}")
+        raise
+
+
+def stream_seed(*parts: int) -> int:
+    """One 64-bit seed from several numbers: run, prompt, member of the group, turn.
+
+    >>> stream_seed(0, 1, 2) == stream_seed(0, 1, 2), stream_seed(0, 1, 2) == stream_seed(0, 2, 1)
+    (True, False)
+    """
+    limit = 0xFFFFFFFFFFFFFFFF
+    state = 0
+    for part in parts:  # the finaliser of SplitMix64 over each number in turn
+        state = (state * 0xD1B54A32D192ED03 + part + 0x9E3779B97F4A7C15) & limit
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & limit
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & limit
+        state ^= state >> 31
+    return state
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, also from a notebook, where an event loop is running in this thread already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()

@@ -1,0 +1,370 @@
+"""What a run is: frozen dataclasses, one for each room, every default stated once.
+
+A run is described by a TOML file with one table for each class below, and by command-line overrides of the same
+names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
+"""
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from solera.errors import SoleraError
+
+AdvantageName = Literal["mean", "whiten"]
+AggregationName = Literal["token_mean", "sequence_mean"]
+KLName = Literal["k1", "k2", "k3"]
+KLWeight = Literal["importance", "none"]
+ClipCentre = Literal["one", "proximal"]
+ClipLevel = Literal["token", "sequence"]
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The run as a whole."""
+
+    name: str | None = None
+    """Folder of the run under `root`. By default date and time, objective and seed."""
+    root: str = "runs"
+    """Folder that holds all runs."""
+    steps: int = 200
+    """Batches to learn from."""
+    seed: int = 0
+    """Seed of the problems drawn and of every response sampled."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where learner and engine compute; `auto` takes a GPU where there is one."""
+    threads: int = 0
+    """CPU threads; 0 takes one for models under five million parameters (more would wait for each other), else all."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The model to train."""
+
+    path: Annotated[str, tyro.conf.arg(name="model", prefix_name=False, metavar="PATH")] = "embedded"
+    """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
+    learner's own weights are float32 always."""
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """Where problems and grades come from."""
+
+    name: Annotated[str, tyro.conf.arg(name="task", prefix_name=False)] = "arithmetic"
+    """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download."""
+    level: int = 2
+    """Largest number of digits of each number in a sum, 1 to 4."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """How the responses to learn from are sampled."""
+
+    temperature: float = 1.0
+    """Divides the logits before sampling; every log-probability of the run is taken at it."""
+    max_tokens: int = 16
+    """Longest response, the end token included."""
+    top_p: float = 1.0
+    """Must stay 1: what a truncated sampler cannot draw has no probability to correct for."""
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """How the store is kept supplied."""
+
+    prompts: int = 32
+    """Prompts in a batch, each with one group of responses."""
+    group_size: int = 8
+    """Responses to a prompt that are compared with each other."""
+    offset: int = 0
+    """Whole batches that wait in the store before they are learned from: a constant lag on top of the sync period."""
+    refill_rounds: int = 3
+    """With `objective.refill`: how often a batch may be topped up in place of masked groups."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is minimised. A field left unset takes the value of the objective's row in the table of names; a field that
+    the objective does not use is refused."""
+
+    name: Annotated[str, tyro.conf.arg(name="objective", prefix_name=False)] = "off_policy_grpo"
+    """`grpo` or `off_policy_grpo`."""
+    advantage: AdvantageName | None = None
+    """`mean`: reward minus the group's mean; `whiten`: that, divided by the group's standard deviation."""
+    aggregation: AggregationName | None = None
+    """`token_mean`: all tokens count alike; `sequence_mean`: all responses count alike."""
+    zero_variance_mask: bool | None = None
+    """Leave out groups whose rewards are all equal, before any forward pass."""
+    refill: bool | None = None
+    """Draw further groups in place of masked ones."""
+    epsilon: float | None = None
+    """Half-width of the clip band around its centre."""
+    epsilon_low: float | None = None
+    """Lower clip: ratios below 1 − this are clipped."""
+    epsilon_high: float | None = None
+    """Upper clip: ratios above 1 + this are clipped."""
+    centre: ClipCentre | None = None
+    """Centre of the clip band: `one`, or `proximal`, the ratio of the policy before this batch."""
+    level: ClipLevel | None = None
+    """Whether ratio and clip are of each token or of the whole response."""
+    beta: float | None = None
+    """Weight of the KL divergence from the reference policy; 0 loads no reference."""
+    kl: KLName | None = None
+    """Estimator of that divergence."""
+    kl_weight: KLWeight | None = None
+    """`importance` corrects the estimator for who wrote the response; `none` is what older GRPO code does."""
+    ref_period: int | None = None
+    """Replace the reference by the current policy every so many batches; unset keeps it."""
+    ref_ema: float | None = None
+    """Mix this share of the current policy into the reference after every batch; unset keeps it."""
+    entropy_bonus: float | None = None
+    """Weight of the policy's entropy, subtracted from the loss."""
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """The optimiser, and how a batch is cut."""
+
+    lr: float = 3e-4
+    """Peak learning rate of AdamW."""
+    warmup: int = 10
+    """Batches over which the learning rate rises from zero."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after the warm-up; `linear` and `cosine` fall to zero at the last batch."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the two moments."""
+    weight_decay: float = 0.0
+    """AdamW's decoupled weight decay."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient; longer ones are scaled down."""
+    passes: int = 1
+    """Passes over each batch: the papers' i."""
+    minibatches: int = 1
+    """Optimiser steps in a pass, each on its share of the groups."""
+    micro_batch_tokens: int = 16_384
+    """Most tokens, padding included, in one forward and backward. Changes memory and speed, not the gradient."""
+    pack_tokens: int = 128
+    """Responses to the same prompt share a row up to this length, so that the prompt is computed once; 0: never."""
+    logit_chunk: int = 4096
+    """Most tokens whose logits exist at the same time."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, a third more time."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The in-process engine that writes responses."""
+
+    max_rows: int = 1024
+    """Most responses decoded side by side; more are written in turns."""
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """When the engine gets the learner's weights."""
+
+    rule: Literal["every", "never"] = "every"
+    """`every`: once in `period` batches; `never`: the engine keeps the weights it started with."""
+    period: int = 10
+    """Batches between two syncs: the papers' v. 1 is on-policy."""
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Accuracy of the learner's current weights on held-out problems."""
+
+    every: int = 20
+    """Batches between two evaluations; the first and the last weights are always evaluated. 0: those only."""
+    problems: int = 500
+    """Held-out problems, the same at every evaluation."""
+    temperature: float = 0.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    """Share of the probability that may be sampled from."""
+
+
+@dataclass(frozen=True)
+class ReportConfig:
+    """Where metrics go besides `metrics.jsonl`."""
+
+    tensorboard: bool = True
+    """Write TensorBoard events into the run's folder."""
+    wandb: str | None = None
+    """Weights & Biases project to log to (needs the extra `wandb`)."""
+    progress: bool = True
+    """Show the progress bar, or a line at every evaluation where the output is not a terminal."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, complete."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    collect: CollectConfig = field(default_factory=CollectConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
+
+
+def load(path: Path) -> Config:
+    """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SoleraError(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse(text, str(path))
+    except tomllib.TOMLDecodeError as error:
+        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+
+
+def parse(text: str, source: str) -> Config:
+    """A Config from TOML text; `source` names it in errors."""
+    rooms = {room.name: room for room in dataclasses.fields(Config)}
+    hints = get_type_hints(Config)
+    values = {}
+    for name, table in tomllib.loads(text).items():
+        if name not in rooms:
+            raise SoleraError(f"{source}:{_line(text, name)}: unknown table [{name}]{_perhaps(name, rooms)}")
+        if not isinstance(table, dict):
+            raise SoleraError(f"{source}:{_line(text, name)}: {name} is a table: write [{name}] and its fields below")
+        values[name] = _room(hints[name], name, table, text, source)
+    return Config(**values)
+
+
+def _room(room: Any, name: str, table: dict[str, Any], text: str, source: str) -> Any:
+    hints = get_type_hints(room)
+    values = {}
+    for key, value in table.items():
+        place = f"{source}:{_line(text, key, name)}"
+        if key not in hints:
+            raise SoleraError(f"{place}: unknown field {name}.{key}{_perhaps(key, hints)}")
+        try:
+            values[key] = _typed(value, hints[key])
+        except TypeError as error:
+            raise SoleraError(f"{place}: {name}.{key} is {value!r} but must be {error}") from error
+    return room(**values)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """The value as the annotated type; TypeError with a description of that type where it is not one."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _typed(value, arguments[0])
+    if origin in (Union, types.UnionType):
+        return _typed(value, next(a for a in arguments if a is not type(None)))
+    if origin is Literal:
+        if value not in arguments:
+            raise TypeError("one of " + ", ".join(map(str, arguments)))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list) or len(value) != len(arguments):
+            raise TypeError(f"a list of {len(arguments)} numbers")
+        return tuple(_typed(v, a) for v, a in zip(value, arguments, strict=True))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not hint:
+        raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
+    return value
+
+
+def _line(text: str, key: str, table: str | None = None) -> int:
+    """Line on which a key or table is written, the first that matches; 1 where it cannot be found."""
+    here = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[\s*([^\]\s]+)\s*\]", line):
+            here = header[1]
+            if table is None and here.split(".")[0] == key:
+                return number
+        if re.match(rf"\s*\"?{re.escape(key)}\"?\s*[=.]", line) and here == table:
+            return number
+    return 1
+
+
+def _perhaps(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def dump(config: Config) -> str:
+    """The config as TOML that `parse` reads back. Unset fields stand as comments, so that the file is complete."""
+    lines = []
+    for room in dataclasses.fields(config):
+        lines.append(f"[{room.name}]")
+        values = getattr(config, room.name)
+        for key in dataclasses.fields(values):
+            value = getattr(values, key.name)
+            lines.append(f"# {key.name} is unset" if value is None else f"{key.name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def override(config: Config, room: str, **values: Any) -> Config:
+    """A copy with some fields of one room replaced.
+
+    >>> override(Config(), "run", steps=5).run.steps
+    5
+    """
+    return dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
+
+
+def check(config: Config) -> None:
+    """Refuse values that cannot work, each with one line that says what to change."""
+    for holds, complaint in _rules(config):
+        if not holds:
+            raise SoleraError(complaint)
+
+
+def _rules(config: Config) -> list[tuple[bool, str]]:
+    c = config
+    at_least = [
+        ("run.steps", c.run.steps, 1), ("run.threads", c.run.threads, 0), ("run.seed", c.run.seed, 0),
+        ("sampling.max_tokens", c.sampling.max_tokens, 1), ("collect.prompts", c.collect.prompts, 1),
+        ("collect.offset", c.collect.offset, 0), ("collect.refill_rounds", c.collect.refill_rounds, 0),
+        ("learn.lr", c.learn.lr, 0), ("learn.warmup", c.learn.warmup, 0), ("learn.passes", c.learn.passes, 1),
+        ("learn.weight_decay", c.learn.weight_decay, 0), ("learn.minibatches", c.learn.minibatches, 1),
+        ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
+        ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
+        ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
+        ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+    ]  # fmt: skip
+    return [
+        *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
+        (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
+         "remove it (evaluate.top_p is free)"),
+        (c.sampling.temperature > 0, f"sampling.temperature is {c.sampling.temperature}; training samples: use a "
+         "value above 0"),
+        (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
+         "compared with: use 2 or more"),
+        (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
+         f"{c.collect.prompts} groups and groups are never split: use at most that many"),
+        (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0 (a large one never acts)"),
+        (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
+        (c.sync.rule == "every" or c.sync.period == SyncConfig.period, "sync.period has no meaning with sync.rule = "
+         "never: remove one of them"),
+        (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
+        (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
+        (c.run.name is None or re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", ".."),
+         f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+    ]  # fmt: skip

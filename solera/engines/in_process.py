@@ -1,0 +1,108 @@
+"""The engine inside the training process: transformers weights of its own, so that a lag is real."""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from solera.engines.decoding import decode
+from solera.engines.sampling import uniforms
+from solera.errors import SoleraError
+from solera.models.language_model import LanguageModel
+from solera.protocols import Weights
+from solera.records import Completion, Manifest, Sampling, TensorSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """A text to continue, and who waits for it."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    answer: "asyncio.Future[Completion]"
+
+
+class InProcessEngine:
+    """Continues texts in batches: every request made before the event loop comes round again shares one."""
+
+    def __init__(
+        self, model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compute: torch.dtype
+    ) -> None:
+        self.model = model
+        self.end_token_ids = end_token_ids
+        self.max_rows = max_rows
+        self.compute = compute
+        self.held = Manifest(lineage="", version=0, tensors=())
+        self._pending: list[Request] = []
+
+    def load(self, weights: Weights) -> Manifest:
+        """Copy the tensors into the engine's own weights, cast to their type."""
+        own = self.model.parameters()
+        arrived = []
+        with torch.no_grad():
+            for name, tensor in weights.tensors:
+                if name not in own or own[name].shape != tensor.shape:
+                    raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
+                own[name].copy_(tensor)
+                arrived.append(TensorSpec(name, tuple(tensor.shape), str(tensor.dtype)))
+        self.held = Manifest(weights.manifest.lineage, weights.manifest.version, tuple(arrived))
+        return self.held
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        loop = asyncio.get_running_loop()
+        request = Request(token_ids, sampling, seed, loop.create_future())
+        if not self._pending:
+            loop.call_soon(self._answer_pending)  # runs after every task that is ready now has made its request
+        self._pending.append(request)
+        return await request.answer
+
+    def _answer_pending(self) -> None:
+        requests, self._pending = self._pending, []
+        alike: dict[Sampling, list[Request]] = defaultdict(list)
+        for request in requests:
+            alike[request.sampling].append(request)
+        for several in alike.values():
+            for start in range(0, len(several), self.max_rows):
+                self._answer(several[start : start + self.max_rows])
+
+    def _answer(self, requests: Items[Request]) -> None:
+        try:
+            completions = self._complete(requests)
+        except Exception as error:  # handed to whoever waits, or they would wait for ever
+            for request in requests:
+                request.answer.set_exception(error)
+            return
+        for request, completion in zip(requests, completions, strict=True):
+            if not request.answer.cancelled():
+                request.answer.set_result(completion)
+
+    def _complete(self, requests: Items[Request]) -> list[Completion]:
+        sampling = requests[0].sampling
+        seed_B = np.array([request.seed for request in requests], np.uint64)
+        with self._precision():
+            decoded = decode(
+                self.model,
+                [request.token_ids for request in requests],
+                uniforms(seed_B, sampling.max_tokens),
+                sampling,
+                self.end_token_ids,
+            )
+        version_T = np.full(sampling.max_tokens, self.held.version, np.int32)
+        return [
+            Completion(
+                decoded.token_BT[b, :length], decoded.logp_BT[b, :length], version_T[:length],
+                "stop" if decoded.finished_B[b] else "length",
+            )
+            for b, length in enumerate(decoded.length_B.tolist())
+        ]  # fmt: skip
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Lower precision by autocast where the weights are float32 masters shared with the learner."""
+        if self.compute == self.model.module.dtype:
+            return nullcontext()
+        return torch.autocast(self.model.device.type, self.compute)

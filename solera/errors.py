@@ -1,0 +1,5 @@
+"""The one exception a user is meant to see: what was wrong, where, and what to do, in a single line."""
+
+
+class SoleraError(Exception):
+    """A mistake in what the user gave us. The command line prints it as one line and exits with status 2."""

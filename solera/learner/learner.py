@@ -1,0 +1,186 @@
+"""One update: `i` passes over a batch, each cut into minibatches of whole groups and micro-batches by token budget."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from solera.config import LearnConfig
+from solera.errors import SoleraError
+from solera.learner.batch import Batch
+from solera.learner.reference import Reference
+from solera.learner.rows import MicroBatch, micro_batches
+from solera.learner.schedule import learning_rate
+from solera.learner.scoring import score
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import Objective, Share
+from solera.objectives.terms import Tokens
+from solera.protocols import Weights
+from solera.records import Manifest, TensorSpec
+
+
+@dataclass(eq=False)
+class Part:
+    """A micro-batch with what the objective needs beside the model: all of it constant through the passes."""
+
+    micro: MicroBatch
+    advantage_T: Tensor
+    aggregation_T: Tensor
+    proximal_logp_T: Tensor | None = None
+    ref_logp_T: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What an update did. `log_ratio_T` is `log π_k − log α` of every token trained on, before the first step."""
+
+    metrics: dict[str, float]
+    log_ratio_T: Tensor
+    response_T: Tensor
+    responses: int
+
+
+class Learner:
+    """The policy being trained: float32 weights, AdamW, and a version that counts the batches learned from."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        objective: Objective,
+        config: LearnConfig,
+        *,
+        lineage: str,
+        temperature: float,
+        steps: int,
+        compute: torch.dtype,
+        reference: Reference | None,
+    ) -> None:
+        assert objective.uses_reference == (reference is not None)
+        self.model = model
+        self.objective = objective
+        self.config = config
+        self.lineage = lineage
+        self.version = 0
+        self.temperature = temperature
+        self.steps = steps
+        self.compute = compute
+        self.reference = reference
+        self._parameters = list(model.parameters().values())
+        self._optimiser = torch.optim.AdamW(
+            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+        if config.gradient_checkpointing:
+            model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.module.train()  # transformers checkpoints in training mode only; dropout is off in either
+
+    def weights(self) -> Weights:
+        """The current weights under their version."""
+        named = self.model.parameters()
+        specs = tuple(TensorSpec(name, tuple(p.shape), str(p.dtype)) for name, p in named.items())
+        return Weights(Manifest(self.lineage, self.version, specs), ((n, p.detach()) for n, p in named.items()))
+
+    def update(self, batch: Batch) -> Update:
+        """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
+        minibatches = [self._prepare(batch, chosen) for chosen in _split(batch, self.config.minibatches)]
+        parts = [part for minibatch in minibatches for part in minibatch]
+        rate = learning_rate(self.config, self.version, self.steps)
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._score_constants(parts, proximal=len(minibatches) > 1)
+        shares: dict[str, list[Share]] = defaultdict(list)
+        norms = [self._step(minibatch, shares) for _ in range(self.config.passes) for minibatch in minibatches]
+        self.version += 1
+        if self.reference is not None:
+            self.reference.follow(self.model, self.version)
+        metrics = {name: _mean(several) for name, several in shares.items()}
+        if norms:
+            metrics["learn/grad_norm"] = sum(norms) / len(norms)
+        return self._account(parts, metrics | {"learn/lr": rate}, len(batch.rollouts))
+
+    def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
+        """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut."""
+        rollouts = batch.rollouts[chosen.start : chosen.stop]
+        length_B = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
+        aggregation_B = self.objective.aggregation(length_B)
+        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
+        parts = []
+        for micro in micro_batches(rollouts, chosen.start, self.config.micro_batch_tokens, pack):
+            advantage_T = batch.advantage_B[micro.response_T].float()
+            aggregation_T = aggregation_B[micro.response_T - chosen.start].float()
+            device = self.model.device
+            parts.append(Part(micro.to(device), advantage_T.to(device), aggregation_T.to(device)))
+        return parts
+
+    @torch.no_grad()
+    def _score_constants(self, parts: list[Part], proximal: bool) -> None:
+        """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
+        for part in parts:
+            if proximal:
+                part.proximal_logp_T = self._score(self.model, part.micro)[0]
+            if self.reference is not None:
+                part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
+
+    def _step(self, minibatch: list[Part], shares: dict[str, list[Share]]) -> float:
+        """One optimiser step; returns the gradient's norm before clipping."""
+        self._optimiser.zero_grad(set_to_none=True)
+        for part in minibatch:
+            logp_T, entropy_T = self._score(self.model, part.micro)
+            if part.proximal_logp_T is None:
+                part.proximal_logp_T = logp_T.detach()
+            loss, did = self.objective.loss(_tokens(part, logp_T, entropy_T))
+            loss.backward()
+            for name, share in did.items():
+                shares[name].append(share)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
+        if not torch.isfinite(norm):
+            raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
+        self._optimiser.step()
+        return float(norm)
+
+    def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        with torch.autocast(model.device.type, self.compute, enabled=self.compute != torch.float32):
+            return score(
+                model, micro, self.temperature, self.config.logit_chunk, differentiable_entropy=self.objective.entropy_bonus > 0
+            )
+
+    def _account(self, parts: list[Part], metrics: dict[str, float], responses: int) -> Update:
+        ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
+        for part in parts:
+            assert part.proximal_logp_T is not None
+            ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
+            numbers.append(part.micro.response_T.cpu())
+        return Update(metrics, torch.cat(ratios), torch.cat(numbers), responses)
+
+
+def _split(batch: Batch, minibatches: int) -> Iterator[range]:
+    """Responses of each minibatch: whole groups, as even as they go."""
+    if not batch.groups:
+        return
+    count = min(minibatches, batch.groups)
+    starts = torch.searchsorted(batch.group_B, torch.arange(batch.groups)).tolist() + [len(batch.rollouts)]
+    edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
+    for start, stop in zip(edges, edges[1:], strict=False):
+        yield range(start, stop)
+
+
+def _tokens(part: Part, logp_T: Tensor, entropy_T: Tensor) -> Tokens:
+    assert part.proximal_logp_T is not None
+    return Tokens(
+        logp_T=logp_T,
+        behaviour_logp_T=part.micro.behaviour_logp_T,
+        proximal_logp_T=part.proximal_logp_T,
+        advantage_T=part.advantage_T,
+        aggregation_T=part.aggregation_T,
+        response_T=part.micro.response_T,
+        responses=part.micro.responses,
+        entropy_T=entropy_T,
+        ref_logp_T=part.ref_logp_T,
+    )
+
+
+def _mean(shares: list[Share]) -> float:
+    total = float(sum(denominator for _, denominator in shares))
+    return float(sum(numerator for numerator, _ in shares)) / total if total else 0.0
+

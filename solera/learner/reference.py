@@ -1,0 +1,23 @@
+"""The reference policy π_ref: frozen, swapped for the current policy every so many batches, or mixed with it."""
+
+import torch
+
+from solera.models.language_model import LanguageModel
+
+
+class Reference:
+    """A second set of weights, loaded only where the objective uses `ref_logp`."""
+
+    def __init__(self, model: LanguageModel, period: int | None, ema: float | None) -> None:
+        self.model = model.copy(torch.float32)
+        self.period = period
+        self.ema = ema
+
+    @torch.no_grad()
+    def follow(self, model: LanguageModel, version: int) -> None:
+        """Move after the learner reached `version`."""
+        share = self.ema or (1.0 if self.period and version % self.period == 0 else 0.0)
+        if not share:
+            return
+        for own, current in zip(self.model.parameters().values(), model.parameters().values(), strict=True):
+            own.lerp_(current.detach(), share)

@@ -1,0 +1,157 @@
+"""Cutting responses into rows and micro-batches for the model.
+
+Responses with the same prompt share a row `[prompt, response 1, response 2, …]`: positions restart after the prompt
+and no response sees another, so each is scored as if it stood alone and the prompt is computed once. A row with one
+response is the ordinary case. The result does not depend on how rows are cut, packed or padded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from solera.records import Rollout, Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One forward pass. `_R` rows of `_L` places; `_T` the tokens that the policy answers for, in the batch's order.
+
+    `segment_RL` numbers the response at each place (0 the prompt, −1 padding), `None` where no row holds two.
+    """
+
+    token_RL: Tensor
+    position_RL: Tensor
+    segment_RL: Tensor | None
+    predictor_T: Tensor
+    target_T: Tensor
+    behaviour_logp_T: Tensor
+    response_T: Tensor
+    responses: int
+
+    def mask(self) -> Tensor | None:
+        """Who sees whom, `[R, 1, L, L]`: a place sees the prompt and its own response, never what comes later."""
+        if self.segment_RL is None:
+            return None
+        segment = self.segment_RL
+        own_or_prompt = (segment[:, :, None] == segment[:, None, :]) | (segment[:, None, :] == 0)
+        length = segment.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=segment.device).tril()
+        return (own_or_prompt & earlier)[:, None]
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        if device.type == "cpu":
+            return self
+        moved = {name: v.to(device, non_blocking=True) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return MicroBatch(**{**vars(self), **moved})
+
+
+@dataclass
+class Row:
+    """Sequences that share a row, with the number of the response each belongs to."""
+
+    prefix: int
+    length: int
+    members: list[tuple[Sequence, int]]
+
+
+Unit = list[Row]
+"""Rows that must stay in one forward pass, since one response spans them."""
+
+
+def micro_batches(
+    rollouts: tuple[Rollout, ...], first_response: int, token_budget: int, pack_tokens: int
+) -> list[MicroBatch]:
+    """Rows sorted by length and cut so that rows times the longest stay within the budget (a single unit may exceed it).
+
+    Responses are numbered from `first_response`.
+    """
+    units = sorted(_units(rollouts, first_response, pack_tokens), key=lambda unit: max(row.length for row in unit))
+    return [_lay_out(rows) for rows in _cut(units, token_budget)]
+
+
+def _units(rollouts: tuple[Rollout, ...], first_response: int, pack_tokens: int) -> list[Unit]:
+    units: list[Unit] = []
+    open_rows: dict[bytes, Row] = {}
+    for response, rollout in enumerate(rollouts, first_response):
+        lone = len(rollout.sequences) == 1
+        unit: Unit = []
+        for sequence in rollout.sequences:
+            if not sequence.length:
+                continue
+            prefix = int(sequence.mask_T.argmax())
+            tail = len(sequence.token_ids_T) - prefix
+            shared = sequence.token_ids_T[:prefix].tobytes()
+            row = open_rows.get(shared) if lone else None
+            if row is not None and row.length + tail <= pack_tokens:
+                row.length += tail
+                row.members.append((sequence, response))
+                continue
+            row = Row(prefix, prefix + tail, [(sequence, response)])
+            unit.append(row)
+            if lone:
+                open_rows[shared] = row
+        if unit:
+            units.append(unit)
+    return units
+
+
+def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
+    rows: list[Row] = []
+    for unit in units:
+        longest = max(row.length for row in unit)  # units come shortest first
+        if rows and (len(rows) + len(unit)) * longest > token_budget:
+            yield rows
+            rows = []
+        rows = rows + unit
+    if rows:
+        yield rows
+
+
+def _lay_out(rows: list[Row]) -> MicroBatch:
+    """All places at once: a table with a line for each prompt and each response, expanded to tokens."""
+    width = max(row.length for row in rows)
+    table: list[tuple[int, int, int, int, int]] = []  # start in its row, length, first position, segment, response
+    tokens, masks, logps = [], [], []
+    for r, row in enumerate(rows):
+        place = row.prefix
+        table.append((r * width, row.prefix, 0, 0, -1))
+        tokens.append(row.members[0][0].token_ids_T[: row.prefix])
+        masks.append(np.zeros(row.prefix, bool))
+        for segment, (sequence, response) in enumerate(row.members, 1):
+            tail = sequence.token_ids_T[row.prefix :]
+            table.append((r * width + place, len(tail), row.prefix, segment, response))
+            tokens.append(tail)
+            masks.append(sequence.mask_T[row.prefix :])
+            assert sequence.behaviour_logp_T is not None
+            logps.append(sequence.behaviour_logp_T[sequence.mask_T])
+            place += len(tail)
+    start, length, position, segment_of, response_of = np.array(table).T
+    within = np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)
+    place_N = np.repeat(start, length) + within
+    # A response's first token is predicted from the prompt's last place, every other from the place before it.
+    prompt_end = (start // width) * width + np.repeat(
+        np.array([row.prefix for row in rows]), [1 + len(row.members) for row in rows]
+    ) - 1
+    predictor_N = np.where(within == 0, np.repeat(prompt_end, length), place_N - 1)
+    token_N, mask_N = np.concatenate(tokens), np.concatenate(masks)
+
+    def spread(values_N: np.ndarray, empty: int) -> Tensor:
+        grid = np.full(len(rows) * width, empty, np.int64)
+        grid[place_N] = values_N
+        return torch.from_numpy(grid.reshape(len(rows), width))
+
+    packed = any(len(row.members) > 1 for row in rows)
+    response_T = np.repeat(response_of, length)[mask_N]
+    return MicroBatch(
+        token_RL=spread(token_N, 0),
+        position_RL=spread(np.repeat(position, length) + within, 0),
+        segment_RL=spread(np.repeat(segment_of, length), -1) if packed else None,
+        predictor_T=torch.from_numpy(predictor_N[mask_N]),
+        target_T=torch.from_numpy(token_N[mask_N].astype(np.int64)),
+        behaviour_logp_T=torch.from_numpy(np.concatenate(logps)),
+        response_T=torch.from_numpy(response_T),
+        responses=int(response_T.max()) + 1,
+    )

@@ -1,0 +1,91 @@
+"""The algorithm. It names no concrete engine, store or task; `(v, i)` and the offset are settings of its parts.
+
+`v=1, i=1` is on-policy GRPO, `v=1, i>1` reuses samples, `v>1, i=1` is off-policy GRPO: one loop.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from solera.collector import Collector
+from solera.config import CollectConfig
+from solera.diagnosis.divergence import divergence
+from solera.evaluate.accuracy import Evaluator
+from solera.learner.batch import collate, count_live_groups
+from solera.learner.learner import Learner, Update
+from solera.protocols import Engine, Sink, Store
+from solera.records import Group
+from solera.sync import proof
+from solera.sync.rules import SyncRule, SyncState
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A run's parts, put together by `build.py`."""
+
+    steps: int
+    collect: CollectConfig
+    refill: bool
+    collector: Collector
+    engine: Engine
+    store: Store
+    learner: Learner
+    rule: SyncRule
+    evaluator: Evaluator
+    sink: Sink
+
+    def run(self) -> None:
+        """Learn from `steps` batches. Row k of the metrics is version k: its accuracy, and what batch k did to it."""
+        sync = SyncState()
+        for step in range(self.steps):
+            clock = Clock()
+            metrics = self.evaluator.evaluate() if self.evaluator.due(self.learner.version) else {}
+            if sync.due:
+                with clock("time/sync"):
+                    weights = self.learner.weights()
+                    proof.check(weights.manifest, self.engine.load(weights))
+                    sync = sync.done(self.learner.version)
+            with clock("time/generate"):
+                generated, groups = self.draw()
+            with clock("time/learn"):
+                learner = self.learner
+                batch = collate(groups, learner.objective, now=learner.version, lineage=learner.lineage)
+                update = learner.update(batch)
+            with clock("time/store"):
+                self.store.record(batch.uses)
+            metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
+            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
+            sync = self.rule(sync, self.learner.version)
+        self.sink.log(self.steps, self.evaluator.evaluate())
+
+    def draw(self) -> tuple[int, list[Group]]:
+        """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""
+        wanted, generated = self.collect.prompts, 0
+        for _ in range(1 + self.refill * self.collect.refill_rounds):
+            generated += self.collector.ensure(wanted)
+            groups = self.store.draw(wanted, self.collect.group_size)
+            missing = self.collect.prompts - count_live_groups(groups)
+            if missing <= 0:
+                break
+            wanted += missing
+        return generated, groups
+
+
+def diagnose(update: Update) -> dict[str, float]:
+    """How far the policy that met this batch was from those who wrote it."""
+    return divergence(update.log_ratio_T, update.response_T, update.responses) if update.responses else {}
+
+
+class Clock:
+    """Seconds spent under each name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - start

@@ -1,0 +1,97 @@
+"""The seams between the rooms. Whoever fits one of these can take its place; the loop knows nothing else of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from solera.records import Completion, Group, Manifest, Prompt, Reward, Rollout, Sampling, Use
+
+Metrics = Mapping[str, float]
+"""Names are `room/quantity`."""
+
+
+class Codec(Protocol):
+    """Text to token ids and back."""
+
+    def encode(self, text: str) -> tuple[int, ...]: ...
+
+    def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
+        """The text without its final end token. Other special tokens stay visible, or they could pass a grader."""
+        ...
+
+
+class Generate(Protocol):
+    """What a task calls to let the policy write: the whole text so far in, what follows out. Call it once a turn."""
+
+    async def __call__(self, token_ids: tuple[int, ...]) -> Completion: ...
+
+
+class Task(Protocol):
+    """Where prompts and grades come from. One turn or many, with tools or without: `run` is the episode."""
+
+    def prompt(self, index: int) -> Prompt:
+        """Problem `index` of the endless training stream, the same at every call."""
+        ...
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count` problems that the training stream never shows."""
+        ...
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
+        """One attempt. Rewards already known stand in the rollout; others may come to the store later."""
+        ...
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Versioned weights on their way: what they are, and their tensors one by one."""
+
+    manifest: Manifest
+    tensors: Iterator[tuple[str, Any]]
+
+
+class Engine(Protocol):
+    """Who writes responses, with weights of its own."""
+
+    def load(self, weights: Weights) -> Manifest:
+        """Take new weights; answers with what it now holds."""
+        ...
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        """Continue one text. The same weights and seed give the same tokens, whatever else is in flight."""
+        ...
+
+
+class Store(Protocol):
+    """The ledger. Everything generated goes in; everything trained comes out."""
+
+    def add(self, rollouts: list[Rollout]) -> list[int]:
+        """Write rollouts with the rewards they bring, all or none; returns their ids."""
+        ...
+
+    def add_reward(self, rollout_id: int, reward: Reward) -> None:
+        """A reward that came later. A higher revision of the same part replaces the earlier one."""
+        ...
+
+    def waiting(self, group_size: int) -> int:
+        """Groups that could be drawn now."""
+        ...
+
+    def draw(self, groups: int, group_size: int) -> list[Group]:
+        """Up to that many groups of rewarded rollouts that were never used, first in, first out."""
+        ...
+
+    def record(self, uses: list[Use]) -> None:
+        """Note what was learned from, all or none; it is not drawn again."""
+        ...
+
+
+class Sink(Protocol):
+    """Where metrics go."""
+
+    def log(self, step: int, metrics: Metrics) -> None: ...
+
+    def close(self) -> None: ...

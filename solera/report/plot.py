@@ -1,0 +1,63 @@
+"""A picture of a run: does it learn, how old is its data, how far off-policy was it, and what did the clip do?"""
+
+from pathlib import Path
+from typing import Any
+
+from solera.report.sinks import read_metrics
+
+INK, FAINT = "#1f2933", "#d5dbe1"
+COLOURS = ("#2f6db2", "#d1662f", "#3c8c5a", "#8e5aa8")
+
+
+def plot_run(folder: Path) -> Path:
+    """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
+    from matplotlib.figure import Figure
+
+    rows = read_metrics(folder / "metrics.jsonl")
+    figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
+    panels = figure.subplots(2, 2).flatten()
+    _curves(panels[0], rows, {"reward/mean": "reward of the batch", "eval/pass@1": "held-out accuracy"})
+    panels[0].set(title="Learning", ylim=(0, 1.02))
+    _curves(panels[1], rows, {"age/max": "oldest", "age/mean": "mean"})
+    panels[1].set(title="Age of the data learned from, in batches")
+    panels[1].set_ylim(bottom=0)
+    _mark_syncs(panels[1], rows)
+    _curves(panels[2], rows, {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"})
+    panels[2].set(title="Distance of the policy from who wrote the data")
+    panels[2].set_ylim(bottom=0)
+    _curves(
+        panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked (equal rewards)"}
+    )
+    panels[3].set(title="Share that taught nothing", ylim=(0, 1.02))
+    for panel in panels:
+        _style(panel)
+    figure.suptitle(folder.name, color=INK)
+    target = folder / "plot.png"
+    figure.savefig(target)
+    return target
+
+
+def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str]) -> None:
+    for (name, label), colour in zip(names.items(), COLOURS, strict=False):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        few = len(points) < len(rows) / 2
+        panel.plot(
+            *zip(*points, strict=True), label=label, color=colour, linewidth=2.2 if few else 1.2, marker="o" if few else None,
+            markersize=4,
+        )  # fmt: skip
+
+
+def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
+    counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
+    steps = [b[0] for a, b in zip(counts, counts[1:], strict=False) if b[1] > a[1]]
+    if 0 < len(steps) <= 60:
+        for i, step in enumerate(steps):
+            panel.axvline(step, color=FAINT, linewidth=1, zorder=0, label="sync" if i == 0 else None)
+
+
+def _style(panel: Any) -> None:
+    panel.set_xlabel("step", color=INK)
+    panel.title.set_color(INK)
+    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=9)

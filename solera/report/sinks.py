@@ -1,0 +1,82 @@
+"""Where metrics go: a JSON object a step, TensorBoard, Weights & Biases. Heavy packages are imported when chosen."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from solera.errors import SoleraError
+from solera.protocols import Metrics, Sink
+
+
+class JsonLines:
+    """`metrics.jsonl`: one object a step, on disk before the next step begins."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Event files in the run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._summary = Summary
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        import time
+
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run in the user's project; needs the extra `wandb`."""
+
+    def __init__(self, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise SoleraError("report.wandb needs the extra wandb: pip install 'solera[wandb]'") from error
+        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Several:
+    """All of them, in order."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self._sinks = sinks
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for sink in self._sinks:
+            sink.log(step, metrics)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """Every complete line of a `metrics.jsonl`."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

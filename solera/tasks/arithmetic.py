@@ -1,0 +1,83 @@
+"""Sums of two numbers: `37+45=` is to be continued with `82` and the end of the text.
+
+Level n draws both numbers from 0 … 10ⁿ−1. One unordered pair in eight is held out by a hash of the pair alone, so that
+training and held-out problems are disjoint in every run, for every seed, and for the embedded model's warm start; both
+orders of a pair fall on the same side, or b+a would leak a+b.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import combinations_with_replacement, islice
+
+import numpy as np
+
+from solera.protocols import Codec, Generate
+from solera.records import Prompt, Reward, Rollout, Sequence
+
+HELD_OUT_SHARE = 8
+
+
+def is_held_out(a: int, b: int) -> bool:
+    """Whether the unordered pair {a, b} belongs to evaluation.
+
+    >>> is_held_out(37, 45) == is_held_out(45, 37)
+    True
+    """
+    pair = f"{min(a, b)}+{max(a, b)}".encode()
+    return blake2b(pair, digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
+
+
+def draw_pair(rng: np.random.Generator, level: int, held_out: bool) -> tuple[int, int]:
+    """Two numbers of at most `level` digits from the wanted side of the split."""
+    while True:
+        a, b = (int(n) for n in rng.integers(0, 10**level, size=2))
+        if is_held_out(a, b) == held_out:
+            return a, b
+
+
+def grade(text: str, answer: str) -> float:
+    """1 where the text is exactly the answer, else 0.
+
+    >>> grade("82", "82"), grade("082", "82"), grade("82 ", "82"), grade("", "82")
+    (1.0, 0.0, 0.0, 0.0)
+    """
+    return float(text == answer)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """The task: an endless, seeded stream of training problems and a fixed list of held-out ones."""
+
+    codec: Codec
+    level: int
+    seed: int
+
+    def prompt(self, index: int) -> Prompt:
+        """Problem number `index` of the training stream: the same for the same seed, whatever was asked before."""
+        a, b = draw_pair(np.random.default_rng((self.seed, index)), self.level, held_out=False)
+        return self._prompt(a, b)
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count` different held-out problems, the same in every run."""
+        if self.level <= 2:
+            pairs = [p for p in combinations_with_replacement(range(10**self.level), 2) if is_held_out(*p)]
+            order = np.random.default_rng(0).permutation(len(pairs))
+            return [self._prompt(*pairs[i]) for i in order[:count]]
+        rng = np.random.default_rng(0)
+        distinct = dict.fromkeys(islice(iter(lambda: draw_pair(rng, self.level, held_out=True), None), 2 * count))
+        return [self._prompt(a, b) for a, b in islice(distinct, count)]
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
+        completion = await generate(prompt.token_ids)
+        finished = completion.finish_reason == "stop"  # an answer cut off by the limit is not yet an answer
+        reward = grade(self.codec.decode(completion.token_ids_T), prompt.data["answer"]) if finished else 0.0
+        return Rollout(
+            prompt.key,
+            (Sequence.of(prompt.token_ids, completion),),
+            rewards=(Reward(reward),),
+            finish_reason=completion.finish_reason,
+        )
+
+    def _prompt(self, a: int, b: int) -> Prompt:
+        text = f"{a}+{b}="
+        return Prompt(f"arithmetic/{text}", self.codec.encode(text), {"text": text, "answer": str(a + b)})

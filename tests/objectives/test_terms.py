@@ -1,0 +1,182 @@
+"""Terms against formulas written out for single numbers, gradients by hand, and exact expectations."""
+
+import math
+
+import pytest
+import torch
+
+from solera.config import AggregationName, KLName
+from solera.objectives.objective import compose
+from solera.objectives.ratio import bounded_exp
+from solera.objectives.table import ObjectiveConfig, resolve
+from solera.objectives.terms import AGGREGATIONS, KL_ESTIMATORS, Tokens, kl_loss, off_policy, ppo
+
+LENGTHS = [3, 1, 5, 2, 4]
+RESPONSES = len(LENGTHS)
+
+
+def random_tokens(seed: int, spread: float = 0.6, **replaced) -> Tokens:
+    generator = torch.Generator().manual_seed(seed)
+    response_T = torch.repeat_interleave(torch.arange(RESPONSES), torch.tensor(LENGTHS))
+    count = len(response_T)
+
+    def normal(scale: float) -> torch.Tensor:
+        return scale * torch.randn(count, generator=generator, dtype=torch.float64)
+
+    behaviour = -normal(1.0).abs()
+    fields = dict(
+        logp_T=(behaviour + normal(spread)).requires_grad_(),
+        behaviour_logp_T=behaviour,
+        proximal_logp_T=behaviour + normal(0.3),
+        advantage_T=torch.randn(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
+        aggregation_T=torch.rand(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
+        response_T=response_T,
+        responses=RESPONSES,
+        entropy_T=normal(1.0).abs(),
+        ref_logp_T=behaviour + normal(0.5),
+    )
+    return Tokens(**{**fields, **replaced})
+
+
+def by_hand(tokens: Tokens, bounds, level: str) -> tuple[list[float], list[float]]:
+    """Loss of each token and the gradient of their plain sum, from scalars: −min(ρA, clip(ρ)A)."""
+    ell, b = tokens.logp_T.tolist(), tokens.behaviour_logp_T.tolist()
+    response, advantage = tokens.response_T.tolist(), tokens.advantage_T.tolist()
+    losses, gradient = [], [0.0] * len(ell)
+    for t in range(len(ell)):
+        own = [t] if level == "token" else [s for s in range(len(ell)) if response[s] == response[t]]
+        ratio = math.exp(sum(ell[s] - b[s] for s in own))
+        low, high = bounds(t, own)
+        unclipped, clipped = ratio * advantage[t], min(max(ratio, low), high) * advantage[t]
+        losses.append(-min(unclipped, clipped))
+        if unclipped <= clipped:  # the ratio itself is what counts: d ratio / d ℓ_s = ratio
+            for s in own:
+                gradient[s] -= ratio * advantage[t]
+    return losses, gradient
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ppo_is_its_formula(seed):
+    tokens = random_tokens(seed)
+    term = ppo(tokens, epsilon_low=0.2, epsilon_high=0.3)
+    losses, gradient = by_hand(tokens, lambda t, own: (0.8, 1.3), "token")
+    assert term.loss_T.tolist() == pytest.approx(losses, abs=1e-12)
+    term.loss_T.sum().backward()
+    assert tokens.logp_T.grad.tolist() == pytest.approx(gradient, abs=1e-12)
+    assert term.silenced_T.any()
+    assert not term.silenced_T.all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("centre", ["one", "proximal"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_off_policy_is_its_formula(seed, centre, level):
+    tokens = random_tokens(seed)
+    p, b = tokens.proximal_logp_T.tolist(), tokens.behaviour_logp_T.tolist()
+
+    def bounds(t, own):
+        middle = 1.0 if centre == "one" else math.exp(sum(p[s] - b[s] for s in own))
+        return max(middle - 0.2, 0.0), middle + 0.2
+
+    term = off_policy(tokens, epsilon=0.2, centre=centre, level=level)
+    losses, gradient = by_hand(tokens, bounds, level)
+    assert term.loss_T.tolist() == pytest.approx(losses, abs=1e-12)
+    term.loss_T.sum().backward()
+    assert tokens.logp_T.grad.tolist() == pytest.approx(gradient, abs=1e-12)
+
+
+def test_off_policy_with_centre_one_is_ppo_and_with_centre_proximal_where_alpha_is_pi_k():
+    tokens = random_tokens(0)
+    expected = ppo(tokens, epsilon_low=0.2, epsilon_high=0.2)
+    one = off_policy(tokens, epsilon=0.2, centre="one", level="token")
+    assert torch.equal(one.loss_T, expected.loss_T)
+    on_policy = random_tokens(0, proximal_logp_T=tokens.behaviour_logp_T)
+    proximal = off_policy(on_policy, epsilon=0.2, centre="proximal", level="token")
+    assert torch.allclose(proximal.loss_T, ppo(on_policy, epsilon_low=0.2, epsilon_high=0.2).loss_T, atol=1e-15)
+
+
+def test_on_the_edge_of_the_band_the_gradient_is_whole():
+    logp_T = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    zeros = torch.zeros(2, dtype=torch.float64)
+    tokens = Tokens(
+        logp_T, zeros, zeros, torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2), torch.tensor([0, 1]), 2, zeros
+    )
+    ppo(tokens, epsilon_low=0.0, epsilon_high=0.0).loss_T.sum().backward()  # ρ = 1 lies on both edges
+    assert logp_T.grad.tolist() == [-1.0, 1.0]
+
+
+@pytest.mark.parametrize("log_ratio", [-1e4, -30.0, 30.0, 1e4])
+@pytest.mark.parametrize("name", ["grpo", "off_policy_grpo"])
+def test_huge_ratios_give_finite_losses_and_the_gradient_passes(name, log_ratio):
+    exponent = torch.tensor([log_ratio], dtype=torch.float64, requires_grad=True)
+    bounded_exp(exponent).backward()
+    assert exponent.grad.item() == pytest.approx(math.exp(math.copysign(20.0, log_ratio)))
+    tokens = random_tokens(0)
+    tokens = random_tokens(0, logp_T=(tokens.behaviour_logp_T + log_ratio).requires_grad_())
+    loss, _ = compose(resolve(ObjectiveConfig(name, beta=0.1, entropy_bonus=0.01))).loss(tokens)
+    loss.backward()
+    assert math.isfinite(loss.item())
+    assert torch.isfinite(tokens.logp_T.grad).all()
+
+
+def test_kl_estimators_on_numbers():
+    ell, f = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([-1.5], dtype=torch.float64)
+    values = {name: estimator(ell, f).item() for name, estimator in KL_ESTIMATORS.items()}
+    assert values == pytest.approx({"k1": 0.5, "k2": 0.125, "k3": math.exp(-0.5) + 0.5 - 1})
+
+
+def exact_kl_gradient(kl: str, kl_weight: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """E_α[loss] over a vocabulary of four, differentiated in the logits; beside it both divergences' own gradients."""
+    logits = torch.tensor([0.3, -0.2, 0.9, 0.1], dtype=torch.float64, requires_grad=True)
+    behaviour = torch.log_softmax(torch.tensor([0.1, 0.4, -0.3, 0.2], dtype=torch.float64), 0)
+    ref = torch.log_softmax(torch.tensor([-0.5, 0.6, 0.0, 0.3], dtype=torch.float64), 0)
+    logp = torch.log_softmax(logits, 0)
+    zeros = torch.zeros(4, dtype=torch.float64)
+    tokens = Tokens(logp, behaviour, behaviour, zeros, zeros, torch.arange(4), 4, zeros, ref)
+    expectation = (behaviour.exp() * kl_loss(tokens, kl=kl, kl_weight=kl_weight)).sum()
+    reverse, forward = (logp.exp() * (logp - ref)).sum(), (ref.exp() * (ref - logp)).sum()
+    return tuple(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (expectation, reverse, forward))
+
+
+@pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
+def test_weighted_kl_has_the_gradient_of_kl_from_pi_to_the_reference_whoever_wrote_the_data(kl):
+    estimated, reverse, _ = exact_kl_gradient(kl, "importance")
+    assert torch.allclose(estimated, reverse, atol=1e-12)
+
+
+def test_unweighted_k3_has_not():
+    estimated, reverse, _ = exact_kl_gradient("k3", "none")
+    assert not torch.allclose(estimated, reverse, atol=1e-3)
+
+
+def test_aggregations_weigh_tokens_or_responses_alike():
+    length_B = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert AGGREGATIONS["token_mean"](length_B).tolist() == [0.25, 0.25]
+    assert AGGREGATIONS["sequence_mean"](length_B).tolist() == pytest.approx([1 / 2, 1 / 6])
+
+
+def test_loss_adds_penalties_under_the_aggregation():
+    tokens = random_tokens(3)
+    objective = compose(resolve(ObjectiveConfig("grpo", beta=0.25, kl="k2", kl_weight="none", entropy_bonus=0.5)))
+    loss, shares = objective.loss(tokens)
+    d_T = tokens.ref_logp_T - tokens.logp_T
+    policy_T = torch.tensor(by_hand(tokens, lambda t, own: (0.8, 1.2), "token")[0], dtype=torch.float64)
+    expected = ((policy_T + 0.25 * d_T**2 / 2 - 0.5 * tokens.entropy_T) * tokens.aggregation_T).sum()
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
+    assert (shares["kl/ref"][0] / shares["kl/ref"][1]).item() == pytest.approx((d_T**2 / 2).mean().item())
+
+
+def test_clip_fraction_counts_silenced_tokens_among_those_with_an_advantage():
+    # Ratios e, e, 1/e, 1/e with advantages +, −, −, 0: the first and the third are silenced, the last takes no part.
+    zeros = torch.zeros(4, dtype=torch.float64)
+    tokens = Tokens(
+        torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), zeros, zeros,
+        torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64), torch.ones(4), torch.arange(4), 4, zeros,
+    )  # fmt: skip
+    numerator, denominator = compose(resolve(ObjectiveConfig("grpo"))).loss(tokens)[1]["clip/fraction"]
+    assert (numerator.item(), denominator.item()) == (2, 3)
+
+
+def test_every_name_of_the_config_has_a_function():
+    assert set(KL_ESTIMATORS) == set(KLName.__args__)
+    assert set(AGGREGATIONS) == set(AggregationName.__args__)
