@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -25,7 +24,6 @@ class Collector:
         engine: Engine,
         store: Store,
         *,
-        lineage: str,
         sampling: Sampling,
         group_size: int,
         reserve: int,
@@ -34,7 +32,6 @@ class Collector:
         self.task = task
         self.engine = engine
         self.store = store
-        self.lineage = lineage
         self.sampling = sampling
         self.group_size = group_size
         self.reserve = reserve
@@ -48,15 +45,20 @@ class Collector:
         if missing <= 0:
             return 0
         numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + missing)]
-        attempts = ((prompt, (self.seed, index, g)) for index, prompt in numbered for g in range(self.group_size))
+        attempts = [
+            (prompt, stream_seed(seed_of_prompt, g))
+            for index, prompt in numbered
+            for seed_of_prompt in [stream_seed(self.seed, index)]
+            for g in range(self.group_size)
+        ]
         rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
-        self.store.add([replace(rollout, lineage=self.lineage, sampling=self.sampling) for rollout in rollouts])
+        self.store.add(rollouts)
         self.position += missing
         return sum(rollout.length for rollout in rollouts)
 
 
 def attempt_all(
-    task: Task, engine: Engine, attempts: Iterable[tuple[Prompt, tuple[int, ...]]], sampling: Sampling
+    task: Task, engine: Engine, attempts: Iterable[tuple[Prompt, int]], sampling: Sampling
 ) -> list[Rollout]:
     """One rollout for each (prompt, seed), all in flight together so that the engine can batch them."""
 
@@ -66,11 +68,11 @@ def attempt_all(
     return run_async(gather())
 
 
-async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: tuple[int, ...]) -> Rollout:
+async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int) -> Rollout:
     turn = count()
 
     async def generate(token_ids: tuple[int, ...]) -> Completion:
-        return await engine.generate(token_ids, sampling, stream_seed(*seed, next(turn)))
+        return await engine.generate(token_ids, sampling, stream_seed(seed, next(turn)))
 
     try:
         return await task.run(prompt, generate)
@@ -97,9 +99,18 @@ def stream_seed(*parts: int) -> int:
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Wait for a coroutine, also from a notebook, where an event loop is running in this thread already."""
+    results: list[T] = []
+
+    async def keep() -> None:
+        # Kept here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
+        # and whatever it returned, which for a batch of rollouts takes longer than sampling some of them.
+        results.append(await work)
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        asyncio.run(keep())
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, keep()).result()
+    return results[0]

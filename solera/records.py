@@ -7,8 +7,7 @@ was sampled with, and the version of the weights that wrote it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,64 +54,103 @@ class Sampling:
 class Completion:
     """What an engine wrote after a prompt: token ids (the final eos included) and their provenance.
 
-    `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied.
+    `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied. `versions` are runs of
+    (tokens, version of the weights that wrote them): one run, unless weights changed while it was being written.
+    `lineage` names the training run whose weights those were.
     """
 
     token_ids_T: npt.NDArray[np.int32]
     behaviour_logp_T: npt.NDArray[np.float32]
-    version_T: npt.NDArray[np.int32]
+    versions: tuple[tuple[int, int], ...]
     finish_reason: FinishReason
+    lineage: str | None = None
+    sampling: Sampling | None = None
+
+
+class Span(NamedTuple):
+    """Tokens `start` to `stop` (excluded) of a sequence, written by one version of the policy."""
+
+    start: int
+    stop: int
+    version: int
 
 
 @dataclass(frozen=True, eq=False)
 class Sequence:
-    """One run of tokens through the model. `mask_T` is true on the tokens the policy answers for.
+    """One run of tokens through the model, and the spans of it that the policy answers for.
 
-    `behaviour_logp_T` is 0 where the mask is false, and `None` where nobody recorded it (another model's text);
-    `version_T` is `NO_VERSION` where the mask is false, and `None` for foreign text.
+    Provenance is kept by span, since it rarely changes from one token to the next; `mask_T`, `behaviour_logp_T` and
+    `version_T` give it for each token. `span_logp` holds the behaviour log-probabilities of the spans' tokens, one
+    after the other, and is `None` where nobody recorded them (another model's text).
 
-    >>> sequence = Sequence.of(prompt=(4, 12, 5), completion=Completion(
-    ...     np.array([7, 1], np.int32), np.array([-0.1, -0.2], np.float32), np.array([3, 3], np.int32), "stop"))
-    >>> sequence.token_ids_T.tolist(), sequence.mask_T.tolist(), sequence.version_T.tolist()
-    ([4, 12, 5, 7, 1], [False, False, False, True, True], [-1, -1, -1, 3, 3])
+    >>> sequence = Sequence.turns(((4, 12, 5), Completion(
+    ...     np.array([7, 1], np.int32), np.array([-0.5, -0.25], np.float32), ((2, 3),), "stop")))
+    >>> sequence.token_ids_T.tolist(), sequence.spans
+    ([4, 12, 5, 7, 1], (Span(start=3, stop=5, version=3),))
+    >>> sequence.mask_T.tolist(), sequence.version_T.tolist(), sequence.behaviour_logp_T.tolist()
+    ([False, False, False, True, True], [-1, -1, -1, 3, 3], [0.0, 0.0, 0.0, -0.5, -0.25])
     """
 
     token_ids_T: npt.NDArray[np.int32]
-    mask_T: npt.NDArray[np.bool_]
-    behaviour_logp_T: npt.NDArray[np.float32] | None
-    version_T: npt.NDArray[np.int32] | None
+    spans: tuple[Span, ...]
+    span_logp: npt.NDArray[np.float32] | None
 
     def __post_init__(self) -> None:
-        length = len(self.token_ids_T)
-        for name in ("mask_T", "behaviour_logp_T", "version_T"):
-            array = getattr(self, name)
-            if array is not None and len(array) != length:
-                raise SoleraError(f"sequence: {name} has {len(array)} entries for {length} tokens")
-        if length and self.mask_T[0]:
-            raise SoleraError("sequence: the first token has nothing before it to be predicted from; mask it out")
-
-    @classmethod
-    def of(cls, prompt: tuple[int, ...], completion: Completion) -> "Sequence":
-        """The single-turn case: a prompt, and one completion that the policy answers for."""
-        return cls.turns((prompt, completion))
+        end, total = 1, 0  # the first token has nothing before it to be predicted from
+        for start, stop, _ in self.spans:
+            if not end <= start < stop:
+                raise SoleraError(f"sequence: span {start}–{stop} is empty, out of order, or holds the first token")
+            end, total = stop, total + stop - start
+        if self.spans and end > len(self.token_ids_T):
+            raise SoleraError(f"sequence: a span ends at {end}, beyond its {len(self.token_ids_T)} tokens")
+        if self.span_logp is not None and len(self.span_logp) != total:
+            raise SoleraError(f"sequence: {len(self.span_logp)} log-probabilities for {total} tokens")
 
     @classmethod
     def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]") -> "Sequence":
         """Text given (token ids) and text written (completions) in the order they were seen by the model."""
-        tokens, masks, logps, versions = [], [], [], []
+        tokens, logps, spans, end = [], [], [], 0
         for part in parts:
-            written = isinstance(part, Completion)
-            length = len(part.token_ids_T) if isinstance(part, Completion) else len(part)
-            tokens.append(part.token_ids_T if isinstance(part, Completion) else np.array(part, np.int32))
-            masks.append(np.full(length, written))
-            logps.append(part.behaviour_logp_T if isinstance(part, Completion) else np.zeros(length, np.float32))
-            versions.append(part.version_T if isinstance(part, Completion) else np.full(length, NO_VERSION, np.int32))
-        return cls(np.concatenate(tokens), np.concatenate(masks), np.concatenate(logps), np.concatenate(versions))
+            if isinstance(part, Completion):
+                tokens.append(part.token_ids_T)
+                logps.append(part.behaviour_logp_T)
+                for count, version in part.versions:
+                    spans.append(Span(end, end + count, version))
+                    end += count
+            else:
+                tokens.append(np.array(part, np.int32))
+                end += len(part)
+        return cls(np.concatenate(tokens), tuple(spans), np.concatenate(logps) if len(logps) != 1 else logps[0])
 
-    @cached_property
+    @property
     def length(self) -> int:
         """Tokens the policy answers for."""
-        return int(np.count_nonzero(self.mask_T))
+        return sum(stop - start for start, stop, _ in self.spans)
+
+    @property
+    def mask_T(self) -> npt.NDArray[np.bool_]:
+        """True on the tokens the policy answers for."""
+        return self._spread(np.zeros(len(self.token_ids_T), np.bool_), [True] * len(self.spans))
+
+    @property
+    def version_T(self) -> npt.NDArray[np.int32]:
+        """Version that wrote each token; `NO_VERSION` where none did."""
+        empty = np.full(len(self.token_ids_T), NO_VERSION, np.int32)
+        return self._spread(empty, [span.version for span in self.spans])
+
+    @property
+    def behaviour_logp_T(self) -> npt.NDArray[np.float32] | None:
+        """Log-probability each token was sampled with, 0 outside the spans; `None` where nobody recorded it."""
+        if self.span_logp is None:
+            return None
+        values = np.zeros(len(self.token_ids_T), np.float32)
+        values[self.mask_T] = self.span_logp
+        return values
+
+    def _spread(self, array: npt.NDArray[Any], values: list[Any]) -> npt.NDArray[Any]:
+        for (start, stop, _), value in zip(self.spans, values, strict=True):
+            array[start:stop] = value
+        return array
 
 
 @dataclass(frozen=True)
@@ -139,9 +177,8 @@ class Rollout:
 
     `lineage` names the training run whose weights wrote it, `None` for foreign text; `id` is given by the store.
 
-    >>> rollout = Rollout("arithmetic/2+3", (Sequence.of((4, 12, 5), Completion(
-    ...     np.array([7, 1], np.int32), np.zeros(2, np.float32), np.array([3, 3], np.int32), "stop")),),
-    ...     rewards=(Reward(1.0),), lineage="a1b2")
+    >>> completion = Completion(np.array([7, 1], np.int32), np.zeros(2, np.float32), ((2, 3),), "stop", lineage="a1b2")
+    >>> rollout = Rollout.of(Prompt("arithmetic/2+3", (4, 12, 5)), completion, rewards=(Reward(1.0),))
     >>> rollout.length, rollout.reward, rollout.age(now=5, lineage="a1b2"), rollout.age(now=5, lineage="another")
     (2, 1.0, 2, None)
     """
@@ -155,6 +192,18 @@ class Rollout:
     sampling: Sampling | None = None
     id: int | None = None
 
+    @classmethod
+    def of(
+        cls, prompt: Prompt, *turns: tuple[int, ...] | Completion, rewards: tuple[Reward, ...] = (), origin: str = "self"
+    ) -> "Rollout":
+        """An episode in one sequence: what was written after the prompt, and between it what was given (token ids).
+
+        Lineage, sampling and finish reason are those of the last completion.
+        """
+        sequence = Sequence.turns((prompt.token_ids, *turns))
+        last = next(turn for turn in reversed(turns) if isinstance(turn, Completion))
+        return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
+
     @property
     def length(self) -> int:
         """Tokens the policy answers for, over all sequences."""
@@ -165,6 +214,8 @@ class Rollout:
         """Sum over parts of the latest revision; `None` while no reward has come."""
         if not self.rewards:
             return None
+        if len(self.rewards) == 1:
+            return self.rewards[0].value
         latest: dict[str, Reward] = {}
         for reward in self.rewards:
             held = latest.get(reward.part)
@@ -175,8 +226,8 @@ class Rollout:
     @property
     def version(self) -> int | None:
         """The oldest version that wrote one of its tokens; `None` for foreign text or an empty response."""
-        written = [s.version_T[s.mask_T] for s in self.sequences if s.version_T is not None and s.length]
-        return min((int(versions.min()) for versions in written), default=None)
+        oldest = min((span.version for s in self.sequences for span in s.spans), default=NO_VERSION)
+        return oldest if oldest != NO_VERSION else None
 
     def age(self, now: int, lineage: str) -> int | None:
         """Batches learned from since it was written; `None` for text of another lineage."""

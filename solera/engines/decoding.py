@@ -71,7 +71,10 @@ class LiveRows:
         """Append one token to every row."""
         if self.real_BK is not None:
             self.real_BK = torch.cat([self.real_BK, self.real_BK.new_ones(len(token_B), 1)], dim=1)
-        hidden_B1H = model.hidden(token_B[:, None], self.next_position_B[:, None], self.real_BK, self.cache)
+        mask = self.real_BK
+        if mask is not None and model.takes_any_mask:
+            mask = mask[:, None, None]  # ready made: transformers would build this from the other form, token by token
+        hidden_B1H = model.hidden(token_B[:, None], self.next_position_B[:, None], mask, self.cache)
         self.logits_BV = model.logits(hidden_B1H[:, -1])
         self.next_position_B = self.next_position_B + 1
 

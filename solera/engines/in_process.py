@@ -92,13 +92,15 @@ class InProcessEngine:
                 sampling,
                 self.end_token_ids,
             )
-        version_T = np.full(sampling.max_tokens, self.held.version, np.int32)
+        lineage, version = self.held.lineage, self.held.version
         return [
             Completion(
-                decoded.token_BT[b, :length], decoded.logp_BT[b, :length], version_T[:length],
-                "stop" if decoded.finished_B[b] else "length",
+                decoded.token_BT[b, :length], decoded.logp_BT[b, :length], ((length, version),),
+                "stop" if finished else "length", lineage, sampling,
             )
-            for b, length in enumerate(decoded.length_B.tolist())
+            for b, (length, finished) in enumerate(
+                zip(decoded.length_B.tolist(), decoded.finished_B.tolist(), strict=True)
+            )
         ]  # fmt: skip
 
     def _precision(self) -> AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from solera.collector import attempt_all
+from solera.collector import attempt_all, stream_seed
 from solera.errors import SoleraError
 from solera.protocols import Engine, Task
 from solera.records import Prompt, Sampling
@@ -24,7 +24,7 @@ class Evaluator:
 
     def evaluate(self) -> dict[str, float]:
         """Mean reward over the problems: pass@1 where a reward is 0 or 1."""
-        seeds = ((prompt, (i,)) for i, prompt in enumerate(self.prompts))
+        seeds = ((prompt, stream_seed(i)) for i, prompt in enumerate(self.prompts))
         rewards = [rollout.reward for rollout in attempt_all(self.task, self.engine, seeds, self.sampling)]
         graded = [reward for reward in rewards if reward is not None]
         if not graded:

@@ -26,37 +26,46 @@ class Batch:
     uses: list[Use]
 
 
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A drawn rollout with what is asked of it more than once."""
+
+    group: int
+    rollout: Rollout
+    reward: float | None
+    length: int
+    age: int | None
+
+
 def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str) -> Batch:
     """Advantages within each group; a missing reward or an empty response leaves its group before the baseline."""
-    members = [
-        (p, rollout, rollout.reward)
+    drawn = [
+        Member(p, rollout, rollout.reward, rollout.length, rollout.age(now, lineage))
         for p, group in enumerate(groups)
         for rollout in group.rollouts
-        if rollout.reward is not None and rollout.length
     ]
-    reward_B = torch.tensor([reward for _, _, reward in members], dtype=torch.float64)
-    group_B = torch.tensor([p for p, _, _ in members], dtype=torch.int64)
+    compared = [member for member in drawn if member.reward is not None and member.length]
+    reward_B = torch.tensor([member.reward for member in compared], dtype=torch.float64)
+    group_B = torch.tensor([member.group for member in compared], dtype=torch.int64)
     flat_P = zero_variance(reward_B, group_B, len(groups))
     advantage_B = objective.advantage(reward_B, group_B, len(groups))
-    takes_part_B = ~flat_P[group_B] if objective.zero_variance_mask else torch.ones_like(group_B, dtype=torch.bool)
-    chosen = takes_part_B.nonzero()[:, 0].tolist()
-    rollouts = tuple(members[b][1] for b in chosen)
-    _need_behaviour(rollouts)
-    taken, number_B = torch.unique(group_B[takes_part_B], return_inverse=True)
-    advantage_of = {rollout.id: a for rollout, a in zip(rollouts, advantage_B[takes_part_B].tolist(), strict=True)}
-    uses = [
-        Use(rollout.id, now, rollout.age(now, lineage), advantage_of.get(rollout.id))
-        for group in groups
-        for rollout in group.rollouts
-        if rollout.id is not None
-    ]
+    taken_B = ~flat_P[group_B] if objective.zero_variance_mask else torch.ones_like(group_B, dtype=torch.bool)
+    trained = [member for member, taken in zip(compared, taken_B.tolist(), strict=True) if taken]
+    _need_behaviour(trained)
+    advantage_B = advantage_B[taken_B]
+    number_B = torch.unique(group_B[taken_B], return_inverse=True)[1]
+    advantage_of = {id(member): a for member, a in zip(trained, advantage_B.tolist(), strict=True)}
     return Batch(
-        rollouts=rollouts,
-        advantage_B=advantage_B[takes_part_B],
+        rollouts=tuple(member.rollout for member in trained),
+        advantage_B=advantage_B,
         group_B=number_B,
-        groups=len(taken),
-        metrics=_account(groups, reward_B, flat_P, rollouts, uses),
-        uses=uses,
+        groups=int(number_B.max()) + 1 if trained else 0,
+        metrics=_account(drawn, trained, reward_B, flat_P),
+        uses=[
+            Use(member.rollout.id, now, member.age, advantage_of.get(id(member)))
+            for member in drawn
+            if member.rollout.id is not None
+        ],
     )
 
 
@@ -65,27 +74,24 @@ def count_live_groups(groups: list[Group]) -> int:
     return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
 
 
-def _account(
-    groups: list[Group], reward_B: Tensor, flat_P: Tensor, trained: tuple[Rollout, ...], uses: list[Use]
-) -> dict[str, float]:
-    drawn = [rollout for group in groups for rollout in group.rollouts]
-    ages = [use.age for use in uses if use.age is not None]
-    metrics = {"tokens/trained": float(sum(rollout.length for rollout in trained)), "groups/drawn": float(len(groups))}
+def _account(drawn: list[Member], trained: list[Member], reward_B: Tensor, flat_P: Tensor) -> dict[str, float]:
+    ages = [member.age for member in drawn if member.age is not None]
+    metrics = {"tokens/trained": sum(member.length for member in trained), "groups/drawn": len(flat_P)}
     if drawn:
-        metrics["response/length"] = sum(rollout.length for rollout in drawn) / len(drawn)
-        metrics["response/truncated"] = sum(rollout.finish_reason == "length" for rollout in drawn) / len(drawn)
+        metrics["response/length"] = sum(member.length for member in drawn) / len(drawn)
+        metrics["response/truncated"] = sum(m.rollout.finish_reason == "length" for m in drawn) / len(drawn)
         metrics["reward/zero_variance_fraction"] = flat_P.double().mean().item()
     if len(reward_B):
         metrics["reward/mean"] = reward_B.mean().item()
     if ages:
         metrics["age/mean"] = sum(ages) / len(ages)
-        metrics["age/max"] = float(max(ages))
+        metrics["age/max"] = max(ages)
     return metrics
 
 
-def _need_behaviour(rollouts: tuple[Rollout, ...]) -> None:
-    for rollout in rollouts:
-        if any(sequence.behaviour_logp_T is None for sequence in rollout.sequences):
+def _need_behaviour(trained: list[Member]) -> None:
+    for rollout in (member.rollout for member in trained):
+        if any(sequence.span_logp is None for sequence in rollout.sequences):
             raise SoleraError(
                 f"rollout {rollout.id} from {rollout.origin!r} has no log-probabilities of its own sampler, which the "
                 "objective's ratio needs: leave it out of the draw"

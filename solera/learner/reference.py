@@ -9,7 +9,7 @@ class Reference:
     """A second set of weights, loaded only where the objective uses `ref_logp`."""
 
     def __init__(self, model: LanguageModel, period: int | None, ema: float | None) -> None:
-        self.model = model.copy(torch.float32)
+        self.model = model.copy(model.module.dtype)
         self.period = period
         self.ema = ema
 

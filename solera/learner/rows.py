@@ -79,9 +79,9 @@ def _units(rollouts: tuple[Rollout, ...], first_response: int, pack_tokens: int)
         lone = len(rollout.sequences) == 1
         unit: Unit = []
         for sequence in rollout.sequences:
-            if not sequence.length:
+            if not sequence.spans:
                 continue
-            prefix = int(sequence.mask_T.argmax())
+            prefix = sequence.spans[0].start
             tail = len(sequence.token_ids_T) - prefix
             shared = sequence.token_ids_T[:prefix].tobytes()
             row = open_rows.get(shared) if lone else None
@@ -111,47 +111,53 @@ def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
 
 
 def _lay_out(rows: list[Row]) -> MicroBatch:
-    """All places at once: a table with a line for each prompt and each response, expanded to tokens."""
+    """All places at once: tables with a line for each stretch of text and each span, expanded to tokens."""
     width = max(row.length for row in rows)
-    table: list[tuple[int, int, int, int, int]] = []  # start in its row, length, first position, segment, response
-    tokens, masks, logps = [], [], []
+    stretches: list[tuple[int, int, int, int]] = []  # first place, tokens, first position, segment
+    spans: list[tuple[int, int, int, int]] = []  # first place, tokens, place that predicts the first, response
+    tokens, targets, logps = [], [], []
     for r, row in enumerate(rows):
-        place = row.prefix
-        table.append((r * width, row.prefix, 0, 0, -1))
+        place = r * width + row.prefix
+        stretches.append((r * width, row.prefix, 0, 0))
         tokens.append(row.members[0][0].token_ids_T[: row.prefix])
-        masks.append(np.zeros(row.prefix, bool))
         for segment, (sequence, response) in enumerate(row.members, 1):
             tail = sequence.token_ids_T[row.prefix :]
-            table.append((r * width + place, len(tail), row.prefix, segment, response))
+            stretches.append((place, len(tail), row.prefix, segment))
             tokens.append(tail)
-            masks.append(sequence.mask_T[row.prefix :])
-            assert sequence.behaviour_logp_T is not None
-            logps.append(sequence.behaviour_logp_T[sequence.mask_T])
+            for start, stop, _ in sequence.spans:
+                # A response's first token is predicted from the prompt's last place, any other from the one before it.
+                first = place + start - row.prefix
+                predictor = r * width + row.prefix - 1 if start == row.prefix else first - 1
+                spans.append((first, stop - start, predictor, response))
+                targets.append(sequence.token_ids_T[start:stop])
+            assert sequence.span_logp is not None
+            logps.append(sequence.span_logp)
             place += len(tail)
-    start, length, position, segment_of, response_of = np.array(table).T
-    within = np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)
-    place_N = np.repeat(start, length) + within
-    # A response's first token is predicted from the prompt's last place, every other from the place before it.
-    prompt_end = (start // width) * width + np.repeat(
-        np.array([row.prefix for row in rows]), [1 + len(row.members) for row in rows]
-    ) - 1
-    predictor_N = np.where(within == 0, np.repeat(prompt_end, length), place_N - 1)
-    token_N, mask_N = np.concatenate(tokens), np.concatenate(masks)
+    first, length, position, segment_of = np.array(stretches).T
+    within = _count_up(length)
+    place_N = np.repeat(first, length) + within
 
     def spread(values_N: np.ndarray, empty: int) -> Tensor:
         grid = np.full(len(rows) * width, empty, np.int64)
         grid[place_N] = values_N
         return torch.from_numpy(grid.reshape(len(rows), width))
 
+    span_first, span_length, span_predictor, response_of = np.array(spans).T
+    predictor_T = np.repeat(span_first, span_length) + _count_up(span_length) - 1
+    predictor_T[span_length.cumsum() - span_length] = span_predictor
     packed = any(len(row.members) > 1 for row in rows)
-    response_T = np.repeat(response_of, length)[mask_N]
     return MicroBatch(
-        token_RL=spread(token_N, 0),
+        token_RL=spread(np.concatenate(tokens), 0),
         position_RL=spread(np.repeat(position, length) + within, 0),
         segment_RL=spread(np.repeat(segment_of, length), -1) if packed else None,
-        predictor_T=torch.from_numpy(predictor_N[mask_N]),
-        target_T=torch.from_numpy(token_N[mask_N].astype(np.int64)),
+        predictor_T=torch.from_numpy(predictor_T),
+        target_T=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         behaviour_logp_T=torch.from_numpy(np.concatenate(logps)),
-        response_T=torch.from_numpy(response_T),
-        responses=int(response_T.max()) + 1,
+        response_T=torch.from_numpy(np.repeat(response_of, span_length)),
+        responses=int(response_of.max()) + 1,
     )
+
+
+def _count_up(length: np.ndarray) -> np.ndarray:
+    """0 … length−1 for each stretch, one after the other."""
+    return np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)

@@ -27,7 +27,9 @@ def score(
 def _score_chunk(
     model: LanguageModel, hidden_TH: Tensor, target_T: Tensor, temperature: float, differentiable_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    logp_TV = torch.log_softmax(model.logits(hidden_TH).float() / temperature, dim=-1)
+    logits_TV = model.logits(hidden_TH)
+    logits_TV = logits_TV.to(torch.promote_types(logits_TV.dtype, torch.float32))
+    logp_TV = torch.log_softmax(logits_TV / temperature, dim=-1)
     for_entropy_TV = logp_TV if differentiable_entropy else logp_TV.detach()
     entropy_T = -(for_entropy_TV.exp() * for_entropy_TV).sum(dim=-1)
     return logp_TV.gather(1, target_T[:, None])[:, 0], entropy_T

@@ -18,6 +18,7 @@ class LanguageModel:
 
     def __init__(self, module: PreTrainedModel) -> None:
         self.module = module
+        self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
         text_config = module.config.get_text_config()
@@ -25,10 +26,6 @@ class LanguageModel:
         windows = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
         self.takes_any_mask = not windows and not getattr(text_config, "sliding_window", None)
         """Whether a mask of our own may replace the model's (not where some layers see a window only)."""
-
-    @property
-    def device(self) -> torch.device:
-        return self.module.device
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter once, tied ones under one name."""

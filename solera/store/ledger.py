@@ -1,12 +1,28 @@
 """The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
 
 import time
-from collections import defaultdict
 from collections.abc import Sequence as Items
+from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, bindparam, create_engine, event, exists, func, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Insert,
+    Update,
+    bindparam,
+    create_engine,
+    event,
+    exists,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 from sqlalchemy.exc import DatabaseError, IntegrityError
 
 from solera.errors import SoleraError
@@ -14,7 +30,27 @@ from solera.records import Group, Reward, Rollout, Sampling, Use
 from solera.store.encoding import decode, encode
 from solera.store.schema import metadata, rewards, rollouts, uses
 
-_REWARDED = exists().where(rewards.c.rollout_id == rollouts.c.id)
+_ROLLOUT_COLUMNS = (
+    "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p", "created",
+    "sequences",
+)  # fmt: skip
+_REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
+_USE_COLUMNS = ("rollout_id", "version", "age", "advantage")
+
+_r, _w = rollouts.c, rewards.c
+_UNUSED = (_r.uses == 0) & exists().where(_w.rollout_id == _r.id)
+_COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
+_LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
+_READ = (
+    select(
+        _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
+        _r.sequences, _w.value, _w.part, _w.source, _w.revision,
+    )
+    .join(rewards, _w.rollout_id == _r.id)
+    .where(_r.id.between(bindparam("low"), bindparam("high")))
+    .order_by(_r.id)
+)  # fmt: skip
+_COUNT_USE = update(rollouts).where(_r.id == bindparam("used_id")).values(uses=_r.uses + literal_column("1"))
 
 
 class Ledger:
@@ -30,26 +66,25 @@ class Ledger:
         except DatabaseError as error:
             raise SoleraError(f"{path}: cannot be used as a store: {error.orig}") from error
         self._connection = self._engine.connect()
+        self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
+        self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
+        self._count_uses = Many(self._engine, _COUNT_USE, ("used_id",))
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
         with self._connection.begin():
             first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
-            ids = list(range(first, first + len(new)))
-            if new:
-                rows = [_rollout_row(id_, rollout, now) for id_, rollout in zip(ids, new, strict=True)]
-                self._connection.execute(insert(rollouts), rows)
-            graded = [
-                _reward_row(id_, r, now) for id_, rollout in zip(ids, new, strict=True) for r in rollout.rewards
-            ]
-            if graded:
-                self._connection.execute(insert(rewards), graded)
-        return ids
+            numbered = list(enumerate(new, first))
+            self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
+            graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
+            self._add_rewards.run(self._connection, graded)
+        return [i for i, _ in numbered]
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
             with self._connection.begin():
-                self._connection.execute(insert(rewards), [_reward_row(rollout_id, reward, time.time())])
+                self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
         except IntegrityError as error:
             raise SoleraError(
                 f"{self.path}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
@@ -57,49 +92,49 @@ class Ledger:
             ) from error
 
     def waiting(self, group_size: int) -> int:
-        query = (
-            select(func.count()).select_from(rollouts).where(rollouts.c.uses == 0, _REWARDED)
-            .group_by(rollouts.c.prompt_key)
-        )  # fmt: skip
         with self._connection.begin():
-            return sum(count // group_size for count in self._connection.scalars(query))
+            return sum(count // group_size for count in self._connection.scalars(_COUNT_UNUSED))
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self._connection.begin():
-            chosen = _first_groups(self._unused(), groups, group_size)
-            found = self._read([id_ for _, members in chosen for id_ in members])
+            unused = self._connection.execute(_LIST_UNUSED).tuples().all()
+            chosen = _first_groups(unused, groups, group_size)
+            found = self._read({id_ for _, members in chosen for id_ in members})
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
-        if not used:
-            return
-        count = update(rollouts).where(rollouts.c.id == bindparam("used_id")).values(uses=rollouts.c.uses + 1)
         with self._connection.begin():
-            self._connection.execute(
-                insert(uses),
-                [
-                    {"rollout_id": u.rollout_id, "version": u.version, "age": u.age, "advantage": u.advantage}
-                    for u in used
-                ],
-            )
-            self._connection.execute(count, [{"used_id": u.rollout_id} for u in used])
+            self._add_uses.run(self._connection, [(u.rollout_id, u.version, u.age, u.advantage) for u in used])
+            self._count_uses.run(self._connection, [(u.rollout_id,) for u in used])
 
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
 
-    def _unused(self) -> Items[Row[tuple[int, str]]]:
-        query = (
-            select(rollouts.c.id, rollouts.c.prompt_key).where(rollouts.c.uses == 0, _REWARDED).order_by(rollouts.c.id)
-        )
-        return self._connection.execute(query).all()
+    def _read(self, ids: set[int]) -> dict[int, Rollout]:
+        """Rollouts with their rewards. Ids drawn together lie together, so a range is read and the rest passed over."""
+        if not ids:
+            return {}
+        rows = self._connection.execute(_READ, {"low": min(ids), "high": max(ids)}).tuples()
+        found = {}
+        for id_, same in groupby(rows, key=itemgetter(0)):
+            if id_ in ids:
+                lines = list(same)
+                found[id_] = _rollout(lines[0][:9], tuple(Reward(*line[9:]) for line in lines))
+        return found
 
-    def _read(self, ids: list[int]) -> dict[int, Rollout]:
-        graded: dict[int, list[Reward]] = defaultdict(list)
-        for row in self._connection.execute(select(rewards).where(rewards.c.rollout_id.in_(ids))):
-            graded[row.rollout_id].append(Reward(row.value, row.part, row.source, row.revision))
-        rows = self._connection.execute(select(rollouts).where(rollouts.c.id.in_(ids)))
-        return {row.id: _rollout(row, tuple(graded[row.id])) for row in rows}
+
+class Many:
+    """One statement for many rows, compiled once: rows are tuples in the order of `columns`, handed to the driver as is."""
+
+    def __init__(self, engine: Engine, statement: Insert | Update, columns: Items[str]) -> None:
+        compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))
+        assert compiled.positiontup == list(columns), "give the columns in the statement's own order"
+        self._sql = str(compiled)
+
+    def run(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
+        if rows:
+            connection.exec_driver_sql(self._sql, rows)
 
 
 def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
@@ -114,28 +149,26 @@ def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tupl
     return sorted(formed, key=lambda group: group[1][0])[:groups]
 
 
-def _rollout_row(id_: int, rollout: Rollout, now: float) -> dict[str, Any]:
+def _rollout_row(id_: int, rollout: Rollout, now: float) -> tuple[Any, ...]:
     sampling = rollout.sampling
-    return {
-        "id": id_, "prompt_key": rollout.prompt_key, "lineage": rollout.lineage, "version": rollout.version,
-        "origin": rollout.origin, "finish_reason": rollout.finish_reason,
-        "temperature": sampling and sampling.temperature, "max_tokens": sampling and sampling.max_tokens,
-        "top_p": sampling and sampling.top_p, "created": now, "sequences": encode(rollout.sequences),
-    }  # fmt: skip
+    drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
+    return (
+        id_, rollout.prompt_key, rollout.lineage, rollout.version, rollout.origin, rollout.finish_reason, *drawn, now,
+        encode(rollout.sequences),
+    )  # fmt: skip
 
 
-def _reward_row(rollout_id: int, reward: Reward, now: float) -> dict[str, Any]:
-    return {
-        "rollout_id": rollout_id, "part": reward.part, "revision": reward.revision, "value": reward.value,
-        "source": reward.source, "created": now,
-    }  # fmt: skip
+def _reward_row(rollout_id: int, reward: Reward, now: float) -> tuple[Any, ...]:
+    return rollout_id, reward.part, reward.revision, reward.value, reward.source, now
 
 
 def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
-    sampling = None if row.temperature is None else Sampling(row.temperature, row.max_tokens, row.top_p)
-    return Rollout(
-        row.prompt_key, decode(row.sequences), graded, row.lineage, row.origin, row.finish_reason, sampling, row.id
-    )
+    id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
+    sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
+    return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)
+
+
+_sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
 
 
 def _prepare(connection: Any, _: object) -> None:

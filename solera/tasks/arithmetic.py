@@ -7,12 +7,11 @@ orders of a pair fall on the same side, or b+a would leak a+b.
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import combinations_with_replacement, islice
-
-import numpy as np
+from itertools import combinations_with_replacement
+from random import Random
 
 from solera.protocols import Codec, Generate
-from solera.records import Prompt, Reward, Rollout, Sequence
+from solera.records import Prompt, Reward, Rollout
 
 HELD_OUT_SHARE = 8
 
@@ -27,10 +26,10 @@ def is_held_out(a: int, b: int) -> bool:
     return blake2b(pair, digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def draw_pair(rng: np.random.Generator, level: int, held_out: bool) -> tuple[int, int]:
+def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
     """Two numbers of at most `level` digits from the wanted side of the split."""
     while True:
-        a, b = (int(n) for n in rng.integers(0, 10**level, size=2))
+        a, b = rng.randrange(10**level), rng.randrange(10**level)
         if is_held_out(a, b) == held_out:
             return a, b
 
@@ -54,29 +53,25 @@ class Arithmetic:
 
     def prompt(self, index: int) -> Prompt:
         """Problem number `index` of the training stream: the same for the same seed, whatever was asked before."""
-        a, b = draw_pair(np.random.default_rng((self.seed, index)), self.level, held_out=False)
+        a, b = draw_pair(Random(self.seed << 40 | index), self.level, held_out=False)
         return self._prompt(a, b)
 
     def held_out(self, count: int) -> list[Prompt]:
         """Up to `count` different held-out problems, the same in every run."""
         if self.level <= 2:
             pairs = [p for p in combinations_with_replacement(range(10**self.level), 2) if is_held_out(*p)]
-            order = np.random.default_rng(0).permutation(len(pairs))
-            return [self._prompt(*pairs[i]) for i in order[:count]]
-        rng = np.random.default_rng(0)
-        distinct = dict.fromkeys(islice(iter(lambda: draw_pair(rng, self.level, held_out=True), None), 2 * count))
-        return [self._prompt(a, b) for a, b in islice(distinct, count)]
+            Random(0).shuffle(pairs)
+            return [self._prompt(a, b) for a, b in pairs[:count]]
+        rng, distinct = Random(0), dict[tuple[int, int], None]()
+        while len(distinct) < count:
+            distinct[draw_pair(rng, self.level, held_out=True)] = None
+        return [self._prompt(a, b) for a, b in distinct]
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
         completion = await generate(prompt.token_ids)
         finished = completion.finish_reason == "stop"  # an answer cut off by the limit is not yet an answer
         reward = grade(self.codec.decode(completion.token_ids_T), prompt.data["answer"]) if finished else 0.0
-        return Rollout(
-            prompt.key,
-            (Sequence.of(prompt.token_ids, completion),),
-            rewards=(Reward(reward),),
-            finish_reason=completion.finish_reason,
-        )
+        return Rollout.of(prompt, completion, rewards=(Reward(reward),))
 
     def _prompt(self, a: int, b: int) -> Prompt:
         text = f"{a}+{b}="

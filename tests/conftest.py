@@ -1,0 +1,73 @@
+"""Small real parts that several tests share: a random Llama, rollouts with every kind of raggedness, short runs."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from solera.build import Result, train
+from solera.config import Config, parse
+from solera.models.language_model import LanguageModel
+from solera.records import Completion, Reward, Rollout, Sequence
+
+VOCABULARY = 11
+END = 1
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny() -> LanguageModel:
+    """A random Llama in float64 with a distribution far from uniform."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, initializer_range=0.3, eos_token_id=END,
+        bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LanguageModel(LlamaForCausalLM(config).double().eval())
+
+
+def random_rollout(rng: np.random.Generator, key: int, prompt: tuple[int, ...], reward: float, **fields) -> Rollout:
+    """A response of random length and tokens to a prompt, with made-up behaviour log-probabilities."""
+    length = int(rng.integers(1, 9))
+    completion = Completion(
+        rng.integers(2, VOCABULARY, length).astype(np.int32),
+        -rng.exponential(2.0, length).astype(np.float32),
+        ((length, 0),),
+        "stop",
+    )
+    sequence = Sequence.turns((prompt, completion))
+    return Rollout(f"prompt/{key}", (sequence,), (Reward(reward),), lineage="test", **fields)
+
+
+def random_prompt(rng: np.random.Generator) -> tuple[int, ...]:
+    return tuple(int(i) for i in rng.integers(2, VOCABULARY, int(rng.integers(1, 7))))
+
+
+@pytest.fixture
+def short_run(tmp_path: Path):
+    """Train for a few small batches from TOML text; returns the result."""
+
+    def run(toml: str = "", name: str = "short") -> Result:
+        base = f"""
+            run = {{ root = "{tmp_path}", name = "{name}", steps = 6, device = "cpu" }}
+            collect = {{ prompts = 4, group_size = 4 }}
+            evaluate = {{ every = 0, problems = 8 }}
+            report = {{ tensorboard = false, progress = false }}
+        """
+        return train(merge(parse(base, "base"), toml))
+
+    return run
+
+
+def merge(config: Config, toml: str) -> Config:
+    """Fields of a TOML text over a config."""
+    import dataclasses
+    import tomllib
+
+    for room, values in tomllib.loads(toml).items():
+        config = dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
+    return config

@@ -1,0 +1,145 @@
+"""The learner's passes, minibatches, versions, reference and schedule."""
+
+import numpy as np
+import pytest
+import torch
+
+from solera.config import LearnConfig, ObjectiveConfig
+from solera.errors import SoleraError
+from solera.learner.batch import collate, count_live_groups
+from solera.learner.learner import _split
+from solera.learner.schedule import learning_rate
+from solera.records import Group, Sequence
+from tests.conftest import random_prompt, random_rollout
+from tests.learner.test_invariance import GRPO, make_groups, make_learner
+
+
+def flat(model) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters().values()])
+
+
+def steps_of(learner) -> int:
+    states = learner._optimiser.state.values()
+    return int(next(iter(states))["step"]) if states else 0
+
+
+@pytest.mark.parametrize(("passes", "minibatches", "steps"), [(1, 1, 1), (3, 1, 3), (1, 4, 4), (2, 3, 6), (1, 50, 6)])
+def test_passes_times_minibatches_optimiser_steps_and_one_version(tiny, passes, minibatches, steps):
+    learner = make_learner(tiny, lr=1e-3, passes=passes, minibatches=minibatches)
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    assert steps_of(learner) == steps  # six groups are left after the mask
+    assert learner.version == 1
+
+
+def test_minibatches_are_whole_groups(tiny):
+    batch = collate(make_groups(), make_learner(tiny).objective, now=0, lineage="test")
+    for minibatches in range(1, 9):
+        ranges = list(_split(batch, minibatches))
+        assert [i for chosen in ranges for i in chosen] == list(range(len(batch.rollouts)))
+        keys = [{batch.rollouts[i].prompt_key for i in chosen} for chosen in ranges]
+        assert sum(map(len, keys)) == len(set().union(*keys)) == 6
+
+
+def test_nothing_to_learn_advances_the_version_without_a_step(tiny):
+    rng = np.random.default_rng(0)
+    prompt = random_prompt(rng)
+    group = Group("prompt/0", tuple(random_rollout(rng, 0, prompt, 1.0, id=i) for i in range(4)))
+    learner, before = make_learner(tiny, lr=1e-3), flat(tiny)
+    batch = collate([group], learner.objective, now=0, lineage="test")
+    update = learner.update(batch)
+    assert learner.version == 1
+    assert torch.equal(flat(tiny), before)
+    assert update.responses == 0
+    assert [use.advantage for use in batch.uses] == [None] * 4
+    assert learner.update(collate([], learner.objective, now=1, lineage="test")).responses == 0
+
+
+def test_batch_accounts_for_everything_drawn():
+    groups = make_groups()
+    from solera.objectives.objective import compose
+    from solera.objectives.table import resolve
+
+    batch = collate(groups, compose(resolve(GRPO)), now=5, lineage="test")
+    assert batch.metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 7)
+    assert len(batch.uses) == 28
+    assert {use.age for use in batch.uses} == {5, None}  # the empty response has no version
+    assert batch.metrics["age/max"] == 5
+    assert count_live_groups(groups) == 6
+    foreign = collate(groups, compose(resolve(GRPO)), now=5, lineage="another")
+    assert "age/mean" not in foreign.metrics
+
+
+def test_a_response_without_log_probabilities_is_refused_by_an_objective_that_needs_them(tiny):
+    rng = np.random.default_rng(0)
+    group = make_groups()[0]
+    first = group.rollouts[0].sequences[0]
+    text = Sequence(first.token_ids_T, first.spans, None)
+    foreign = random_rollout(rng, 0, (2,), 1.0, id=77, origin="model:other")
+    object.__setattr__(foreign, "sequences", (text,))
+    with pytest.raises(SoleraError, match="rollout 77 from 'model:other' has no log-probabilities"):
+        collate([Group("prompt/0", (*group.rollouts, foreign))], make_learner(tiny).objective, now=0, lineage="test")
+
+
+@pytest.mark.parametrize(("period", "ema"), [(2, None), (None, 0.25), (None, None)])
+def test_the_reference_is_swapped_mixed_or_frozen(tiny, period, ema):
+    objective = ObjectiveConfig("grpo", beta=0.1, ref_period=period, ref_ema=ema)
+    learner = make_learner(tiny, objective, lr=1e-2)
+    start = flat(tiny)
+    expected = start.clone()
+    for version in range(1, 5):
+        learner.update(collate(make_groups(version), learner.objective, now=version - 1, lineage="test"))
+        if ema:
+            expected = (1 - ema) * expected + ema * flat(tiny)
+        elif period and version % period == 0:
+            expected = flat(tiny)
+        assert torch.allclose(flat(learner.reference.model), expected, atol=1e-5)
+    assert torch.equal(expected, start) == (period is None and ema is None)
+
+
+def test_kl_to_the_reference_is_zero_while_it_is_the_policy(tiny):
+    learner = make_learner(tiny, ObjectiveConfig("grpo", beta=0.1))
+    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    assert update.metrics["kl/ref"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_weights_name_every_tensor_once_with_its_version(tiny):
+    learner = make_learner(tiny)
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    weights = learner.weights()
+    assert (weights.manifest.lineage, weights.manifest.version) == ("test", 1)
+    tensors = dict(weights.tensors)
+    assert [spec.name for spec in weights.manifest.tensors] == list(tensors)
+    assert all(spec.shape == tuple(tensors[spec.name].shape) for spec in weights.manifest.tensors)
+
+
+def test_gradient_clipping_bounds_the_step(tiny):
+    learner = make_learner(tiny, grad_clip=1e-3)
+    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    clipped = torch.cat([p.grad.flatten() for p in tiny.parameters().values()])
+    assert update.metrics["learn/grad_norm"] > 1e-2
+    assert torch.linalg.norm(clipped).item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run(tiny):
+    learner = make_learner(tiny)
+    next(iter(tiny.parameters().values())).data.fill_(torch.inf)
+    with pytest.raises(SoleraError, match="not finite"):
+        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+
+
+def test_schedule():
+    assert [learning_rate(LearnConfig(lr=1.0, warmup=4), k, 100) for k in (0, 3, 4, 99)] == [0.25, 1.0, 1.0, 1.0]
+    cosine = LearnConfig(lr=1.0, warmup=0, decay="cosine")
+    assert learning_rate(cosine, 50, 100) == pytest.approx(0.5)
+    assert learning_rate(cosine, 99, 100) < 0.001
+
+
+def test_logits_of_a_batch_are_never_held_at_once(tiny, monkeypatch):
+    sizes = []
+    real = type(tiny).logits
+    monkeypatch.setattr(type(tiny), "logits", lambda self, hidden: sizes.append(len(hidden)) or real(self, hidden))
+    learner = make_learner(tiny, logit_chunk=5)
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    assert max(sizes) == 5
+
+
