@@ -30,13 +30,12 @@ def ours(args: argparse.Namespace) -> list[float]:
     """Seconds a step, in this process."""
     import torch
 
-    from solera.build import build_loop, build_task, rare_garbage_collection, resolved
+    from solera.build import build_loop, build_task, rare_garbage_collection, resolved, set_cpu
     from solera.config import CollectConfig, Config, LearnConfig, RunConfig, SamplingConfig, SyncConfig
     from solera.models import loading
     from solera.report.sinks import JsonLines
     from solera.store.ledger import Ledger
 
-    torch.set_num_threads(args.threads)
     config = resolved(
         Config(
             run=RunConfig(steps=args.steps, threads=args.threads, device="cpu"),
@@ -55,6 +54,7 @@ def ours(args: argparse.Namespace) -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         model, codec = loading.load("embedded", torch.device("cpu"))
+        set_cpu(args.threads, model)
         store = Ledger(Path(folder) / "store.db")
         sink = Marking(Path(folder) / "metrics.jsonl")
         task = build_task(config, codec)

@@ -64,7 +64,7 @@ def train(config: Config, console: Console | None = None) -> Result:
     device, compute = _device(config)
     model, codec = loading.load(config.model.path, device)
     task = build_task(config, codec)
-    _set_threads(config, model)
+    set_cpu(config.run.threads, model)
     folder = make_folder(config)
     start = time.perf_counter()
     sink = Several(_sinks(config, folder, console))
@@ -179,10 +179,13 @@ def _device(config: Config) -> tuple[torch.device, torch.dtype]:
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
 
 
-def _set_threads(config: Config, model: LanguageModel) -> None:
+def set_cpu(threads: int, model: LanguageModel) -> None:
+    """Threads and kernels of torch that suit the model's size."""
     small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
-    if config.run.threads or small:
-        torch.set_num_threads(config.run.threads or 1)
+    if threads or small:
+        torch.set_num_threads(threads or 1)
+    if small:
+        torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
 
 
 def _sinks(config: Config, folder: Path, console: Console) -> list[Sink]:

@@ -63,7 +63,8 @@ def attempt_all(
     """One rollout for each (prompt, seed), all in flight together so that the engine can batch them."""
 
     async def gather() -> list[Rollout]:
-        return await asyncio.gather(*(_attempt(task, engine, prompt, sampling, seed) for prompt, seed in attempts))
+        running = [asyncio.create_task(_attempt(task, engine, prompt, sampling, seed)) for prompt, seed in attempts]
+        return [await rollout for rollout in running]
 
     return run_async(gather())
 

@@ -85,7 +85,7 @@ class Store(Protocol):
         ...
 
     def record(self, uses: list[Use]) -> None:
-        """Note what was learned from, all or none; it is not drawn again."""
+        """Note what one step learned from, all or none; it is not drawn again."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Batched decoding with a key-value cache: each different prompt is encoded once, finished rows leave the batch."""
+"""Batched decoding with a key-value cache: each different text is computed once, finished rows leave the batch."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -26,57 +26,70 @@ class Decoded:
 
 @dataclass
 class LiveRows:
-    """The rows still being written: their numbers in the batch, next-token logits, cache, and which keys are real."""
+    """The rows still being written (`_B`) and the different texts they have so far (`_S`, slots of the cache).
+
+    Rows with the same text share a slot: all of a group until their first token, and as long as they sample alike. A
+    text is computed once, however many rows it stands in.
+    """
 
     row_B: Tensor
-    logits_BV: Tensor
+    slot_B: Tensor
+    logits_SV: Tensor
     cache: DynamicCache
-    real_BK: Tensor | None
-    next_position_B: Tensor
+    real_SK: Tensor | None
+    next_position_S: Tensor
 
     @classmethod
     def prefill(cls, model: LanguageModel, prompts: Items[tuple[int, ...]]) -> "LiveRows":
-        """Run each different prompt through the model once, then give every row a copy of its prompt's cache."""
-        number = {prompt: u for u, prompt in enumerate(dict.fromkeys(prompts))}
+        """Run each different prompt through the model."""
+        number = {prompt: s for s, prompt in enumerate(dict.fromkeys(prompts))}
         longest = max(map(len, number))
-        token_UK = np.zeros((len(number), longest), np.int64)
-        real_UK = np.zeros((len(number), longest), bool)
-        for prompt, u in number.items():
-            token_UK[u, longest - len(prompt) :] = prompt  # padded on the left: every last token in one column
-            real_UK[u, longest - len(prompt) :] = True
-        real = None if real_UK.all() else torch.from_numpy(real_UK).to(model.device)
-        position_UK = torch.from_numpy((real_UK.cumsum(1) - 1).clip(0)).to(model.device)
+        token_SK = np.zeros((len(number), longest), np.int64)
+        real_SK = np.zeros((len(number), longest), bool)
+        for prompt, s in number.items():
+            token_SK[s, longest - len(prompt) :] = prompt  # padded on the left: every last token in one column
+            real_SK[s, longest - len(prompt) :] = True
+        real = None if real_SK.all() else torch.from_numpy(real_SK).to(model.device)
+        position_SK = torch.from_numpy((real_SK.cumsum(1) - 1).clip(0)).to(model.device)
         cache = model.new_cache()
-        hidden_UKH = model.hidden(torch.from_numpy(token_UK).to(model.device), position_UK, real, cache)
-        logits_UV = model.logits(hidden_UKH[:, -1])
-        prompt_B = torch.tensor([number[prompt] for prompt in prompts], device=model.device)
-        cache.batch_select_indices(prompt_B)
+        hidden_SKH = model.hidden(torch.from_numpy(token_SK).to(model.device), position_SK, real, cache)
         return cls(
             row_B=torch.arange(len(prompts), device=model.device),
-            logits_BV=logits_UV[prompt_B],
+            slot_B=torch.tensor([number[prompt] for prompt in prompts], device=model.device),
+            logits_SV=model.logits(hidden_SKH[:, -1]),
             cache=cache,
-            real_BK=None if real is None else real[prompt_B],
-            next_position_B=position_UK[prompt_B, -1] + 1,
+            real_SK=real,
+            next_position_S=position_SK[:, -1] + 1,
         )
 
-    def keep(self, kept_B: Tensor) -> None:
-        """Drop the other rows. Costs no more than the copy of the cache that the next token makes anyway."""
-        index = kept_B.nonzero()[:, 0]
-        self.row_B, self.next_position_B = self.row_B[index], self.next_position_B[index]
-        self.real_BK = None if self.real_BK is None else self.real_BK[index]
-        if len(index):
-            self.cache.batch_select_indices(index)
+    def advance(self, model: LanguageModel, token_B: Tensor, kept_B: Tensor | None) -> None:
+        """Append a token to every row; where `kept_B` is given, the other rows leave first."""
+        if kept_B is not None:
+            self.row_B, self.slot_B, token_B = self.row_B[kept_B], self.slot_B[kept_B], token_B[kept_B]
+        slots, vocabulary = self.logits_SV.shape
+        if slots == len(self.row_B):  # every row has a text of its own, and always will
+            parent_S, token_S = self.slot_B, token_B
+            self.slot_B = torch.arange(slots, device=token_B.device)
+        else:
+            pair_S, self.slot_B = torch.unique(self.slot_B * vocabulary + token_B, return_inverse=True)
+            parent_S, token_S = pair_S // vocabulary, pair_S % vocabulary
+        self._take(parent_S, slots)
+        mask = self.real_SK
+        if mask is not None:
+            self.real_SK = torch.cat([mask, mask.new_ones(len(token_S), 1)], dim=1)
+            # Ready made where the model takes it: transformers would build it from the other form at every token.
+            mask = self.real_SK[:, None, None] if model.takes_any_mask else self.real_SK
+        hidden_S1H = model.hidden(token_S[:, None], self.next_position_S[:, None], mask, self.cache)
+        self.logits_SV = model.logits(hidden_S1H[:, -1])
+        self.next_position_S = self.next_position_S + 1
 
-    def advance(self, model: LanguageModel, token_B: Tensor) -> None:
-        """Append one token to every row."""
-        if self.real_BK is not None:
-            self.real_BK = torch.cat([self.real_BK, self.real_BK.new_ones(len(token_B), 1)], dim=1)
-        mask = self.real_BK
-        if mask is not None and model.takes_any_mask:
-            mask = mask[:, None, None]  # ready made: transformers would build this from the other form, token by token
-        hidden_B1H = model.hidden(token_B[:, None], self.next_position_B[:, None], mask, self.cache)
-        self.logits_BV = model.logits(hidden_B1H[:, -1])
-        self.next_position_B = self.next_position_B + 1
+    def _take(self, parent_S: Tensor, slots: int) -> None:
+        """Slots of the next token, each continuing one of the present slots."""
+        if len(parent_S) == slots and torch.equal(parent_S, torch.arange(slots, device=parent_S.device)):
+            return
+        self.cache.batch_select_indices(parent_S)
+        self.next_position_S = self.next_position_S[parent_S]
+        self.real_SK = None if self.real_SK is None else self.real_SK[parent_S]
 
 
 @torch.inference_mode()
@@ -98,18 +111,17 @@ def decode(
     finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
     for step in range(sampling.max_tokens):
         uniform_B = uniforms[live.row_B, step]
-        token_B, logp_B = sample(live.logits_BV, uniform_B, sampling.temperature, sampling.top_p)
+        token_B, logp_B = sample(live.logits_SV[live.slot_B], uniform_B, sampling.temperature, sampling.top_p)
         token_BT[live.row_B, step] = token_B
         logp_BT[live.row_B, step] = logp_B
         ended_B = torch.isin(token_B, ends)
-        if ended_B.any():
+        some_ended = bool(ended_B.any())
+        if some_ended:
             length_B[live.row_B[ended_B]] = step + 1
             finished_B[live.row_B[ended_B]] = True
-            live.keep(~ended_B)
-            token_B = token_B[~ended_B]
-        if not len(live.row_B) or step + 1 == sampling.max_tokens:
+        if step + 1 == sampling.max_tokens or (some_ended and bool(ended_B.all())):
             break
-        live.advance(model, token_B)
+        live.advance(model, token_B, ~ended_B if some_ended else None)
     return Decoded(
         token_BT.to(torch.int32).cpu().numpy(), logp_BT.cpu().numpy(), length_B.cpu().numpy(), finished_B.cpu().numpy()
     )

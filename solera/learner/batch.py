@@ -1,6 +1,7 @@
 """From drawn groups to what a step learns from: rewards to advantages, zero-variance groups masked, ages taken."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +27,7 @@ class Batch:
     uses: list[Use]
 
 
-@dataclass(frozen=True, eq=False)
-class Member:
+class Member(NamedTuple):
     """A drawn rollout with what is asked of it more than once."""
 
     group: int

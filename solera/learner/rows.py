@@ -1,8 +1,9 @@
 """Cutting responses into rows and micro-batches for the model.
 
 Responses with the same prompt share a row `[prompt, response 1, response 2, …]`: positions restart after the prompt
-and no response sees another, so each is scored as if it stood alone and the prompt is computed once. A row with one
-response is the ordinary case. The result does not depend on how rows are cut, packed or padded.
+and no response sees another, so each is scored as if it stood alone and the prompt is computed once. Responses that are
+equal word for word share their places too. A row with one response is the ordinary case. The result does not depend on
+how rows are cut, packed or padded.
 """
 
 from collections.abc import Iterator
@@ -50,11 +51,11 @@ class MicroBatch:
 
 @dataclass
 class Row:
-    """Sequences that share a row, with the number of the response each belongs to."""
+    """Texts that share a row after a common prompt, each with the sequences (and their response's number) it stands for."""
 
     prefix: int
     length: int
-    members: list[tuple[Sequence, int]]
+    texts: list[list[tuple[Sequence, int]]]
 
 
 Unit = list[Row]
@@ -74,28 +75,33 @@ def micro_batches(
 
 def _units(rollouts: tuple[Rollout, ...], first_response: int, pack_tokens: int) -> list[Unit]:
     units: list[Unit] = []
-    open_rows: dict[bytes, Row] = {}
+    open_rows: dict[bytes, Row] = {}  # by prompt
+    placed: dict[bytes, list[tuple[Sequence, int]]] = {}  # by whole text
     for response, rollout in enumerate(rollouts, first_response):
-        lone = len(rollout.sequences) == 1
-        unit: Unit = []
-        for sequence in rollout.sequences:
-            if not sequence.spans:
-                continue
-            prefix = sequence.spans[0].start
-            tail = len(sequence.token_ids_T) - prefix
-            shared = sequence.token_ids_T[:prefix].tobytes()
-            row = open_rows.get(shared) if lone else None
-            if row is not None and row.length + tail <= pack_tokens:
-                row.length += tail
-                row.members.append((sequence, response))
-                continue
-            row = Row(prefix, prefix + tail, [(sequence, response)])
-            unit.append(row)
-            if lone:
-                open_rows[shared] = row
-        if unit:
-            units.append(unit)
+        if len(rollout.sequences) > 1:
+            lone = [_row_of(sequence, response) for sequence in rollout.sequences if sequence.spans]
+            units.append(lone)
+            continue
+        (sequence,) = rollout.sequences
+        whole, prefix = sequence.token_ids_T.tobytes(), sequence.spans[0].start
+        prompt = whole[: prefix * sequence.token_ids_T.itemsize]
+        if whole in placed and placed[whole][0][0].spans[0].start == prefix:
+            placed[whole].append((sequence, response))
+            continue
+        row = open_rows.get(prompt)
+        if row is not None and row.length + len(sequence.token_ids_T) - prefix <= pack_tokens:
+            row.length += len(sequence.token_ids_T) - prefix
+            row.texts.append([(sequence, response)])
+        else:
+            row = _row_of(sequence, response)
+            open_rows[prompt] = row
+            units.append([row])
+        placed[whole] = row.texts[-1]
     return units
+
+
+def _row_of(sequence: Sequence, response: int) -> Row:
+    return Row(sequence.spans[0].start, len(sequence.token_ids_T), [[(sequence, response)]])
 
 
 def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
@@ -119,19 +125,20 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
     for r, row in enumerate(rows):
         place = r * width + row.prefix
         stretches.append((r * width, row.prefix, 0, 0))
-        tokens.append(row.members[0][0].token_ids_T[: row.prefix])
-        for segment, (sequence, response) in enumerate(row.members, 1):
-            tail = sequence.token_ids_T[row.prefix :]
+        tokens.append(row.texts[0][0][0].token_ids_T[: row.prefix])
+        for segment, members in enumerate(row.texts, 1):
+            tail = members[0][0].token_ids_T[row.prefix :]
             stretches.append((place, len(tail), row.prefix, segment))
             tokens.append(tail)
-            for start, stop, _ in sequence.spans:
-                # A response's first token is predicted from the prompt's last place, any other from the one before it.
-                first = place + start - row.prefix
-                predictor = r * width + row.prefix - 1 if start == row.prefix else first - 1
-                spans.append((first, stop - start, predictor, response))
-                targets.append(sequence.token_ids_T[start:stop])
-            assert sequence.span_logp is not None
-            logps.append(sequence.span_logp)
+            for sequence, response in members:
+                for start, stop, _ in sequence.spans:
+                    # A response's first token is predicted from the prompt's last place, others from the one before.
+                    first = place + start - row.prefix
+                    predictor = r * width + row.prefix - 1 if start == row.prefix else first - 1
+                    spans.append((first, stop - start, predictor, response))
+                    targets.append(sequence.token_ids_T[start:stop])
+                assert sequence.span_logp is not None
+                logps.append(sequence.span_logp)
             place += len(tail)
     first, length, position, segment_of = np.array(stretches).T
     within = _count_up(length)
@@ -145,7 +152,7 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
     span_first, span_length, span_predictor, response_of = np.array(spans).T
     predictor_T = np.repeat(span_first, span_length) + _count_up(span_length) - 1
     predictor_T[span_length.cumsum() - span_length] = span_predictor
-    packed = any(len(row.members) > 1 for row in rows)
+    packed = any(len(row.texts) > 1 for row in rows)
     return MicroBatch(
         token_RL=spread(np.concatenate(tokens), 0),
         position_RL=spread(np.repeat(position, length) + within, 0),

@@ -6,7 +6,6 @@ log-probabilities.
 """
 
 import struct
-from itertools import chain
 
 import numpy as np
 
@@ -16,16 +15,18 @@ from solera.records import Sequence, Span
 FORMAT = 1
 _HEADER = struct.Struct("<BH")
 _SEQUENCE = struct.Struct("<I?I")
+_SPAN = struct.Struct("<iii")
+_INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 def encode(sequences: tuple[Sequence, ...]) -> bytes:
     parts = [_HEADER.pack(FORMAT, len(sequences))]
     for s in sequences:
         parts.append(_SEQUENCE.pack(len(s.token_ids_T), s.span_logp is not None, len(s.spans)))
-        parts.append(s.token_ids_T.astype("<i4", copy=False).tobytes())
-        parts.append(struct.pack(f"<{3 * len(s.spans)}i", *chain.from_iterable(s.spans)))
+        parts.append(s.token_ids_T.astype(_INT, copy=False).tobytes())
+        parts += [_SPAN.pack(*span) for span in s.spans]
         if s.span_logp is not None:
-            parts.append(s.span_logp.astype("<f4", copy=False).tobytes())
+            parts.append(s.span_logp.astype(_FLOAT, copy=False).tobytes())
     return b"".join(parts)
 
 
@@ -49,11 +50,13 @@ def decode(data: bytes) -> tuple[Sequence, ...]:
 def _decode_one(data: bytes, place: int) -> tuple[Sequence, int]:
     length, has_logp, count = _SEQUENCE.unpack_from(data, place)
     place += _SEQUENCE.size
-    token_ids_T = np.frombuffer(data, "<i4", length, place)
+    token_ids_T = np.frombuffer(data, _INT, length, place)
     place += 4 * length
-    numbers = struct.unpack_from(f"<{3 * count}i", data, place)
-    place += 12 * count
-    spans = tuple(Span(*numbers[i : i + 3]) for i in range(0, 3 * count, 3))
-    written = sum(stop - start for start, stop, _ in spans) if has_logp else 0
-    logp = np.frombuffer(data, "<f4", written, place) if has_logp else None
-    return Sequence(token_ids_T, spans, logp), place + 4 * written
+    spans = tuple(map(Span._make, _SPAN.iter_unpack(data[place : place + _SPAN.size * count])))
+    if len(spans) != count:
+        raise ValueError("the spans are cut off")
+    place += _SPAN.size * count
+    if not has_logp:
+        return Sequence(token_ids_T, spans, None), place
+    written = sum([stop - start for start, stop, _ in spans])
+    return Sequence(token_ids_T, spans, np.frombuffer(data, _FLOAT, written, place)), place + 4 * written

@@ -12,14 +12,12 @@ from sqlalchemy import (
     Connection,
     Engine,
     Insert,
-    Update,
     bindparam,
     create_engine,
     event,
     exists,
     func,
     insert,
-    literal_column,
     select,
     update,
 )
@@ -50,7 +48,14 @@ _READ = (
     .where(_r.id.between(bindparam("low"), bindparam("high")))
     .order_by(_r.id)
 )  # fmt: skip
-_COUNT_USE = update(rollouts).where(_r.id == bindparam("used_id")).values(uses=_r.uses + literal_column("1"))
+_COUNT_USES = (
+    update(rollouts)
+    .where(
+        _r.id.between(bindparam("low"), bindparam("high")),
+        exists().where(uses.c.rollout_id == _r.id, uses.c.version == bindparam("now")),
+    )
+    .values(uses=_r.uses + 1)
+)
 
 
 class Ledger:
@@ -69,7 +74,6 @@ class Ledger:
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
-        self._count_uses = Many(self._engine, _COUNT_USE, ("used_id",))
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
@@ -103,9 +107,14 @@ class Ledger:
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
+        if not used:
+            return
+        ids = [use.rollout_id for use in used]
+        ends = {"low": min(ids), "high": max(ids), "now": used[0].version}
+        assert all(use.version == used[0].version for use in used), "uses of one step"
         with self._connection.begin():
             self._add_uses.run(self._connection, [(u.rollout_id, u.version, u.age, u.advantage) for u in used])
-            self._count_uses.run(self._connection, [(u.rollout_id,) for u in used])
+            self._connection.execute(_COUNT_USES, ends)
 
     def close(self) -> None:
         self._connection.close()
@@ -127,7 +136,7 @@ class Ledger:
 class Many:
     """One statement for many rows, compiled once: rows are tuples in the order of `columns`, handed to the driver as is."""
 
-    def __init__(self, engine: Engine, statement: Insert | Update, columns: Items[str]) -> None:
+    def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:
         compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))
         assert compiled.positiontup == list(columns), "give the columns in the statement's own order"
         self._sql = str(compiled)
