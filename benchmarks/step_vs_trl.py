@@ -6,12 +6,13 @@
 
 Both train the embedded model on-policy (v=1, i=1) on the same sums, 32 prompts × 8 responses of up to 8 tokens, GRPO
 without KL, one optimiser step a batch, learning rate 1e-6 (so that both keep meeting the same mixture of easy and hard
-problems), the same number of threads. Each round starts both in a process of its own, in turn. Ours is the time from one
-step's log to the next: generation, grading, store, update, sync, metrics. TRL's is its own `step_time`, which leaves
-its optimiser step out. Prints medians with quartiles and writes one JSON line.
+problems), the same number of threads. Each round starts both in a process of its own, in turn. Ours is the time from
+one step's log to the next: generation, grading, store, update, sync, metrics. TRL's is its own `step_time`, which
+leaves its optimiser step out. Prints medians with quartiles and writes one JSON line.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -64,7 +65,7 @@ def ours(args: argparse.Namespace) -> list[float]:
             loop.run()
         store.close()
         sink.close()
-    return [b - a for a, b in zip(marks[1:-2], marks[2:-1], strict=True)]  # neither warm-up nor the last evaluation
+    return [b - a for a, b in itertools.pairwise(marks)]  # neither warm-up nor the last evaluation
 
 
 def write_prompts(path: Path) -> None:
@@ -78,8 +79,9 @@ def write_prompts(path: Path) -> None:
 def trl(args: argparse.Namespace, folder: Path) -> list[float]:
     """Seconds a step by TRL's own count, in a process of its own."""
     command = [
-        args.trl_python, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl", "--prompts", args.prompts, "--group", args.group,
-        "--new-tokens", args.new_tokens, "--micro-batch", args.prompts * args.group, "--steps", args.steps, "--device", "cpu",
+        args.trl_python, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl", "--device", "cpu",
+        "--prompts", args.prompts, "--group", args.group, "--new-tokens", args.new_tokens,
+        "--micro-batch", args.prompts * args.group, "--steps", args.steps,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     done = subprocess.run(map(str, command), capture_output=True, text=True, env=environment, cwd=folder, check=False)
@@ -107,7 +109,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trl-step", type=Path, required=True, help="the script that times TRL's step")
     parser.add_argument("--trl-python", default=sys.executable, help="a Python that has trl")
-    for name, default in (("prompts", 32), ("group", 8), ("new-tokens", 8), ("steps", 40), ("threads", 1), ("rounds", 4)):
+    for name, default in (
+        ("prompts", 32),
+        ("group", 8),
+        ("new-tokens", 8),
+        ("steps", 40),
+        ("threads", 1),
+        ("rounds", 4),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--only-ours", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -126,7 +135,8 @@ def main() -> None:
     print(f"Solera  {spread(own)}\nTRL     {spread(peer)}\nratio   {statistics.median(ratios):.3f}  "
           f"({min(ratios):.3f} – {max(ratios):.3f})")  # fmt: skip
     print(json.dumps({
-        "date": time.strftime("%Y-%m-%d"), "machine": f"{platform.machine()}, {os.cpu_count()} cores", "threads": args.threads,
+        "date": time.strftime("%Y-%m-%d"), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "threads": args.threads,
         "prompts": args.prompts, "group": args.group, "new_tokens": args.new_tokens, "solera": statistics.median(own),
         "trl": statistics.median(peer), "ratio": statistics.median(ratios),
     }))  # fmt: skip

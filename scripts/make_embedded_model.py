@@ -130,7 +130,9 @@ def main() -> str | None:
     codec = TokenizerCodec(tokenizer, (tokenizer.eos_token_id,))
     model = make_model(len(tokenizer))
     loss, floor = teach(model, codec, args.seed), teacher_entropy()
-    print(f"{sum(p.numel() for p in model.parameters())} parameters, loss {loss:.4f}, the teacher's entropy {floor:.4f}")
+    print(
+        f"{sum(p.numel() for p in model.parameters())} parameters, loss {loss:.4f}, the teacher's entropy {floor:.4f}"
+    )
     greedy, sampled, solved = accuracies(LanguageModel(model.eval()), codec)
     print(f"held-out: greedy {greedy:.1%}, sampled {sampled:.1%}, pass@32 {solved:.1%}")
     if loss > 1.15 * floor or not 0.2 <= greedy <= 0.4 or solved < 0.7:

@@ -25,12 +25,12 @@ from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
-from solera.objectives.table import notices, resolve
+from solera.objectives.table import notices, resolve_config
 from solera.protocols import Sink, Task
 from solera.records import Sampling
 from solera.report.console import Progressing
 from solera.report.plot import plot_run
-from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, read_metrics
+from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
 from solera.sync.rules import sync_rule
 from solera.tasks.arithmetic import Arithmetic
@@ -65,6 +65,8 @@ def train(config: Config, console: Console | None = None) -> Result:
     model, codec = loading.load(config.model.path, device)
     task = build_task(config, codec)
     set_cpu(config.run.threads, model)
+    if config.report.wandb is not None:
+        need_wandb()
     folder = make_folder(config)
     start = time.perf_counter()
     sink = Several(_sinks(config, folder, console))
@@ -100,11 +102,9 @@ def rare_garbage_collection() -> Iterator[None]:
 
 def resolved(config: Config) -> Config:
     """Every value checked, every unset objective field filled in, a name given."""
-    configuration.check(config)
-    objective = resolve(config.objective)
-    config = dataclasses.replace(config, objective=objective)
+    config = resolve_config(config)
     if config.run.name is None:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{objective.name}-s{config.run.seed}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.objective.name}-s{config.run.seed}"
         config = configuration.override(config, "run", name=name)
     return config
 
@@ -150,8 +150,6 @@ def build_loop(
 def build_task(config: Config, codec: TokenizerCodec) -> Task:
     if config.task.name != "arithmetic":
         raise SoleraError(f"task.name is {config.task.name!r}; known is arithmetic")
-    if not 1 <= config.task.level <= 4:
-        raise SoleraError(f"task.level is {config.task.level}; arithmetic has levels 1 to 4")
     return Arithmetic(codec, config.task.level, config.run.seed)
 
 

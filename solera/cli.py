@@ -5,6 +5,10 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solera.config import Config
 
 USAGE = """usage: solera COMMAND [OPTIONS]
 
@@ -63,11 +67,12 @@ def _train(arguments: list[str]) -> int:
     from pathlib import Path
 
     from solera import config as configuration
+    from solera.objectives.table import resolve_config
 
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
     config = _overridden(base, arguments)
-    configuration.check(config)
+    resolve_config(config)  # refused before torch is loaded, which takes seconds
 
     from rich.console import Console
 
@@ -83,7 +88,7 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
-def _overridden(base: "Config", arguments: list[str]) -> "Config":  # noqa: F821
+def _overridden(base: "Config", arguments: list[str]) -> "Config":
     """The config with the command line's fields in place; tyro's boxed complaints become one line."""
     import tyro
 

@@ -359,12 +359,13 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
-        (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0 (a large one never acts)"),
+        (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
         (c.sync.rule == "every" or c.sync.period == SyncConfig.period, "sync.period has no meaning with sync.rule = "
          "never: remove one of them"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
+        (1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
-        (c.run.name is None or re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", ".."),
+        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
          f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Plain values that travel through the rooms: from a prompt to a response, its rewards, and the group it is compared in.
+"""Plain values that travel through the rooms: a prompt, a response, its rewards, the group it is compared in.
 
 Every token carries its provenance from birth to gradient: whether the policy answers for it, the log-probability it
 was sampled with, and the version of the weights that wrote it.
@@ -194,7 +194,11 @@ class Rollout:
 
     @classmethod
     def of(
-        cls, prompt: Prompt, *turns: tuple[int, ...] | Completion, rewards: tuple[Reward, ...] = (), origin: str = "self"
+        cls,
+        prompt: Prompt,
+        *turns: tuple[int, ...] | Completion,
+        rewards: tuple[Reward, ...] = (),
+        origin: str = "self",
     ) -> "Rollout":
         """An episode in one sequence: what was written after the prompt, and between it what was given (token ids).
 

@@ -54,7 +54,7 @@ def short_run(tmp_path: Path):
     def run(toml: str = "", name: str = "short") -> Result:
         base = f"""
             run = {{ root = "{tmp_path}", name = "{name}", steps = 6, device = "cpu" }}
-            collect = {{ prompts = 4, group_size = 4 }}
+            collect = {{ prompts = 8, group_size = 8 }}
             evaluate = {{ every = 0, problems = 8 }}
             report = {{ tensorboard = false, progress = false }}
         """

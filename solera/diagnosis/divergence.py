@@ -11,7 +11,9 @@ def divergence(log_ratio_T: Tensor, response_T: Tensor, responses: int) -> dict[
     With w of a response and ρ of a token: `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` ·
     `kl = mean −log w` (KL(α‖π)) · `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. On α's own policy: 0, 0, 0, 0, 1.
     """
-    assert log_ratio_T.shape == response_T.shape and log_ratio_T.ndim == 1 and responses > 0
+    assert log_ratio_T.shape == response_T.shape
+    assert log_ratio_T.ndim == 1
+    assert responses > 0
     log_w_B = response_sum(log_ratio_T.double(), response_T, responses)
     w_B, ratio_T = bounded_exp(log_w_B), bounded_exp(log_ratio_T.double())
     return {

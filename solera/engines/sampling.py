@@ -29,7 +29,8 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: floa
 
     Inverse transform: the first token whose cumulative probability exceeds the uniform number.
     """
-    assert logits_BV.ndim == 2 and uniform_B.shape == logits_BV.shape[:1]
+    assert logits_BV.ndim == 2
+    assert uniform_B.shape == logits_BV.shape[:1]
     if temperature == 0.0:
         return logits_BV.argmax(dim=-1), logits_BV.new_zeros(len(logits_BV), dtype=torch.float32)
     logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)

@@ -10,7 +10,7 @@ from solera.records import Prompt, Sampling
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Attempts the same held-out problems once each. `engine` looks at the learner's weights, not at the lagged copy."""
+    """Attempts the same held-out problems once each. `engine` sees the learner's weights, not the lagged copy."""
 
     task: Task
     engine: Engine

@@ -76,7 +76,7 @@ def count_live_groups(groups: list[Group]) -> int:
 
 def _account(drawn: list[Member], trained: list[Member], reward_B: Tensor, flat_P: Tensor) -> dict[str, float]:
     ages = [member.age for member in drawn if member.age is not None]
-    metrics = {"tokens/trained": sum(member.length for member in trained), "groups/drawn": len(flat_P)}
+    metrics: dict[str, float] = {"tokens/trained": sum(m.length for m in trained), "groups/drawn": len(flat_P)}
     if drawn:
         metrics["response/length"] = sum(member.length for member in drawn) / len(drawn)
         metrics["response/truncated"] = sum(m.rollout.finish_reason == "length" for m in drawn) / len(drawn)

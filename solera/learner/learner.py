@@ -1,5 +1,6 @@
 """One update: `i` passes over a batch, each cut into minibatches of whole groups and micro-batches by token budget."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,7 +143,11 @@ class Learner:
     def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         with torch.autocast(model.device.type, self.compute, enabled=self.compute != torch.float32):
             return score(
-                model, micro, self.temperature, self.config.logit_chunk, differentiable_entropy=self.objective.entropy_bonus > 0
+                model,
+                micro,
+                self.temperature,
+                self.config.logit_chunk,
+                differentiable_entropy=self.objective.entropy_bonus > 0,
             )
 
     def _account(self, parts: list[Part], metrics: dict[str, float], responses: int) -> Update:
@@ -159,9 +164,9 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
     if not batch.groups:
         return
     count = min(minibatches, batch.groups)
-    starts = torch.searchsorted(batch.group_B, torch.arange(batch.groups)).tolist() + [len(batch.rollouts)]
+    starts = [*torch.searchsorted(batch.group_B, torch.arange(batch.groups)).tolist(), len(batch.rollouts)]
     edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         yield range(start, stop)
 
 
@@ -183,4 +188,3 @@ def _tokens(part: Part, logp_T: Tensor, entropy_T: Tensor) -> Tokens:
 def _mean(shares: list[Share]) -> float:
     total = float(sum(denominator for _, denominator in shares))
     return float(sum(numerator for numerator, _ in shares)) / total if total else 0.0
-

@@ -51,7 +51,7 @@ class MicroBatch:
 
 @dataclass
 class Row:
-    """Texts that share a row after a common prompt, each with the sequences (and their response's number) it stands for."""
+    """Texts that share a row after a common prompt, each with the sequences (and response numbers) it stands for."""
 
     prefix: int
     length: int
@@ -65,7 +65,7 @@ Unit = list[Row]
 def micro_batches(
     rollouts: tuple[Rollout, ...], first_response: int, token_budget: int, pack_tokens: int
 ) -> list[MicroBatch]:
-    """Rows sorted by length and cut so that rows times the longest stay within the budget (a single unit may exceed it).
+    """Rows sorted by length, cut so that rows times the longest stay within the budget (one unit alone may exceed it).
 
     Responses are numbered from `first_response`.
     """

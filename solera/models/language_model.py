@@ -61,7 +61,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Refuse a model whose logits are not what body and head give: it does something between that we do not know."""
+        """Refuse a model whose logits are not what body and head give: it does something that we do not know."""
         token_ids_BT = torch.arange(4, device=self.device)[None]
         whole = self.module(input_ids=token_ids_BT).logits
         parts = self.logits(self.hidden(token_ids_BT, torch.arange(4, device=self.device)[None]))

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -21,7 +22,7 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise SoleraError(f"model {path}: cannot be loaded: {_first_line(error)}") from error
     ends = end_token_ids(module, tokenizer)
     if not ends:

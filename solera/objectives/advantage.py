@@ -28,7 +28,7 @@ def mean(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
 
 
 def whiten(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """`A_i = (r_i − mean(r)) / √(var(r) + ε)`, var divided by the group's size, ε = 1e-4. (Mroueh et al., equation 1)"""
+    """`A_i = (r_i − mean(r)) / √(var(r) + ε)`, var divided by the group's size, ε = 1e-4. (Mroueh et al.)"""
     centred_B = mean(reward_B, group_B, groups)
     return centred_B / (group_mean(centred_B.square(), group_B, groups) + WHITEN_EPSILON).sqrt()
 

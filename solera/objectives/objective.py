@@ -61,7 +61,7 @@ def compose(config: ObjectiveConfig) -> Objective:
     return Objective(
         advantage=ADVANTAGES[config.advantage],
         term=partial(TERMS[row.term], **{name: getattr(config, name) for name in row.constants}),
-        kl=partial(kl_loss, kl=config.kl, kl_weight=config.kl_weight),
+        kl=partial(kl_loss, kl=str(config.kl), kl_weight=str(config.kl_weight)),
         aggregation=AGGREGATIONS[config.aggregation],
         beta=config.beta or 0.0,
         entropy_bonus=config.entropy_bonus or 0.0,

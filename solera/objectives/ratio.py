@@ -17,13 +17,15 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 
 def token_ratio(logp_T: Tensor, behaviour_logp_T: Tensor) -> Tensor:
     """`ρ_t = exp(ℓ_t − b_t)`"""
-    assert logp_T.shape == behaviour_logp_T.shape and logp_T.ndim == 1
+    assert logp_T.shape == behaviour_logp_T.shape
+    assert logp_T.ndim == 1
     return bounded_exp(logp_T - behaviour_logp_T)
 
 
 def sequence_ratio(logp_T: Tensor, behaviour_logp_T: Tensor, response_T: Tensor, responses: int) -> Tensor:
     """`w_i = exp(Σ_t (ℓ_t − b_t))`, standing on every token of its response."""
-    assert logp_T.shape == behaviour_logp_T.shape == response_T.shape and logp_T.ndim == 1
+    assert logp_T.shape == behaviour_logp_T.shape == response_T.shape
+    assert logp_T.ndim == 1
     return bounded_exp(response_sum(logp_T - behaviour_logp_T, response_T, responses))[response_T]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from solera.config import AdvantageName, AggregationName, Config, ObjectiveConfig
+from solera.config import AdvantageName, AggregationName, Config, ObjectiveConfig, check
 from solera.errors import SoleraError
 
 
@@ -70,6 +70,12 @@ def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
     return resolved
 
 
+def resolve_config(config: Config) -> Config:
+    """Every value checked, every objective field that acts filled in: what can be said of a config without torch."""
+    check(config)
+    return dataclasses.replace(config, objective=resolve(config.objective))
+
+
 def _check(c: ObjectiveConfig) -> None:
     def within(name: str, holds: bool, wanted: str) -> None:
         value = getattr(c, name)
@@ -86,7 +92,9 @@ def _check(c: ObjectiveConfig) -> None:
     if c.ref_period is not None and c.ref_ema is not None:
         raise SoleraError("objective.ref_period and objective.ref_ema both move the reference: choose one")
     if c.kl == "k1" and c.kl_weight == "none":
-        raise SoleraError("objective.kl = k1 without weight has no gradient in expectation: use k3, or kl_weight = importance")
+        raise SoleraError(
+            "objective.kl = k1 without weight has no gradient in expectation: use k3, or kl_weight = importance"
+        )
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
 
@@ -95,7 +103,7 @@ def notices(config: Config) -> list[str]:
     """Sentences worth saying once about a resolved config that is allowed."""
     said = []
     if config.objective.centre == "proximal" and config.learn.passes == config.learn.minibatches == 1:
-        said.append("with centre = proximal, one pass and one minibatch the clip cannot act: every ratio is at its centre")
+        said.append(
+            "with centre = proximal, one pass and one minibatch the clip cannot act: every ratio is at its centre"
+        )
     return said
-
-

@@ -23,7 +23,8 @@ class Progressing:
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
-                TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
+                TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(bar_width=24),
+                TextColumn("{task.fields[figures]}"),
                 TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
             )  # fmt: skip
             self._task = self._bar.add_task("", total=steps, figures="")
@@ -31,7 +32,9 @@ class Progressing:
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._latest.update(metrics)
-        figures = "  ".join(f"{name} {form.format(self._latest[key])}" for name, key, form in FIGURES if key in self._latest)
+        figures = "  ".join(
+            f"{name} {form.format(self._latest[key])}" for name, key, form in FIGURES if key in self._latest
+        )
         if self._bar is not None:
             self._bar.update(self._task, completed=step, figures=figures)
         elif "eval/pass@1" in metrics:

@@ -1,5 +1,6 @@
 """A picture of a run: does it learn, how old is its data, how far off-policy was it, and what did the clip do?"""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def plot_run(folder: Path) -> Path:
     panels[2].set(title="Distance of the policy from who wrote the data")
     panels[2].set_ylim(bottom=0)
     _curves(
-        panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked (equal rewards)"}
+        panels[3],
+        rows,
+        {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked (equal rewards)"},
     )
     panels[3].set(title="Share that taught nothing", ylim=(0, 1.02))
     for panel in panels:
@@ -40,16 +43,18 @@ def plot_run(folder: Path) -> Path:
 def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str]) -> None:
     for (name, label), colour in zip(names.items(), COLOURS, strict=False):
         points = [(row["step"], row[name]) for row in rows if name in row]
+        if not points:
+            continue
         few = len(points) < len(rows) / 2
         panel.plot(
-            *zip(*points, strict=True), label=label, color=colour, linewidth=2.2 if few else 1.2, marker="o" if few else None,
-            markersize=4,
+            *zip(*points, strict=True), label=label, color=colour, linewidth=2.2 if few else 1.2,
+            marker="o" if few else None, markersize=4,
         )  # fmt: skip
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
     counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
-    steps = [b[0] for a, b in zip(counts, counts[1:], strict=False) if b[1] > a[1]]
+    steps = [b[0] for a, b in itertools.pairwise(counts) if b[1] > a[1]]
     if 0 < len(steps) <= 60:
         for i, step in enumerate(steps):
             panel.axvline(step, color=FAINT, linewidth=1, zorder=0, label="sync" if i == 0 else None)
@@ -60,4 +65,5 @@ def _style(panel: Any) -> None:
     panel.title.set_color(INK)
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False, fontsize=9)
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(frameon=False, fontsize=9)

@@ -1,6 +1,8 @@
 """Where metrics go: a JSON object a step, TensorBoard, Weights & Biases. Heavy packages are imported when chosen."""
 
+import importlib.util
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,19 +29,16 @@ class TensorBoard:
     """Event files in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._summary = Summary
+        self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, metrics: Metrics) -> None:
-        import time
-
-        from tensorboard.compat.proto.event_pb2 import Event
-
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=self._summary(value=values)))
+        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=self._summary(value=values)))
 
     def close(self) -> None:
         self._writer.close()
@@ -49,10 +48,8 @@ class WeightsAndBiases:
     """A run in the user's project; needs the extra `wandb`."""
 
     def __init__(self, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise SoleraError("report.wandb needs the extra wandb: pip install 'solera[wandb]'") from error
+        import wandb
+
         self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -60,6 +57,12 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def need_wandb() -> None:
+    """Refuse where the package is missing, before anything of the run is written."""
+    if importlib.util.find_spec("wandb") is None:
+        raise SoleraError("report.wandb needs the extra wandb: pip install 'solera[wandb]'")
 
 
 class Several:

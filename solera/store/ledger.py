@@ -29,8 +29,8 @@ from solera.store.encoding import decode, encode
 from solera.store.schema import metadata, rewards, rollouts, uses
 
 _ROLLOUT_COLUMNS = (
-    "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p", "created",
-    "sequences",
+    "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
+    "created", "sequences",
 )  # fmt: skip
 _REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
 _USE_COLUMNS = ("rollout_id", "version", "age", "advantage")
@@ -46,7 +46,7 @@ _READ = (
     )
     .join(rewards, _w.rollout_id == _r.id)
     .where(_r.id.between(bindparam("low"), bindparam("high")))
-    .order_by(_r.id)
+    .order_by(_r.id, _w.id)
 )  # fmt: skip
 _COUNT_USES = (
     update(rollouts)
@@ -101,7 +101,7 @@ class Ledger:
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self._connection.begin():
-            unused = self._connection.execute(_LIST_UNUSED).tuples().all()
+            unused = self._connection.execute(_LIST_UNUSED).all()
             chosen = _first_groups(unused, groups, group_size)
             found = self._read({id_ for _, members in chosen for id_ in members})
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
@@ -124,17 +124,17 @@ class Ledger:
         """Rollouts with their rewards. Ids drawn together lie together, so a range is read and the rest passed over."""
         if not ids:
             return {}
-        rows = self._connection.execute(_READ, {"low": min(ids), "high": max(ids)}).tuples()
+        rows = self._connection.execute(_READ, {"low": min(ids), "high": max(ids)})
         found = {}
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
                 lines = list(same)
-                found[id_] = _rollout(lines[0][:9], tuple(Reward(*line[9:]) for line in lines))
+                found[id_] = _rollout(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
         return found
 
 
 class Many:
-    """One statement for many rows, compiled once: rows are tuples in the order of `columns`, handed to the driver as is."""
+    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver."""
 
     def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:
         compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))

@@ -25,6 +25,7 @@ rollouts = Table(
 rewards = Table(
     "rewards",
     metadata,
+    Column("id", Integer, primary_key=True, doc="in the order of arrival"),
     Column("rollout_id", ForeignKey("rollouts.id"), nullable=False),
     Column("part", String, nullable=False),
     Column("revision", Integer, nullable=False),

@@ -62,10 +62,11 @@ class Arithmetic:
             pairs = [p for p in combinations_with_replacement(range(10**self.level), 2) if is_held_out(*p)]
             Random(0).shuffle(pairs)
             return [self._prompt(a, b) for a, b in pairs[:count]]
-        rng, distinct = Random(0), dict[tuple[int, int], None]()
+        rng, distinct = Random(0), dict[frozenset[int], tuple[int, int]]()
         while len(distinct) < count:
-            distinct[draw_pair(rng, self.level, held_out=True)] = None
-        return [self._prompt(a, b) for a, b in distinct]
+            pair = draw_pair(rng, self.level, held_out=True)
+            distinct.setdefault(frozenset(pair), pair)
+        return [self._prompt(a, b) for a, b in distinct.values()]
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
         completion = await generate(prompt.token_ids)

@@ -45,7 +45,14 @@ def make_learner(model: LanguageModel, objective: ObjectiveConfig = GRPO, **lear
     composed = compose(resolve(objective))
     reference = Reference(model, objective.ref_period, objective.ref_ema) if composed.uses_reference else None
     return Learner(
-        model, composed, config, lineage="test", temperature=TEMPERATURE, steps=10, compute=torch.float32, reference=reference
+        model,
+        composed,
+        config,
+        lineage="test",
+        temperature=TEMPERATURE,
+        steps=10,
+        compute=torch.float32,
+        reference=reference,
     )
 
 

@@ -141,5 +141,3 @@ def test_logits_of_a_batch_are_never_held_at_once(tiny, monkeypatch):
     learner = make_learner(tiny, logit_chunk=5)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
     assert max(sizes) == 5
-
-

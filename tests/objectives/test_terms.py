@@ -24,17 +24,17 @@ def random_tokens(seed: int, spread: float = 0.6, **replaced) -> Tokens:
         return scale * torch.randn(count, generator=generator, dtype=torch.float64)
 
     behaviour = -normal(1.0).abs()
-    fields = dict(
-        logp_T=(behaviour + normal(spread)).requires_grad_(),
-        behaviour_logp_T=behaviour,
-        proximal_logp_T=behaviour + normal(0.3),
-        advantage_T=torch.randn(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
-        aggregation_T=torch.rand(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
-        response_T=response_T,
-        responses=RESPONSES,
-        entropy_T=normal(1.0).abs(),
-        ref_logp_T=behaviour + normal(0.5),
-    )
+    fields = {
+        "logp_T": (behaviour + normal(spread)).requires_grad_(),
+        "behaviour_logp_T": behaviour,
+        "proximal_logp_T": behaviour + normal(0.3),
+        "advantage_T": torch.randn(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
+        "aggregation_T": torch.rand(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
+        "response_T": response_T,
+        "responses": RESPONSES,
+        "entropy_T": normal(1.0).abs(),
+        "ref_logp_T": behaviour + normal(0.5),
+    }
     return Tokens(**{**fields, **replaced})
 
 
@@ -99,7 +99,14 @@ def test_on_the_edge_of_the_band_the_gradient_is_whole():
     logp_T = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     zeros = torch.zeros(2, dtype=torch.float64)
     tokens = Tokens(
-        logp_T, zeros, zeros, torch.tensor([1.0, -1.0], dtype=torch.float64), torch.ones(2), torch.tensor([0, 1]), 2, zeros
+        logp_T,
+        zeros,
+        zeros,
+        torch.tensor([1.0, -1.0], dtype=torch.float64),
+        torch.ones(2),
+        torch.tensor([0, 1]),
+        2,
+        zeros,
     )
     ppo(tokens, epsilon_low=0.0, epsilon_high=0.0).loss_T.sum().backward()  # ρ = 1 lies on both edges
     assert logp_T.grad.tolist() == [-1.0, 1.0]

@@ -1,0 +1,45 @@
+#!/usr/bin/env python3
+"""Run the demo on many seeds, as a user would, and report every one: `python benchmarks/demo_seeds.py [--seeds 20]`.
+
+Each seed is the real command in a process of its own. Prints accuracy before and after and the seconds from start to
+end of the process; the last line names the worst seed.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "demo.toml"
+
+
+def run(seed: int, root: str) -> tuple[float, float, float]:
+    start = time.perf_counter()
+    command = [sys.executable, "-m", "solera.cli", "train", str(RECIPE), "--run.seed", str(seed), "--run.root", root]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = re.search(r"accuracy ([\d.]+)% before, ([\d.]+)% after", done.stdout)
+    if done.returncode or not found:
+        sys.exit(f"seed {seed} failed:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return float(found[1]), float(found[2]), time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0)
+    args = parser.parse_args()
+    results = {}
+    with tempfile.TemporaryDirectory() as root:
+        for seed in range(args.first, args.first + args.seeds):
+            results[seed] = run(seed, root)
+            print("seed {:3d}: {:.1f} % -> {:.1f} %  in {:.0f} s".format(seed, *results[seed]), flush=True)
+    worst = min(results, key=lambda seed: results[seed][1])
+    slowest = max(seconds for _, _, seconds in results.values())
+    print(f"worst seed {worst}: {results[worst][1]:.1f} %; slowest run {slowest:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Divergences against exact sums over every response of a small policy."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from solera.diagnosis.divergence import divergence
+
+
+def test_on_policy_all_is_zero_and_every_sample_counts():
+    figures = divergence(torch.zeros(7), torch.tensor([0, 0, 1, 1, 1, 2, 3]), 4)
+    assert figures == {
+        "divergence/tv_sequence": 0.0, "divergence/tv_token": 0.0, "divergence/kl": 0.0, "divergence/chi2": 0.0,
+        "divergence/ess": 1.0,
+    }  # fmt: skip
+
+
+def test_two_responses_by_hand():
+    # Response 0: ratios ½ and 3, w = 3/2. Response 1: ratio ¼, w = ¼.
+    log_ratio_T = torch.tensor([math.log(0.5), math.log(3.0), math.log(0.25)], dtype=torch.float64)
+    figures = divergence(log_ratio_T, torch.tensor([0, 0, 1]), 2)
+    assert figures["divergence/tv_sequence"] == pytest.approx((0 + 0.75) / 2)
+    assert figures["divergence/tv_token"] == pytest.approx((0.5 + 0 + 0.75) / 3)
+    assert figures["divergence/kl"] == pytest.approx(-(math.log(1.5) + math.log(0.25)) / 2)
+    assert figures["divergence/chi2"] == pytest.approx((0.25 + 0.5625) / 2)
+    assert figures["divergence/ess"] == pytest.approx(1.75**2 / (2 * (2.25 + 0.0625)))
+
+
+def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
+    """Every response of two tokens over three symbols, as often as α writes it: the means are then exact."""
+    alpha = {0: [0.5, 0.25, 0.25], 1: [0.25, 0.5, 0.25]}
+    policy = {0: [0.25, 0.5, 0.25], 1: [0.5, 0.25, 0.25]}
+    log_ratio, response, number = [], [], 0
+    exact_tv = exact_kl = exact_second = 0.0
+    for first, second in itertools.product(range(3), repeat=2):
+        probability = alpha[0][first] * alpha[1][second]
+        other = policy[0][first] * policy[1][second]
+        exact_tv += abs(other - probability) / 2
+        exact_kl += probability * math.log(probability / other)
+        exact_second += other**2 / probability
+        for _ in range(round(probability * 16)):
+            log_ratio += [math.log(policy[0][first] / alpha[0][first]), math.log(policy[1][second] / alpha[1][second])]
+            response += [number, number]
+            number += 1
+    assert number == 16
+    figures = divergence(torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(response), number)
+    assert figures["divergence/tv_sequence"] == pytest.approx(exact_tv)
+    assert figures["divergence/kl"] == pytest.approx(exact_kl)
+    assert figures["divergence/chi2"] == pytest.approx(exact_second - 1)
+    assert figures["divergence/ess"] == pytest.approx(1 / exact_second)

@@ -1,0 +1,196 @@
+"""The in-process engine: what it samples, what it says it sampled with, and what it does not compute twice."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from solera.engines.decoding import decode
+from solera.engines.in_process import InProcessEngine
+from solera.engines.sampling import sample, uniforms
+from solera.errors import SoleraError
+from solera.learner.learner import Weights
+from solera.models.language_model import LanguageModel
+from solera.records import Completion, Manifest, Sampling
+from tests.conftest import END, VOCABULARY, random_prompt
+
+SAMPLING = Sampling(temperature=1.3, max_tokens=12)
+
+
+@pytest.fixture
+def model(tiny) -> LanguageModel:
+    return tiny.copy(torch.float32)
+
+
+@pytest.fixture
+def engine(model) -> InProcessEngine:
+    return InProcessEngine(model, (END,), max_rows=64, compute=torch.float32)
+
+
+def ask(engine: InProcessEngine, requests: list[tuple[tuple[int, ...], Sampling, int]]) -> list[Completion]:
+    async def gather():
+        return await asyncio.gather(*(engine.generate(*request) for request in requests))
+
+    return asyncio.run(gather())
+
+
+def ragged_requests(
+    count: int, group: int, sampling: Sampling = SAMPLING
+) -> list[tuple[tuple[int, ...], Sampling, int]]:
+    rng = np.random.default_rng(0)
+    prompts = [random_prompt(rng) for _ in range(count)]
+    return [(prompt, sampling, 1000 * p + g) for p, prompt in enumerate(prompts) for g in range(group)]
+
+
+@torch.no_grad()
+def fresh_logp(model: LanguageModel, prompt: tuple[int, ...], completion: Completion, temperature: float) -> np.ndarray:
+    """Log-probabilities from one plain forward pass over the whole text."""
+    ids = torch.tensor([*prompt, *completion.token_ids_T.tolist()])
+    logp = torch.log_softmax(model.module(input_ids=ids[None]).logits[0].double() / temperature, -1)
+    places = torch.arange(len(prompt) - 1, len(ids) - 1)
+    return logp[places, ids[places + 1]].numpy()
+
+
+def test_behaviour_logp_is_that_of_a_fresh_forward_pass(engine, model):
+    requests = ragged_requests(count=30, group=6)
+    lengths = set()
+    for (prompt, _, _), completion in zip(requests, ask(engine, requests), strict=True):
+        expected = fresh_logp(model, prompt, completion, SAMPLING.temperature)
+        assert np.abs(completion.behaviour_logp_T - expected).max() < 1e-4
+        lengths.add(len(completion.token_ids_T))
+    assert {1, SAMPLING.max_tokens} <= lengths  # some end at once, some are cut off
+
+
+def test_finish_reason_and_end_token(engine):
+    for completion in ask(engine, ragged_requests(20, 4)):
+        ids = completion.token_ids_T.tolist()
+        assert END not in ids[:-1]
+        assert completion.finish_reason == ("stop" if ids[-1] == END else "length")
+        assert completion.finish_reason == "stop" or len(ids) == SAMPLING.max_tokens
+        assert sum(count for count, _ in completion.versions) == len(ids)
+
+
+def test_samples_follow_the_distribution(model):
+    """χ² over all continuations of two tokens, 20,000 seeded samples, against its 0.999 quantile."""
+    prompt, count = (3, 7, 2), 20_000
+    numbers = uniforms(np.arange(count, dtype=np.uint64), 2)
+    sampling = Sampling(temperature=1.5, max_tokens=2)
+    drawn = decode(model, [prompt] * count, numbers, sampling, (END,))
+    with torch.no_grad():
+        first = torch.log_softmax(model.module(torch.tensor([prompt])).logits[0, -1].double() / 1.5, -1).exp().numpy()
+        texts = torch.tensor([[*prompt, token] for token in range(VOCABULARY)])
+        second = torch.log_softmax(model.module(texts).logits[:, -1].double() / 1.5, -1).exp().numpy()
+    expected = {(END,): first[END] * count}
+    for a in range(VOCABULARY):
+        for b in range(VOCABULARY):
+            if a != END:
+                expected[(a, b)] = first[a] * second[a, b] * count
+    observed = dict.fromkeys(expected, 0)
+    for row, length in zip(drawn.token_BT.tolist(), drawn.length_B.tolist(), strict=True):
+        observed[tuple(row[:length])] += 1
+    large = [text for text in expected if expected[text] >= 5]
+    rest = sum(expected[text] for text in expected if expected[text] < 5)
+    rest_seen = sum(observed[text] for text in expected if expected[text] < 5)
+    chi2 = sum((observed[t] - expected[t]) ** 2 / expected[t] for t in large) + (rest_seen - rest) ** 2 / max(
+        rest, 1e-9
+    )
+    degrees = len(large)
+    assert degrees > 30
+    # Wilson–Hilferty's approximation of the χ² quantile at 0.999 (z = 3.0902).
+    assert chi2 < degrees * (1 - 2 / (9 * degrees) + 3.0902 * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+def test_uniforms_are_uniform_and_of_their_seed_alone():
+    numbers = uniforms(np.arange(5000, dtype=np.uint64), 20)
+    counts = np.histogram(numbers, bins=100, range=(0, 1))[0]
+    assert ((counts - 1000) ** 2 / 1000).sum() < 150  # χ² with 99 degrees, the 0.999 quantile is 148.2
+    assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.05
+    assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.05
+    assert np.array_equal(uniforms(np.array([7], np.uint64), 20)[0], numbers[7])
+
+
+def test_a_uniform_at_the_edge_never_draws_an_impossible_token():
+    logits = torch.tensor([[0.0, 1.0, -torch.inf, 2.0, -torch.inf]] * 2)
+    top, bottom = np.float32(1 - 2**-22), np.float32(0)
+    tokens, _ = sample(logits, torch.tensor([top, bottom]), 1.0, 1.0)
+    assert tokens.tolist() == [3, 0]
+
+
+def test_a_response_does_not_depend_on_its_company(engine):
+    requests = ragged_requests(8, 4)
+    together = ask(engine, requests)
+    for request, completion in zip(requests, together, strict=True):
+        (alone,) = ask(engine, [request])
+        assert np.array_equal(alone.token_ids_T, completion.token_ids_T)
+
+
+def test_greedy_is_what_transformers_generates(engine, model):
+    requests = ragged_requests(12, 1, Sampling(temperature=0.0, max_tokens=10))
+    for (prompt, _, _), completion in zip(requests, ask(engine, requests), strict=True):
+        expected = model.module.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), do_sample=False, max_new_tokens=10
+        )[0, len(prompt) :]
+        assert completion.token_ids_T.tolist() == expected.tolist()
+        assert not completion.behaviour_logp_T.any()  # a choice that could not be otherwise
+
+
+def test_top_p_draws_from_the_renormalised_nucleus():
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    draws = torch.linspace(0, 0.9999, 1000)
+    tokens, logp = sample(probabilities.log().expand(1000, 4), draws, 1.0, 0.7)
+    assert torch.bincount(tokens, minlength=4).tolist() == pytest.approx([625, 375, 0, 0], abs=2)
+    assert logp[tokens == 1][0].item() == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
+
+
+def test_each_text_is_computed_once_and_finished_rows_leave(model, monkeypatch):
+    rows = []
+    real = LanguageModel.hidden
+    monkeypatch.setattr(
+        LanguageModel, "hidden", lambda self, ids, *rest: rows.append(len(ids)) or real(self, ids, *rest)
+    )
+    prompts = [(3, 4, 5)] * 16 + [(6, 7)] * 16
+    drawn = decode(model, prompts, uniforms(np.arange(32, dtype=np.uint64), 12), SAMPLING, (END,))
+    assert rows[0] == 2  # two prompts, thirty-two rows
+    for step, computed in enumerate(rows[1:], 1):
+        going_on = [b for b in range(32) if drawn.length_B[b] > step]
+        texts = {(prompts[b], *drawn.token_BT[b, :step].tolist()) for b in going_on}
+        assert computed == len(texts)
+    assert rows[1] < 32
+
+
+def test_more_requests_than_rows_are_written_in_turns(engine):
+    requests = ragged_requests(40, 4)
+    engine.max_rows = 7
+    in_turns = ask(engine, requests)
+    engine.max_rows = 1000
+    at_once = ask(engine, requests)
+    for a, b in zip(in_turns, at_once, strict=True):
+        assert np.array_equal(a.token_ids_T, b.token_ids_T)
+
+
+def test_an_error_reaches_everyone_who_waits(engine):
+    with pytest.raises(IndexError):
+        ask(engine, [((VOCABULARY + 5,), SAMPLING, 0), ((3,), SAMPLING, 1)])
+
+
+def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):
+    sender = tiny.copy(torch.float32)
+    with torch.no_grad():
+        for parameter in sender.parameters().values():
+            parameter.mul_(1.1)
+    weights = Weights(Manifest("run", 17, ()), iter(sender.parameters().items()))
+    held = engine.load(weights)
+    assert (held.lineage, held.version) == ("run", 17)
+    for name, parameter in model.parameters().items():
+        assert torch.equal(parameter, sender.parameters()[name])
+    with torch.no_grad():
+        next(iter(sender.parameters().values())).zero_()
+    assert next(iter(model.parameters().values())).any()  # a copy, so that a lag is real
+    (completion,) = ask(engine, [((3,), SAMPLING, 0)])
+    assert (completion.versions[0][1], completion.lineage) == (17, "run")
+
+
+def test_load_refuses_what_does_not_fit(engine):
+    with pytest.raises(SoleraError, match="tensor nonsense"):
+        engine.load(Weights(Manifest("run", 1, ()), iter([("nonsense", torch.zeros(2))])))

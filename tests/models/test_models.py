@@ -1,0 +1,76 @@
+"""Models by folder, name, or the one inside the package."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
+
+from solera.errors import SoleraError
+from solera.models import loading
+from solera.models.language_model import LanguageModel
+
+CPU = torch.device("cpu")
+
+
+def test_the_embedded_model_is_an_ordinary_small_folder_that_vllm_can_serve():
+    files = list(loading.EMBEDDED.iterdir())
+    assert sum(file.stat().st_size for file in files) <= 3_000_000
+    assert {"config.json", "tokenizer.json", "model.safetensors"} <= {file.name for file in files}
+    config = json.loads((loading.EMBEDDED / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+    assert config["head_dim"] in (32, 64)
+    model = AutoModelForCausalLM.from_pretrained(loading.EMBEDDED)
+    tokenizer = AutoTokenizer.from_pretrained(loading.EMBEDDED)
+    assert tokenizer.decode(tokenizer("37+45=")["input_ids"]) == "37+45="
+    assert model.config.vocab_size == len(tokenizer)
+
+
+def test_a_saved_model_loads_again_with_the_same_weights(tmp_path):
+    model, codec = loading.load("embedded", CPU)
+    loading.save(model, codec, tmp_path / "copy")
+    again, _ = loading.load(str(tmp_path / "copy"), CPU)
+    for name, parameter in model.parameters().items():
+        assert torch.equal(parameter, again.parameters()[name])
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(SoleraError, match=r"no config\.json"):
+        loading.load(str(tmp_path), CPU)
+    with pytest.raises(SoleraError, match="no such folder"):
+        loading.load("nowhere", CPU)
+    shutil.copytree(loading.EMBEDDED, tmp_path / "broken")
+    (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(SoleraError, match="cannot be loaded") as refusal:
+        loading.load(str(tmp_path / "broken"), CPU)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_model_that_caps_its_logits_is_split_right():
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=1,
+        num_key_value_heads=1, head_dim=16, final_logit_softcapping=0.5,
+    )  # fmt: skip
+    model = LanguageModel(Gemma2ForCausalLM(config).eval())
+    model.check()
+    assert not model.takes_any_mask  # some of its layers see a window only
+
+
+def test_a_model_that_does_something_unknown_to_its_logits_is_refused():
+    torch.manual_seed(0)
+    config = GraniteConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, logits_scaling=8.0, initializer_range=0.5,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    with pytest.raises(SoleraError, match="not a plain body and head"):
+        LanguageModel(GraniteForCausalLM(config).eval()).check()

@@ -1,0 +1,174 @@
+"""The ledger: what goes in comes out, once, in groups, with the rewards it has by then."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solera.errors import SoleraError
+from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
+from solera.store.encoding import decode, encode
+from solera.store.ledger import Ledger
+from tests.conftest import random_rollout
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    ledger = Ledger(tmp_path / "store.db")
+    yield ledger
+    ledger.close()
+
+
+def rollouts(keys: str, reward: float | None = 1.0) -> list[Rollout]:
+    """One rollout for each letter, the letter being its prompt."""
+    rng = np.random.default_rng(0)
+    made = [random_rollout(rng, ord(key), (2, 3), 1.0 if reward is None else reward) for key in keys]
+    made = [dataclasses.replace(r, prompt_key=key) for key, r in zip(keys, made, strict=True)]
+    return [dataclasses.replace(r, rewards=()) for r in made] if reward is None else made
+
+
+def drawn(store: Ledger, groups: int, size: int) -> list[tuple[str, list[int]]]:
+    return [(group.prompt_key, [r.id for r in group.rollouts]) for group in store.draw(groups, size)]
+
+
+def use(*ids: int) -> list[Use]:
+    return [Use(id_, version=3, age=2, advantage=0.5) for id_ in ids]
+
+
+def test_a_rollout_comes_back_as_it_went_in(store):
+    original = dataclasses.replace(
+        rollouts("a")[0], lineage="run", origin="model:other", finish_reason="length", sampling=Sampling(0.7, 9, 1.0),
+        rewards=(Reward(0.25, "format", "rule"), Reward(1.0, "correct", "grader")),
+    )  # fmt: skip
+    (id_,) = store.add([original])
+    back = store.draw(1, 1)[0].rollouts[0]
+    assert back.id == id_
+    for name in ("prompt_key", "rewards", "lineage", "origin", "finish_reason", "sampling", "version", "reward"):
+        assert getattr(back, name) == getattr(original, name), name
+    (a,), (b,) = original.sequences, back.sequences
+    assert a.spans == b.spans
+    assert np.array_equal(a.token_ids_T, b.token_ids_T)
+    assert np.array_equal(a.span_logp, b.span_logp)
+
+
+def test_groups_form_when_drawn_first_in_first_out(store):
+    store.add(rollouts("abab"))
+    assert drawn(store, 5, 2) == [("a", [1, 3]), ("b", [2, 4])]
+    store.add(rollouts("caa"))  # a second pair for a, half a pair for c
+    assert store.waiting(2) == 3
+    assert drawn(store, 5, 2) == [("a", [1, 3]), ("b", [2, 4]), ("a", [6, 7])]
+    assert drawn(store, 1, 2) == [("a", [1, 3])]
+    store.add(rollouts("c"))
+    assert drawn(store, 9, 2)[2:] == [("c", [5, 8]), ("a", [6, 7])]
+
+
+def test_what_was_used_is_not_drawn_again(store):
+    store.add(rollouts("aabb"))
+    store.record(use(1, 2))
+    assert drawn(store, 5, 2) == [("b", [3, 4])]
+    assert store.waiting(2) == 1
+    store.record([])
+    store.record(use(3, 4))
+    assert (drawn(store, 5, 2), store.waiting(2)) == ([], 0)
+
+
+def test_a_use_between_others_counts_only_itself(store):
+    store.add(rollouts("ababab"))
+    store.record(use(1, 5))  # 2, 3 and 4 lie between
+    assert drawn(store, 5, 2) == [("b", [2, 4])]
+    assert drawn(store, 5, 3) == [("b", [2, 4, 6])]
+
+
+def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
+    store.add(rollouts("aa", reward=None))
+    assert store.waiting(2) == 0
+    store.add_reward(1, Reward(1.0))
+    assert drawn(store, 1, 2) == []
+    store.add_reward(2, Reward(0.0))
+    store.add_reward(2, Reward(0.75, revision=1))
+    assert [r.reward for r in store.draw(1, 2)[0].rollouts] == [1.0, 0.75]
+
+
+@pytest.mark.parametrize(("id_", "reward"), [(99, Reward(1.0)), (1, Reward(2.0))])
+def test_a_reward_for_nobody_or_given_twice_is_refused(store, id_, reward):
+    store.add(rollouts("a"))
+    with pytest.raises(SoleraError, match="no such rollout, or that revision is there already"):
+        store.add_reward(id_, reward)
+
+
+def test_adding_is_all_or_none(store):
+    good, bad = rollouts("ab")
+    object.__setattr__(bad, "prompt_key", None)
+    with pytest.raises(Exception, match="NOT NULL"):
+        store.add([good, bad])
+    assert store.waiting(1) == 0
+    assert store.add(rollouts("a")) == [1]
+
+
+def test_what_add_returned_from_outlives_the_process(tmp_path):
+    program = f"""
+import os, signal
+from pathlib import Path
+from solera.store.ledger import Ledger
+from tests.store.test_ledger import rollouts
+Ledger(Path({str(tmp_path / "store.db")!r})).add(rollouts("aabb"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False, cwd=Path(__file__).parents[2])
+    assert killed.returncode == -9
+    store = Ledger(tmp_path / "store.db")
+    assert store.waiting(2) == 2
+    store.close()
+
+
+def test_a_file_that_is_no_store_is_refused_in_one_line(tmp_path):
+    (tmp_path / "store.db").write_bytes(b"not a database at all, only some text that is long enough" * 20)
+    with pytest.raises(SoleraError, match=r"store\.db: cannot be used as a store") as refusal:
+        Ledger(tmp_path / "store.db")
+    assert "\n" not in str(refusal.value)
+
+
+def random_sequence(rng: np.random.Generator) -> Sequence:
+    """Several spans of several versions, adjacent or apart, with or without log-probabilities."""
+    spans, end = [], 1
+    for _ in range(int(rng.integers(0, 5))):
+        start = end + int(rng.integers(0, 4))
+        end = start + int(rng.integers(1, 6))
+        spans.append(Span(start, end, int(rng.integers(-1, 1000))))
+    length = end + int(rng.integers(0, 5))
+    written = sum(span.stop - span.start for span in spans)
+    logp = rng.normal(size=written).astype(np.float32) if rng.random() < 0.7 else None
+    return Sequence(rng.integers(0, 50_000, length).astype(np.int32), tuple(spans), logp)
+
+
+def test_encoding_is_exact_for_any_spans():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        original = tuple(random_sequence(rng) for _ in range(int(rng.integers(0, 4))))
+        back = decode(encode(original))
+        assert len(back) == len(original)
+        for a, b in zip(original, back, strict=True):
+            assert a.spans == b.spans
+            assert np.array_equal(a.token_ids_T, b.token_ids_T)
+            assert (a.span_logp is None) == (b.span_logp is None)
+            assert a.span_logp is None or np.array_equal(a.span_logp, b.span_logp)
+
+
+def test_encoding_is_compact():
+    sequence = Sequence(np.zeros(200, np.int32), (Span(100, 200, 5),), np.zeros(100, np.float32))
+    assert len(encode((sequence,))) <= 1.05 * (200 * 4 + 100 * 4)
+
+
+def test_cut_off_bytes_are_refused():
+    rng = np.random.default_rng(2)
+    data = encode(tuple(random_sequence(rng) for _ in range(3)))
+    for end in range(len(data)):
+        with pytest.raises(SoleraError, match="damaged"):
+            decode(data[:end])
+    with pytest.raises(SoleraError, match="1 bytes too many"):
+        decode(data + b"x")
+    with pytest.raises(SoleraError, match="format 9"):
+        decode(b"\x09" + data[1:])

@@ -1,0 +1,126 @@
+"""The real command in a subprocess, as a user types it."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = "--run.steps 3 --collect.prompts 4 --collect.group_size 4 --evaluate.problems 10 --run.device cpu".split()  # noqa: SIM905
+
+
+def solera(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "solera.cli", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )  # fmt: skip
+
+
+def test_help_answers_at_once_without_torch():
+    done = solera("--help")
+    assert done.returncode == 0
+    assert "train" in done.stdout
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        solera("--help")
+        seconds.append(time.perf_counter() - start)
+    assert statistics.median(seconds) < 0.5
+    program = "import sys, solera.cli; solera.cli.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
+
+
+def test_train_help_explains_every_field():
+    import dataclasses
+
+    from solera.config import Config
+
+    done = solera("train", "--help", COLUMNS="200")
+    assert done.returncode == 0
+    shown = {("model", "path"): "--model", ("task", "name"): "--task", ("objective", "name"): "--objective"}
+    for room in dataclasses.fields(Config):
+        for field in dataclasses.fields(room.default_factory):
+            assert shown.get((room.name, field.name), f"--{room.name}.{field.name}") + " " in done.stdout
+    assert "Passes over each batch" in done.stdout
+
+
+def test_version():
+    assert solera("--version").stdout.strip()[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["trian"], "unknown command 'trian'"),
+        (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
+        (["train", "--run.steps", "many"], "--run.steps"),
+        (["train", "--sync.rule", "often"], "invalid choice 'often'"),
+        (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
+        (["train", "--objective", "gropo"], "did you mean grpo?"),
+        (["train", "--objective", "grpo", "--objective.centre", "one"], "objective.centre is not used by grpo"),
+        (["train", "--sampling.top_p", "0.9"], "training needs the whole distribution"),
+        (["train", "--collect.group_size", "1"], "use 2 or more"),
+        (["train", "--objective.ref_period", "5"], "set objective.beta above 0"),
+        (["train", "--model", "no/such/folder"], "no such folder"),
+        (["train", "--task", "sums"], "known is arithmetic"),
+        (["train", "--task.level", "9"], "levels 1 to 4"),
+        (["train", "--run.device", "cuda"], "torch finds no GPU"),
+        (["train", "--report.wandb", "project"], "pip install 'solera[wandb]'"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, arguments, says):
+    import importlib.util
+
+    import torch
+
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    if "--report.wandb" in arguments and importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is installed here")
+    done = solera(*arguments, cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("solera: ")
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
+    command = ["train", str(ROOT / "recipes" / "demo.toml"), *SMALL, "--run.root", "out", "--run.name", "mine"]
+    done = solera(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "held-out accuracy" in done.stdout
+    assert next(line for line in done.stdout.splitlines() if line.startswith("step")).split()[1] == "0/3"
+    rows = [json.loads(line) for line in (tmp_path / "out" / "mine" / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 4
+    again = solera(*command, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "out/mine exists already" in again.stderr
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = solera("train", *SMALL, "--run.root", str(tmp_path / "file"), "--run.name", "x")
+    assert done.returncode == 2
+    assert "the run's folder cannot be made" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_same_from_python(tmp_path):
+    """The program of the README."""
+    readme = (ROOT / "README.md").read_text()
+    program = readme.split("```python\n")[1].split("```")[0]
+    assert len(program.strip().splitlines()) <= 12
+    program = program.replace("steps=200", "steps=3")
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert list(tmp_path.glob("runs/*/model/model.safetensors"))

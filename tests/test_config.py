@@ -1,0 +1,94 @@
+"""Config: read strictly, refused in one line with its place, written back complete."""
+
+import dataclasses
+
+import pytest
+
+from solera import config as configuration
+from solera.config import Config, check, dump, load, override, parse
+from solera.errors import SoleraError
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[lern]\nlr = 1.0", "f.toml:1: unknown table [lern]; did you mean learn?"),
+        ("\n\n[learn]\nlr = 1.0\nlearning_rat = 1", "f.toml:5: unknown field learn.learning_rat; known are lr, warmup"),
+        ("[learn]\npases = 2", "f.toml:2: unknown field learn.pases; did you mean passes?"),
+        ("[run]\nsteps = 2.5", "f.toml:2: run.steps is 2.5 but must be a whole number"),
+        ("[run]\nsteps = true", "f.toml:2: run.steps is True but must be a whole number"),
+        ("[run]\nname = 7", "f.toml:2: run.name is 7 but must be text"),
+        ("[learn]\nlr = 'high'", "f.toml:2: learn.lr is 'high' but must be a number"),
+        ("[learn]\nbetas = [0.9]", "f.toml:2: learn.betas is [0.9] but must be a list of 2 numbers"),
+        ("[learn]\nbetas = [0.9, 'x']", "f.toml:2: learn.betas is [0.9, 'x'] but must be a number"),
+        ("[sync]\nrule = 'often'", "f.toml:2: sync.rule is 'often' but must be one of every, never"),
+        (
+            "[objective]\nzero_variance_mask = 1",
+            "f.toml:2: objective.zero_variance_mask is 1 but must be true or false",
+        ),
+        ("run = 5", "f.toml:1: run is a table: write [run] and its fields below"),
+        ("learn.lr = 'x'", "f.toml:1: learn.lr is 'x' but must be a number"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_its_place(text, says):
+    with pytest.raises(SoleraError) as refusal:
+        parse(text, "f.toml")
+    assert str(refusal.value).startswith(says)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
+    with pytest.raises(SoleraError, match=r"none\.toml: cannot be read"):
+        load(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[run]\nsteps = = 3")
+    with pytest.raises(SoleraError, match=r"bad\.toml: not valid TOML: .*line 2"):
+        load(tmp_path / "bad.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SoleraError, match=r"binary\.toml: cannot be read"):
+        load(tmp_path / "binary.toml")
+
+
+@pytest.mark.parametrize(
+    ("room", "values", "says"),
+    [
+        ("sampling", {"top_p": 0.9}, "training needs the whole distribution: remove it"),
+        ("sampling", {"temperature": 0.0}, "use a value above 0"),
+        ("sampling", {"max_tokens": 0}, "sampling.max_tokens is 0; it must be at least 1"),
+        ("collect", {"group_size": 1}, "a group of one has nothing to be compared with: use 2 or more"),
+        ("collect", {"offset": -1}, "collect.offset is -1; it must be at least 0"),
+        ("learn", {"minibatches": 33}, "groups are never split: use at most that many"),
+        ("learn", {"grad_clip": 0.0}, "use a value above 0"),
+        ("learn", {"betas": (0.9, 1.0)}, r"both must be in \[0, 1\)"),
+        ("learn", {"lr": 3.0}, "diverges above 1"),
+        ("sync", {"rule": "never", "period": 5}, "sync.period has no meaning with sync.rule = never"),
+        ("sync", {"period": 0}, "sync.period is 0; it must be at least 1"),
+        ("evaluate", {"top_p": 0.0}, r"must be in \(0, 1\]"),
+        ("run", {"name": "a/b"}, "use letters, digits"),
+        ("run", {"name": ".."}, "use letters, digits"),
+        ("run", {"steps": 0}, "run.steps is 0"),
+    ],
+)
+def test_impossible_values_are_refused_in_one_line(room, values, says):
+    with pytest.raises(SoleraError, match=says) as refusal:
+        check(override(Config(), room, **values))
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_defaults_pass_and_survive_writing_and_reading():
+    check(Config())
+    assert parse(dump(Config()), "dump") == Config()
+    odd = override(Config(), "run", name="a+b", root='with "quotes" and \\ and ü')
+    odd = override(odd, "learn", lr=1e-7, betas=(0.5, 0.25))
+    assert parse(dump(odd), "dump") == odd
+
+
+def test_every_field_has_help_and_every_room_a_sentence():
+    import inspect
+    import re
+
+    source = inspect.getsource(configuration)
+    for room in dataclasses.fields(Config):
+        assert room.default_factory.__doc__
+        body = source.split(f"class {room.default_factory.__name__}:")[1].split("@dataclass")[0]
+        for field in dataclasses.fields(room.default_factory):
+            assert re.search(rf'^    {field.name}: .*\n    """\S', body, re.MULTILINE), f"{room.name}.{field.name}"

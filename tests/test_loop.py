@@ -1,0 +1,122 @@
+"""The loop on the real parts: ages are the schedule's, each row and batch is accounted for, and it learns."""
+
+import math
+import sqlite3
+import tomllib
+
+import pytest
+import torch
+
+from solera import config as configuration
+from solera.models import loading
+from solera.report.sinks import read_metrics
+
+
+@pytest.mark.parametrize(
+    ("v", "i", "d"),
+    [
+        (1, 1, 0),
+        (1, 3, 0),
+        (4, 1, 0),
+        (7, 1, 0),
+        (1, 1, 3),
+        (4, 1, 3),
+        (3, 2, 7),
+        (5, 1, 5),
+        ("never", 1, 0),
+        ("never", 1, 4),
+    ],
+)
+def test_recorded_ages_are_the_schedules(short_run, v, i, d):
+    """Batch k is written by version max(0, v·⌊(k−d)/v⌋)."""
+    steps = 16
+    sync = 'sync = { rule = "never" }' if v == "never" else f"sync = {{ period = {v} }}"
+    result = short_run(f"{sync}\nrun = {{ steps = {steps} }}\nlearn = {{ passes = {i} }}\ncollect = {{ offset = {d} }}")
+    written_by = [0 if v == "never" else max(0, v * ((k - d) // v)) for k in range(steps)]
+    expected = [k - version for k, version in enumerate(written_by)]
+    rows = result.metrics[:steps]
+    assert [row["age/mean"] for row in rows] == [row["age/max"] for row in rows] == expected
+    with sqlite3.connect(result.folder / "store.db") as database:
+        ages = database.execute("select version, min(age), max(age), count(*) from uses group by version").fetchall()
+    assert ages == [(k, age, age, 64) for k, age in enumerate(expected)]
+
+
+def test_a_stale_engine_really_writes_with_old_weights(short_run):
+    """At age 0 the policy is the one that wrote the data; within a period of syncs it moves away from it."""
+    result = short_run("sync = { period = 3 }\nlearn = { lr = 3e-3, warmup = 0 }")
+    tv = [row["divergence/tv_token"] for row in result.metrics[:6]]
+    assert tv[0] < 1e-6
+    assert tv[3] < 1e-6
+    assert min(tv[1], tv[2], tv[4], tv[5]) > 1e-4
+
+
+def test_several_passes_take_several_steps_on_one_batch(short_run):
+    once = short_run("run = { steps = 1 }\nlearn = { warmup = 0 }", name="once")
+    thrice = short_run("run = { steps = 1 }\nlearn = { warmup = 0, passes = 3 }", name="thrice")
+    models = [loading.load(str(r.folder / "model"), torch.device("cpu"))[0].parameters() for r in (once, thrice)]
+    start = loading.load("embedded", torch.device("cpu"))[0].parameters()
+    moved = [sum((model[n] - start[n]).abs().sum().item() for n in start) for model in models]
+    assert 1.5 * moved[0] < moved[1] < 4 * moved[0]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(short_run):
+    def told(seed: int, name: str) -> list[dict[str, float]]:
+        rows = short_run(f"run = {{ seed = {seed} }}", name=name).metrics
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    first = told(5, "a")
+    assert told(5, "b") == first
+    assert told(6, "c") != first
+
+
+def test_the_runs_folder_is_complete(short_run):
+    result = short_run('objective = { name = "grpo", beta = 0.01, ref_period = 2 }\nreport = { tensorboard = true }')
+    names = {path.name for path in result.folder.iterdir()}
+    assert {"config.toml", "metrics.jsonl", "store.db", "model", "plot.png", "tensorboard"} <= names
+    text = (result.folder / "config.toml").read_text()
+    again = configuration.parse(text, "config.toml")
+    assert (again.objective.kl, again.objective.epsilon_low, again.sync.period) == ("k3", 0.2, 10)
+    assert configuration.dump(again) == text
+    assert tomllib.loads(text)["run"]["name"] == "short"
+    assert any((result.folder / "tensorboard").glob("events*"))
+    rows = read_metrics(result.folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(7))
+    promised = {
+        "reward/mean", "reward/zero_variance_fraction", "age/mean", "age/max", "sync/version", "sync/count",
+        "divergence/tv_sequence", "divergence/tv_token", "divergence/kl", "divergence/ess", "clip/fraction", "kl/ref",
+        "policy/entropy", "learn/grad_norm", "learn/lr", "response/length", "response/truncated", "tokens/generated",
+        "tokens/trained", "time/generate", "time/learn",
+    }  # fmt: skip
+    assert promised <= rows[1].keys()
+    assert "time/sync" in rows[0]
+    assert {"eval/pass@1"} <= rows[0].keys() & rows[-1].keys()
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+def test_refill_fills_the_batch_with_groups_that_differ(short_run):
+    plain = short_run("collect = { prompts = 8 }", name="plain")
+    filled = short_run("collect = { prompts = 8, refill_rounds = 50 }\nobjective = { refill = true }", name="filled")
+
+    def live(row):
+        return round(row["groups/drawn"] * (1 - row["reward/zero_variance_fraction"]))
+
+    assert min(live(row) for row in plain.metrics[:6]) < 8
+    assert all(live(row) >= 8 for row in filled.metrics[:6])
+    with sqlite3.connect(filled.folder / "store.db") as database:
+        assert database.execute("select count(*) from rollouts where uses = 0").fetchone() == (0,)
+        assert database.execute("select max(uses) from rollouts").fetchone() == (1,)
+
+
+def test_refill_stops_at_its_bound(short_run):
+    result = short_run(
+        "collect = { prompts = 8, refill_rounds = 1 }\nobjective = { refill = true }\ntask = { level = 4 }"
+    )
+    assert all(row["groups/drawn"] <= 16 for row in result.metrics[:6])
+
+
+def test_it_learns(short_run):
+    result = short_run(
+        "run = { steps = 60, seed = 3 }\ncollect = { prompts = 32, group_size = 8 }\nevaluate = { problems = 200 }"
+    )
+    assert 0.2 <= result.accuracy_before <= 0.4
+    assert result.accuracy_after > 0.6

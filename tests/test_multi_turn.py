@@ -1,0 +1,80 @@
+"""A task of two turns fits the records, the store and the learner as they are."""
+
+import numpy as np
+import torch
+
+from solera.build import build_loop, resolved
+from solera.collector import Collector, attempt_all
+from solera.config import CollectConfig, Config, EvaluateConfig, RunConfig
+from solera.engines.in_process import InProcessEngine
+from solera.models import loading
+from solera.records import Prompt, Reward, Rollout, Sampling, Span
+from solera.report.sinks import JsonLines, read_metrics
+from solera.store.ledger import Ledger
+
+
+class GuessTwice:
+    """The user asks for a sum, answers the first guess with the same question again; one point for each right guess."""
+
+    def __init__(self, codec):
+        self.codec = codec
+
+    def prompt(self, index: int) -> Prompt:
+        text = f"{index % 90}+{(index * 7) % 90}="
+        return Prompt(f"twice/{text}", self.codec.encode(text), {"answer": str(index % 90 + (index * 7) % 90)})
+
+    def held_out(self, count: int) -> list[Prompt]:
+        return [self.prompt(1000 + i) for i in range(count)]
+
+    async def run(self, prompt, generate) -> Rollout:
+        first = await generate(prompt.token_ids)
+        said = tuple(first.token_ids_T.tolist())
+        second = await generate((*prompt.token_ids, *said, *prompt.token_ids))
+        right = sum(self.codec.decode(guess.token_ids_T) == prompt.data["answer"] for guess in (first, second))
+        return Rollout.of(prompt, first, prompt.token_ids, second, rewards=(Reward(float(right)),))
+
+
+def test_two_turns_through_store_and_learner(tmp_path):
+    config = resolved(
+        Config(
+            run=RunConfig(steps=3, device="cpu"),
+            collect=CollectConfig(prompts=12, group_size=6),
+            evaluate=EvaluateConfig(problems=5),
+        )
+    )
+    model, codec = loading.load("embedded", torch.device("cpu"))
+    store, sink = Ledger(tmp_path / "store.db"), JsonLines(tmp_path / "metrics.jsonl")
+    loop = build_loop(config, model, codec, GuessTwice(codec), store, sink, torch.float32)
+    loop.run()
+    sink.close()
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert any(row.get("tokens/trained", 0) > 0 for row in rows)
+    assert rows[0]["divergence/tv_token"] < 1e-6  # behaviour_logp of both turns is the learner's own at age 0
+    Collector(
+        loop.collector.task, loop.engine, store, sampling=Sampling(1.0, 8), group_size=6, reserve=0, seed=9
+    ).ensure(1)  # fmt: skip
+    (group,) = store.draw(1, 6)
+    for rollout in group.rollouts:
+        (sequence,) = rollout.sequences
+        asked = len(codec.encode(group.prompt_key.removeprefix("twice/")))
+        first, second = sequence.spans
+        assert (first.start, second.start - first.stop) == (asked, asked)
+        assert sequence.mask_T.sum() == rollout.length == first.stop - first.start + second.stop - second.start
+        assert isinstance(first, Span)
+    store.close()
+
+
+def test_turns_of_one_episode_draw_different_numbers():
+    model, codec = loading.load("embedded", torch.device("cpu"))
+    engine = InProcessEngine(model, codec.end_token_ids, 1024, torch.float32)
+    seen = []
+
+    class Same:
+        async def run(self, prompt, generate):
+            turns = [await generate(prompt.token_ids) for _ in range(2)]
+            seen.append(tuple(tuple(t.token_ids_T.tolist()) for t in turns))
+            return Rollout.of(prompt, turns[0])
+
+    prompt = Prompt("p", codec.encode("57+68="))
+    attempt_all(Same(), engine, [(prompt, seed) for seed in range(200)], Sampling(3.0, 6))
+    assert np.mean([a == b for a, b in seen]) < 0.5
