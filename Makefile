@@ -1,5 +1,6 @@
 # Both commands install what they need into .venv and nothing outside it.
-PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell command -v $(p) 2>/dev/null),$(p))))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SEED ?= 0
 BIN := .venv/bin
 
@@ -21,8 +22,7 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	$(BIN)/python scripts/make_embedded_model.py
 
 .venv/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "Solera needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Solera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv .venv
 	@touch $@
 

@@ -17,21 +17,15 @@ def plot_run(folder: Path) -> Path:
     rows = read_metrics(folder / "metrics.jsonl")
     figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
     panels = figure.subplots(2, 2).flatten()
+    panels[0].set_title("Does it learn?")
     _curves(panels[0], rows, {"reward/mean": "reward of the batch", "eval/pass@1": "held-out accuracy"})
-    panels[0].set(title="Learning", ylim=(0, 1.02))
-    _curves(panels[1], rows, {"age/max": "oldest", "age/mean": "mean"})
-    panels[1].set(title="Age of the data learned from, in batches")
-    panels[1].set_ylim(bottom=0)
+    panels[1].set_title("How old is the data it learns from? (batches)")
+    _curves(panels[1], rows, {"age/max": "oldest response", "age/mean": "mean age"}, drawstyle="steps-post")
     _mark_syncs(panels[1], rows)
+    panels[2].set_title("How far is the policy from who wrote the data?")
     _curves(panels[2], rows, {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"})
-    panels[2].set(title="Distance of the policy from who wrote the data")
-    panels[2].set_ylim(bottom=0)
-    _curves(
-        panels[3],
-        rows,
-        {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked (equal rewards)"},
-    )
-    panels[3].set(title="Share that taught nothing", ylim=(0, 1.02))
+    panels[3].set_title("What teaches nothing?")
+    _curves(panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked"})
     for panel in panels:
         _style(panel)
     figure.suptitle(folder.name, color=INK)
@@ -40,24 +34,21 @@ def plot_run(folder: Path) -> Path:
     return target
 
 
-def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str]) -> None:
+def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **style: Any) -> None:
     for (name, label), colour in zip(names.items(), COLOURS, strict=False):
         points = [(row["step"], row[name]) for row in rows if name in row]
         if not points:
             continue
-        few = len(points) < len(rows) / 2
-        panel.plot(
-            *zip(*points, strict=True), label=label, color=colour, linewidth=2.2 if few else 1.2,
-            marker="o" if few else None, markersize=4,
-        )  # fmt: skip
+        if len(points) < len(rows) / 2:
+            style |= {"marker": "o", "markersize": 4, "linewidth": 2.2}
+        panel.plot(*zip(*points, strict=True), label=label, color=colour, **{"linewidth": 1.2, **style})
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
     counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
-    steps = [b[0] for a, b in itertools.pairwise(counts) if b[1] > a[1]]
-    if 0 < len(steps) <= 60:
-        for i, step in enumerate(steps):
-            panel.axvline(step, color=FAINT, linewidth=1, zorder=0, label="sync" if i == 0 else None)
+    steps = [b[0] for a, b in zip(counts, counts[1:], strict=False) if b[1] > a[1]]
+    if 0 < len(steps) <= 100:
+        panel.plot(steps, [0] * len(steps), "^", color=INK, markersize=4, clip_on=False, zorder=5, label="sync")
 
 
 def _style(panel: Any) -> None:
@@ -65,5 +56,9 @@ def _style(panel: Any) -> None:
     panel.title.set_color(INK)
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
+    highest = max(panel.dataLim.y1, 1e-6)
+    panel.set_ylim(0, 1.2 * highest)  # room for the legend above the curves
+    if 0.5 < highest <= 1:
+        panel.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     if panel.get_legend_handles_labels()[0]:
-        panel.legend(frameon=False, fontsize=9)
+        panel.legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
