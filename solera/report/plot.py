@@ -46,7 +46,7 @@ def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **s
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
     counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
-    steps = [b[0] for a, b in zip(counts, counts[1:], strict=False) if b[1] > a[1]]
+    steps = [b[0] for a, b in itertools.pairwise(counts) if b[1] > a[1]]
     if 0 < len(steps) <= 100:
         panel.plot(steps, [0] * len(steps), "^", color=INK, markersize=4, clip_on=False, zorder=5, label="sync")
 
