@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 SMALL = "--run.steps 3 --collect.prompts 4 --collect.group_size 4 --evaluate.problems 10 --run.device cpu".split()  # noqa: SIM905
 
 
 def solera(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "solera.cli", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **environment},
     )  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def test_the_same_from_python(tmp_path):
     program = program.replace("steps=200", "steps=3")
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/model/model.safetensors"))

@@ -1,0 +1,73 @@
+"""Where metrics go, each read back by its own reader."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from solera.report.console import Progressing
+from solera.report.plot import plot_run
+from solera.report.sinks import JsonLines, Several, TensorBoard, read_metrics
+
+ROWS = [{"reward/mean": 0.25, "eval/pass@1": 0.5}, {"reward/mean": 0.75}]
+
+
+def test_json_lines_and_tensorboard_hold_what_was_logged(tmp_path):
+    sink = Several([JsonLines(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "events")])
+    for step, row in enumerate(ROWS):
+        sink.log(step, row)
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == step + 1  # there before the next step
+    sink.close()
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": i, **row} for i, row in enumerate(ROWS)]
+    events = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [(e.step, e.value) for e in events.Scalars("reward/mean")] == [(0, 0.25), (1, 0.75)]
+    assert [(e.step, e.value) for e in events.Scalars("eval/pass@1")] == [(0, 0.5)]
+
+
+def test_weights_and_biases_offline(tmp_path):
+    pytest.importorskip("wandb")
+    program = f"""
+from pathlib import Path
+from solera.report.sinks import WeightsAndBiases, need_wandb
+need_wandb()
+sink = WeightsAndBiases("project", "name", Path({str(tmp_path)!r}), {{"run": {{"seed": 3}}}})
+sink.log(0, {{"reward/mean": 0.25}})
+sink.close()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+        check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (data,) = tmp_path.rglob("*.wandb")
+    assert b"reward/mean" in data.read_bytes()
+
+
+def test_off_a_terminal_a_line_at_each_evaluation(tmp_path):
+    with (tmp_path / "out").open("w") as file:
+        sink = Progressing(2, Console(file=file))
+        for step, row in enumerate(ROWS):
+            sink.log(step, row)
+        sink.close()
+    assert (tmp_path / "out").read_text() == "step     0/2  reward 0.25  held-out 50.0%\n"
+
+
+def test_on_a_terminal_a_bar_with_figures(tmp_path):
+    with (tmp_path / "out").open("w") as file:
+        sink = Progressing(2, Console(file=file, force_terminal=True, width=150))
+        for step, row in enumerate(ROWS):
+            sink.log(step, {**row, "age/mean": 4.0, "sync/count": 1})
+        sink.close()
+    shown = (tmp_path / "out").read_text()
+    for figure in ("reward 0.75", "held-out 50.0%", "age 4", "syncs 1", "ETA"):
+        assert figure in shown
+
+
+def test_a_run_without_anything_to_learn_is_still_drawn(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "eval/pass@1": 0.0}) + "\n")
+    assert plot_run(tmp_path).stat().st_size > 10_000
