@@ -38,26 +38,25 @@ class Loop:
 
     def run(self) -> None:
         """Learn from `steps` batches. Row k of the metrics is version k: its accuracy, and what batch k did to it."""
-        sync = SyncState()
-        for step in range(self.steps):
+        learner, sync = self.learner, SyncState()
+        for step in range(learner.version, self.steps):
             clock = Clock()
-            metrics = self.evaluator.evaluate() if self.evaluator.due(self.learner.version) else {}
+            metrics = self.evaluator.evaluate() if self.evaluator.due(step) else {}
             if sync.due:
                 with clock("time/sync"):
-                    weights = self.learner.weights()
+                    weights = learner.weights()
                     proof.check(weights.manifest, self.engine.load(weights))
-                    sync = sync.done(self.learner.version)
+                    sync = sync.done(learner.version)
             with clock("time/generate"):
                 generated, groups = self.draw()
             with clock("time/learn"):
-                learner = self.learner
                 batch = collate(groups, learner.objective, now=learner.version, lineage=learner.lineage)
                 update = learner.update(batch)
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
-            sync = self.rule(sync, self.learner.version)
+            sync = self.rule(sync, learner.version)
         self.sink.log(self.steps, self.evaluator.evaluate())
 
     def draw(self) -> tuple[int, list[Group]]:
