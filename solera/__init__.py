@@ -1,33 +1,26 @@
 """Solera: group-relative policy optimisation on experience of any age and origin."""
 
-from typing import TYPE_CHECKING
-
-from solera.config import (
-    CollectConfig,
-    Config,
-    EngineConfig,
-    EvaluateConfig,
-    LearnConfig,
-    ModelConfig,
-    ObjectiveConfig,
-    ReportConfig,
-    RunConfig,
-    SamplingConfig,
-    SyncConfig,
-    TaskConfig,
-)
-from solera.errors import SoleraError
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solera.build import Result
-
-
-def train(config: Config) -> "Result":
-    """Train from a config to a finished model in the run's folder."""
-    from solera.build import train as run  # torch loads here, not with the package
-
-    return run(config)
-
+    from solera.build import Result, train
+    from solera.config import (
+        CollectConfig,
+        Config,
+        EngineConfig,
+        EvaluateConfig,
+        LearnConfig,
+        ModelConfig,
+        ObjectiveConfig,
+        ReportConfig,
+        RunConfig,
+        SamplingConfig,
+        SyncConfig,
+        TaskConfig,
+        load,
+    )
+    from solera.errors import SoleraError
 
 __all__ = [
     "CollectConfig",
@@ -38,10 +31,20 @@ __all__ = [
     "ModelConfig",
     "ObjectiveConfig",
     "ReportConfig",
+    "Result",
     "RunConfig",
     "SamplingConfig",
     "SoleraError",
     "SyncConfig",
     "TaskConfig",
+    "load",
     "train",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names load with their first use: torch with `train`, and nothing for the command's help."""
+    if name not in __all__:
+        raise AttributeError(f"module 'solera' has no attribute {name!r}")
+    room = {"train": "build", "Result": "build", "SoleraError": "errors"}.get(name, "config")
+    return getattr(importlib.import_module(f"solera.{room}"), name)

@@ -48,6 +48,7 @@ class Result:
     accuracy_after: float
     seconds: float
     plot: Path
+    model: Path
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -59,11 +60,18 @@ def train(config: Config, console: Console | None = None) -> Result:
     """Train from a config to a finished model in the run's folder."""
     console = console or Console(stderr=True)
     config = resolved(config)
+
+    def say(sentence: str) -> None:
+        console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+
     for sentence in notices(config):
-        console.print(f"note: {sentence}", highlight=False)
+        say(sentence)
     device, compute = _device(config)
     model, codec = loading.load(config.model.path, device)
     task = build_task(config, codec)
+    problems = len(task.held_out(config.evaluate.problems))
+    if problems < config.evaluate.problems:
+        say(f"evaluate.problems is {config.evaluate.problems}, but the task has {problems} held-out problems")
     set_cpu(config.run.threads, model)
     if config.report.wandb is not None:
         need_wandb()
@@ -78,9 +86,14 @@ def train(config: Config, console: Console | None = None) -> Result:
         sink.close()
         store.close()
     loading.save(model, codec, folder / "model")
-    accuracies = [row["eval/pass@1"] for row in read_metrics(folder / "metrics.jsonl") if "eval/pass@1" in row]
-    plot = plot_run(folder)
-    return Result(folder, accuracies[0], accuracies[-1], time.perf_counter() - start, plot)
+    rows = read_metrics(folder / "metrics.jsonl")
+    if not any(row.get("tokens/trained") for row in rows):
+        say(
+            "nothing was learned: in no batch did a group's rewards differ (an easier task.level, or longer responses?)"
+        )
+    accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
+    seconds = time.perf_counter() - start
+    return Result(folder, accuracies[0], accuracies[-1], seconds, plot_run(folder), folder / "model")
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from solera.errors import SoleraError
+
 if TYPE_CHECKING:
     from solera.config import Config
 
@@ -26,30 +28,32 @@ options:
 TRAIN_HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot and the trained model land in the run's folder.
 
-  solera train                                      the embedded model on arithmetic, v=10, one CPU minute
+  solera train                                      the embedded model on arithmetic, v=10, 20 seconds
   solera train recipes/demo.toml --run.seed 7       a recipe with another seed
   solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
+
+Objectives, and the values of objective fields left unset:
+
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 done, 2 the user's mistake, 130 interrupted."""
-    from solera.errors import SoleraError
-
+    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         return _dispatch(arguments)
     except SoleraError as error:
         print(f"solera: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"solera: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("solera: interrupted", file=sys.stderr)
         return 130
 
 
 def _dispatch(arguments: list[str]) -> int:
-    from solera.errors import SoleraError
-
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
         return 0
@@ -67,25 +71,37 @@ def _train(arguments: list[str]) -> int:
     from pathlib import Path
 
     from solera import config as configuration
-    from solera.objectives.table import resolve_config
 
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
     config = _overridden(base, arguments)
-    resolve_config(config)  # refused before torch is loaded, which takes seconds
+    _refuse_early(config)
 
     from rich.console import Console
 
-    from solera.build import train
-
     console = Console()
+    with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
+        from solera.build import train
     result = train(config, console)
     console.print(
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after "
-        f"({result.seconds:.0f} s)\nplot   {result.plot}\nmodel  {result.folder / 'model'}",
+        f"({result.seconds:.0f} s of training)\nplot   {result.plot}\nmodel  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     return 0
+
+
+def _refuse_early(config: "Config") -> None:
+    """What can be refused before torch is loaded, which takes seconds."""
+    from pathlib import Path
+
+    from solera.models.source import find
+    from solera.objectives.table import resolve_config
+
+    resolve_config(config)
+    find(config.model.path)
+    if config.run.name is not None and (folder := Path(config.run.root) / config.run.name).exists():
+        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
 
 
 def _overridden(base: "Config", arguments: list[str]) -> "Config":
@@ -93,14 +109,14 @@ def _overridden(base: "Config", arguments: list[str]) -> "Config":
     import tyro
 
     from solera.config import Config
-    from solera.errors import SoleraError
+    from solera.objectives.table import describe
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
-                Config, args=arguments, default=base, prog="solera train [FILE.toml]", description=TRAIN_HELP,
-                config=(tyro.conf.FlagConversionOff,), use_underscores=True,
+                Config, args=arguments, default=base, prog="solera train [FILE.toml]", use_underscores=True,
+                description=TRAIN_HELP + describe(), config=(tyro.conf.FlagConversionOff,),
             )  # fmt: skip
     except SystemExit as stop:
         if not stop.code:

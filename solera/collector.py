@@ -64,7 +64,13 @@ def attempt_all(
 
     async def gather() -> list[Rollout]:
         running = [asyncio.create_task(_attempt(task, engine, prompt, sampling, seed)) for prompt, seed in attempts]
-        return [await rollout for rollout in running]
+        try:
+            return [await rollout for rollout in running]
+        except BaseException:  # one speaks for all: the others are stopped and their errors not shown
+            for attempt in running:
+                attempt.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            raise
 
     return run_async(gather())
 
@@ -78,7 +84,8 @@ async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Samplin
     try:
         return await task.run(prompt, generate)
     except Exception as error:
-        error.add_note(f"while attempting prompt {prompt.key!r}")
+        if not getattr(error, "__notes__", None):  # an engine gives one error to everyone in its batch
+            error.add_note(f"while attempting prompt {prompt.key!r}")
         raise
 
 

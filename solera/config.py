@@ -26,6 +26,11 @@ ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
 
 
+def _short(room: str, field_name: str) -> Any:
+    """A field whose option is also its room's name: `--model X` for `--model.path X`."""
+    return tyro.conf.arg(name=room, prefix_name=False, aliases=(f"--{room}.{field_name}",))
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """The run as a whole."""
@@ -48,7 +53,7 @@ class RunConfig:
 class ModelConfig:
     """The model to train."""
 
-    path: Annotated[str, tyro.conf.arg(name="model", prefix_name=False, metavar="PATH")] = "embedded"
+    path: Annotated[str, _short("model", "path")] = "embedded"
     """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
@@ -59,10 +64,10 @@ class ModelConfig:
 class TaskConfig:
     """Where problems and grades come from."""
 
-    name: Annotated[str, tyro.conf.arg(name="task", prefix_name=False)] = "arithmetic"
+    name: Annotated[str, _short("task", "name")] = "arithmetic"
     """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download."""
     level: int = 2
-    """Largest number of digits of each number in a sum, 1 to 4."""
+    """Largest number of digits of each number in a sum, 1 to 4. The embedded model was taught two."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +98,12 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What is minimised. A field left unset takes the value of the objective's row in the table of names; a field that
-    the objective does not use is refused."""
+    """What is minimised. A field left unset takes the objective's own value, listed above; a field that the objective
+    does not use is refused."""
 
-    name: Annotated[str, tyro.conf.arg(name="objective", prefix_name=False)] = "off_policy_grpo"
-    """`grpo` or `off_policy_grpo`."""
+    name: Annotated[str, _short("objective", "name")] = "off_policy_grpo"
+    """`grpo`: ratio to whoever wrote the response, clipped around 1. `off_policy_grpo`: the same with one width, around
+    1 or around the ratio before this batch, by token or by whole response."""
     advantage: AdvantageName | None = None
     """`mean`: reward minus the group's mean; `whiten`: that, divided by the group's standard deviation."""
     aggregation: AggregationName | None = None
@@ -107,15 +113,15 @@ class ObjectiveConfig:
     refill: bool | None = None
     """Draw further groups in place of masked ones."""
     epsilon: float | None = None
-    """Half-width of the clip band around its centre."""
+    """Half-width of the clip band around its centre (`off_policy_grpo`)."""
     epsilon_low: float | None = None
-    """Lower clip: ratios below 1 − this are clipped."""
+    """Lower clip: ratios below 1 − this are clipped (`grpo`)."""
     epsilon_high: float | None = None
-    """Upper clip: ratios above 1 + this are clipped."""
+    """Upper clip: ratios above 1 + this are clipped (`grpo`)."""
     centre: ClipCentre | None = None
-    """Centre of the clip band: `one`, or `proximal`, the ratio of the policy before this batch."""
+    """Centre of the clip band: `one`, or `proximal`, the ratio of the policy before this batch (`off_policy_grpo`)."""
     level: ClipLevel | None = None
-    """Whether ratio and clip are of each token or of the whole response."""
+    """Whether ratio and clip are of each token or of the whole response (`off_policy_grpo`)."""
     beta: float | None = None
     """Weight of the KL divergence from the reference policy; 0 loads no reference."""
     kl: KLName | None = None
@@ -331,9 +337,26 @@ def override(config: Config, room: str, **values: Any) -> Config:
 
 def check(config: Config) -> None:
     """Refuse values that cannot work, each with one line that says what to change."""
+    if not isinstance(config, Config):
+        raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
+    for name, room in get_type_hints(Config).items():
+        _check_types(getattr(config, name), name, room)
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
+
+
+def _check_types(values: Any, name: str, room: Any) -> None:
+    """The same types from Python as from a file."""
+    if not isinstance(values, room):
+        raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
+    for key, hint in get_type_hints(room).items():
+        value = getattr(values, key)
+        try:
+            if value is not None or type(None) not in get_args(hint):
+                _typed(list(value) if isinstance(value, tuple) else value, hint)
+        except TypeError as error:
+            raise SoleraError(f"{name}.{key} is {value!r} but must be {error}") from error
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:

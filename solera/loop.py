@@ -41,7 +41,8 @@ class Loop:
         learner, sync = self.learner, SyncState()
         for step in range(learner.version, self.steps):
             clock = Clock()
-            metrics = self.evaluator.evaluate() if self.evaluator.due(step) else {}
+            with clock("time/evaluate"):
+                metrics = self.evaluator.evaluate() if self.evaluator.due(step) else {}
             if sync.due:
                 with clock("time/sync"):
                     weights = learner.weights()

@@ -68,10 +68,12 @@ def test_version():
         (["train", "--collect.group_size", "1"], "use 2 or more"),
         (["train", "--objective.ref_period", "5"], "set objective.beta above 0"),
         (["train", "--model", "no/such/folder"], "no such folder"),
+        (["train", "--model", "embeded"], "did you mean embedded?"),
+        (["train", "--collect.refill_rounds", "5"], "acts with objective.refill = true only"),
         (["train", "--task", "sums"], "known is arithmetic"),
         (["train", "--task.level", "9"], "levels 1 to 4"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
-        (["train", "--report.wandb", "project"], "pip install 'solera[wandb]'"),
+        (["train", "--report.wandb", "project"], "pip install wandb"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, arguments, says):

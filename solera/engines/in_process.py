@@ -83,6 +83,12 @@ class InProcessEngine:
 
     def _complete(self, requests: Items[Request]) -> list[Completion]:
         sampling = requests[0].sampling
+        longest = max(len(request.token_ids) for request in requests)
+        if self.model.max_length is not None and longest + sampling.max_tokens > self.model.max_length:
+            raise SoleraError(
+                f"engine: a prompt of {longest} tokens and sampling.max_tokens = {sampling.max_tokens} do not fit the "
+                f"model's {self.model.max_length}: lower sampling.max_tokens"
+            )
         seed_B = np.array([request.seed for request in requests], np.uint64)
         with self._precision():
             decoded = decode(

@@ -23,6 +23,7 @@ class LanguageModel:
         self.head = module.get_output_embeddings()
         text_config = module.config.get_text_config()
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
+        self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
         windows = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
         self.takes_any_mask = not windows and not getattr(text_config, "sliding_window", None)
         """Whether a mask of our own may replace the model's (not where some layers see a window only)."""

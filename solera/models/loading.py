@@ -1,6 +1,5 @@
 """Models by folder, by hub name, or the one inside the package; and writing them back as an ordinary folder."""
 
-import re
 from pathlib import Path
 
 import torch
@@ -11,19 +10,22 @@ from transformers.utils import logging as transformers_logging
 from solera.errors import SoleraError
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
-
-EMBEDDED = Path(__file__).parent / "embedded"
+from solera.models.source import find
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
     """The model in float32 on `device`, dropout off, and its codec."""
     transformers_logging.disable_progress_bar()
-    source = _source(path)
+    transformers_logging.set_verbosity_error()  # what matters of its reports is said below, in one line
+    source = find(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise SoleraError(f"model {path}: cannot be loaded: {_first_line(error)}") from error
+        raise SoleraError(f"model {path}: cannot be loaded: {_one_line(error)}") from error
+    if len(tokenizer) > module.get_input_embeddings().num_embeddings:
+        known = module.get_input_embeddings().num_embeddings
+        raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
     ends = end_token_ids(module, tokenizer)
     if not ends:
         raise SoleraError(f"model {path}: neither its tokenizer nor its generation config names an end token (eos)")
@@ -38,18 +40,6 @@ def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
     codec.tokenizer.save_pretrained(folder)
 
 
-def _source(path: str) -> str:
-    if path == "embedded":
-        return str(EMBEDDED)
-    folder = Path(path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model")
-        return str(folder)
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        raise SoleraError(f"model {path}: no such folder, and not a hub name of the form owner/name")
-    return path
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _one_line(error: Exception) -> str:
+    words = " ".join(str(error).split())
+    return words[:300] or type(error).__name__

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from solera.config import AdvantageName, AggregationName, Config, ObjectiveConfig, check
+from solera.config import AdvantageName, AggregationName, CollectConfig, Config, ObjectiveConfig, check
 from solera.errors import SoleraError
 
 
@@ -73,7 +73,19 @@ def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
 def resolve_config(config: Config) -> Config:
     """Every value checked, every objective field that acts filled in: what can be said of a config without torch."""
     check(config)
-    return dataclasses.replace(config, objective=resolve(config.objective))
+    objective = resolve(config.objective)
+    if not objective.refill and config.collect.refill_rounds != CollectConfig.refill_rounds:
+        raise SoleraError("collect.refill_rounds acts with objective.refill = true only: set that or remove it")
+    return dataclasses.replace(config, objective=objective)
+
+
+def describe() -> str:
+    """Every name with the values its unset fields take, a line each."""
+    lines = []
+    for name, row in TABLE.items():
+        fields = {field: getattr(row, field) for field in SHARED} | dict(row.constants)
+        lines.append(f"  {name}: " + ", ".join(f"{field} {value}" for field, value in fields.items()))
+    return "\n".join(lines)
 
 
 def _check(c: ObjectiveConfig) -> None:

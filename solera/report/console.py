@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar with figures on a terminal, a line at each evaluation elsewhere."""
+"""What a person sees while a run goes on: a line at each evaluation and, on a terminal, a bar with figures."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -20,26 +20,34 @@ class Progressing:
         self.console = console
         self.steps = steps
         self._latest: dict[str, float] = {}
+        self._oldest = 0.0
         self._bar: Progress | None = None
         if console.is_terminal:
+            wide = console.width >= 100
             self._bar = Progress(
-                TextColumn("[bold]step"), MofNCompleteColumn(), BarColumn(bar_width=24),
-                TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
+                TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24 if wide else 8),
+                TextColumn("{task.fields[figures]}"), *([TimeElapsedColumn()] if wide else []), TextColumn("ETA"),
+                TimeRemainingColumn(compact=not wide), console=console,
             )  # fmt: skip
             self._task = self._bar.add_task("", total=steps, figures="")
             self._bar.start()
 
     def log(self, step: int, metrics: Metrics) -> None:
+        """Move the bar; at an evaluation, print a line that stays."""
         self._latest.update(metrics)
-        figures = "  ".join(
-            f"{name} {form.format(self._latest[key])}" for name, key, form in FIGURES if key in self._latest
-        )
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, figures=figures)
-        elif "eval/pass@1" in metrics:
+        self._oldest = max(self._oldest, metrics.get("age/max", 0.0))
+        if "eval/pass@1" in metrics:
+            # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
+            figures = self._figures({**self._latest, "age/mean": self._oldest}).replace("age", "age up to")
             self.console.print(f"step {step:5d}/{self.steps}  {figures}", highlight=False)
+            self._oldest = 0.0
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, figures=self._figures(self._latest))
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    @staticmethod
+    def _figures(values: dict[str, float]) -> str:
+        return "  ".join(f"{name} {form.format(values[key])}" for name, key, form in FIGURES if key in values)

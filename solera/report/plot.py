@@ -20,12 +20,16 @@ def plot_run(folder: Path) -> Path:
     panels[0].set_title("Does it learn?")
     _curves(panels[0], rows, {"reward/mean": "reward of the batch", "eval/pass@1": "held-out accuracy"})
     panels[1].set_title("How old is the data it learns from? (batches)")
-    _curves(panels[1], rows, {"age/max": "oldest response", "age/mean": "mean age"}, drawstyle="steps-post")
+    same = all(row.get("age/max") == row.get("age/mean") for row in rows)
+    ages = {"age/mean": "age of every response"} if same else {"age/max": "oldest response", "age/mean": "mean age"}
+    _curves(panels[1], rows, ages, drawstyle="steps-post")
     _mark_syncs(panels[1], rows)
     panels[2].set_title("How far is the policy from who wrote the data?")
     _curves(panels[2], rows, {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"})
     panels[3].set_title("What teaches nothing?")
-    _curves(panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups masked"})
+    _curves(
+        panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups of equal reward"}
+    )
     for panel in panels:
         _style(panel)
     figure.suptitle(folder.name, color=INK)
@@ -39,20 +43,21 @@ def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **s
         points = [(row["step"], row[name]) for row in rows if name in row]
         if not points:
             continue
-        if len(points) < len(rows) / 2:
+        if len(points) < max(len(rows) / 2, 3):
             style |= {"marker": "o", "markersize": 4, "linewidth": 2.2}
         panel.plot(*zip(*points, strict=True), label=label, color=colour, **{"linewidth": 1.2, **style})
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
     counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
-    steps = [b[0] for a, b in itertools.pairwise(counts) if b[1] > a[1]]
+    steps = [b[0] for a, b in itertools.pairwise([(0, 0), *counts]) if b[1] > a[1]]
     if 0 < len(steps) <= 100:
         panel.plot(steps, [0] * len(steps), "^", color=INK, markersize=4, clip_on=False, zorder=5, label="sync")
 
 
 def _style(panel: Any) -> None:
     panel.set_xlabel("step", color=INK)
+    panel.xaxis.get_major_locator().set_params(integer=True)
     panel.title.set_color(INK)
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)

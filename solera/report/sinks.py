@@ -62,7 +62,7 @@ class WeightsAndBiases:
 def need_wandb() -> None:
     """Refuse where the package is missing, before anything of the run is written."""
     if importlib.util.find_spec("wandb") is None:
-        raise SoleraError("report.wandb needs the extra wandb: pip install 'solera[wandb]'")
+        raise SoleraError("report.wandb needs the package wandb: pip install wandb")
 
 
 class Several:

@@ -1,7 +1,9 @@
 """The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
 
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -77,7 +79,7 @@ class Ledger:
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
-        with self._connection.begin():
+        with self._transaction():
             first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
             numbered = list(enumerate(new, first))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
@@ -87,7 +89,7 @@ class Ledger:
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
-            with self._connection.begin():
+            with self._transaction():
                 self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
         except IntegrityError as error:
             raise SoleraError(
@@ -96,11 +98,11 @@ class Ledger:
             ) from error
 
     def waiting(self, group_size: int) -> int:
-        with self._connection.begin():
+        with self._transaction():
             return sum(count // group_size for count in self._connection.scalars(_COUNT_UNUSED))
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        with self._connection.begin():
+        with self._transaction():
             unused = self._connection.execute(_LIST_UNUSED).all()
             chosen = _first_groups(unused, groups, group_size)
             found = self._read({id_ for _, members in chosen for id_ in members})
@@ -112,9 +114,20 @@ class Ledger:
         ids = [use.rollout_id for use in used]
         ends = {"low": min(ids), "high": max(ids), "now": used[0].version}
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        with self._connection.begin():
+        with self._transaction():
             self._add_uses.run(self._connection, [(u.rollout_id, u.version, u.age, u.advantage) for u in used])
             self._connection.execute(_COUNT_USES, ends)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or none; a full disk or a damaged file is said in one line."""
+        try:
+            with self._connection.begin():
+                yield
+        except IntegrityError:
+            raise
+        except DatabaseError as error:
+            raise SoleraError(f"{self.path}: the store cannot be used: {error.orig}") from error
 
     def close(self) -> None:
         self._connection.close()

@@ -174,6 +174,11 @@ def test_an_error_reaches_everyone_who_waits(engine):
         ask(engine, [((VOCABULARY + 5,), SAMPLING, 0), ((3,), SAMPLING, 1)])
 
 
+def test_a_text_longer_than_the_model_reads_is_refused(engine):
+    with pytest.raises(SoleraError, match="a prompt of 120 tokens .* do not fit the model's 128: lower"):
+        ask(engine, [((3,) * 120, SAMPLING, 0)])
+
+
 def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):
     sender = tiny.copy(torch.float32)
     with torch.no_grad():

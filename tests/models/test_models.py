@@ -17,19 +17,20 @@ from transformers import (
 from solera.errors import SoleraError
 from solera.models import loading
 from solera.models.language_model import LanguageModel
+from solera.models.source import EMBEDDED
 
 CPU = torch.device("cpu")
 
 
 def test_the_embedded_model_is_an_ordinary_small_folder_that_vllm_can_serve():
-    files = list(loading.EMBEDDED.iterdir())
+    files = list(EMBEDDED.iterdir())
     assert sum(file.stat().st_size for file in files) <= 3_000_000
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= {file.name for file in files}
-    config = json.loads((loading.EMBEDDED / "config.json").read_text())
+    config = json.loads((EMBEDDED / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert config["head_dim"] in (32, 64)
-    model = AutoModelForCausalLM.from_pretrained(loading.EMBEDDED)
-    tokenizer = AutoTokenizer.from_pretrained(loading.EMBEDDED)
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     assert tokenizer.decode(tokenizer("37+45=")["input_ids"]) == "37+45="
     assert model.config.vocab_size == len(tokenizer)
 
@@ -47,11 +48,20 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
         loading.load(str(tmp_path), CPU)
     with pytest.raises(SoleraError, match="no such folder"):
         loading.load("nowhere", CPU)
-    shutil.copytree(loading.EMBEDDED, tmp_path / "broken")
+    shutil.copytree(EMBEDDED, tmp_path / "broken")
     (tmp_path / "broken" / "model.safetensors").write_bytes(b"\x00" * 100)
     with pytest.raises(SoleraError, match="cannot be loaded") as refusal:
         loading.load(str(tmp_path / "broken"), CPU)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_tokenizer_larger_than_its_model_is_refused(tmp_path):
+    shutil.copytree(EMBEDDED, tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    model.resize_token_embeddings(5)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(SoleraError, match="its tokenizer has 17 tokens, the model knows 5"):
+        loading.load(str(tmp_path / "model"), CPU)
 
 
 def test_a_model_that_caps_its_logits_is_split_right():

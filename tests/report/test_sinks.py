@@ -48,23 +48,27 @@ sink.close()
     assert b"reward/mean" in data.read_bytes()
 
 
-def test_off_a_terminal_a_line_at_each_evaluation(tmp_path):
+def test_off_a_terminal_a_line_at_each_evaluation_with_the_oldest_data_since(tmp_path):
     with (tmp_path / "out").open("w") as file:
         sink = Progressing(2, Console(file=file))
-        for step, row in enumerate(ROWS):
-            sink.log(step, row)
+        for step, row in enumerate([*ROWS, {"eval/pass@1": 1.0}]):
+            sink.log(step, {**row, "age/max": step % 2, "age/mean": 0})
         sink.close()
-    assert (tmp_path / "out").read_text() == "step     0/2  reward 0.25  held-out 50.0%\n"
+    assert (tmp_path / "out").read_text().splitlines() == [
+        "step     0/2  reward 0.25  held-out 50.0%  age up to 0",
+        "step     2/2  reward 0.75  held-out 100.0%  age up to 1",
+    ]
 
 
-def test_on_a_terminal_a_bar_with_figures(tmp_path):
+@pytest.mark.parametrize("width", [80, 150])
+def test_on_a_terminal_a_bar_with_figures(tmp_path, width):
     with (tmp_path / "out").open("w") as file:
-        sink = Progressing(2, Console(file=file, force_terminal=True, width=150))
+        sink = Progressing(200, Console(file=file, force_terminal=True, width=width))
         for step, row in enumerate(ROWS):
             sink.log(step, {**row, "age/mean": 4.0, "sync/count": 1})
         sink.close()
     shown = (tmp_path / "out").read_text()
-    for figure in ("reward 0.75", "held-out 50.0%", "age 4", "syncs 1", "ETA"):
+    for figure in ("reward 0.75", "held-out 50.0%", "age 4", "syncs 1", "1/200", "ETA"):
         assert figure in shown
 
 

@@ -1,0 +1,85 @@
+"""The collector: pacing, seeds, and one error where many attempts fail together."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from solera.collector import Collector, attempt_all, run_async, stream_seed
+from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+
+SAMPLING = Sampling(1.0, 4)
+
+
+class Echo:
+    """A task that answers at once, and an engine that notes what it was asked."""
+
+    def __init__(self):
+        self.asked: list[tuple[tuple[int, ...], int]] = []
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(f"p/{index}", (index + 2, 3))
+
+    async def run(self, prompt, generate) -> Rollout:
+        return Rollout.of(prompt, await generate(prompt.token_ids), rewards=(Reward(1.0),))
+
+    async def generate(self, token_ids, sampling, seed) -> Completion:
+        self.asked.append((token_ids, seed))
+        return Completion(np.array([1], np.int32), np.zeros(1, np.float32), ((1, 0),), "stop")
+
+
+class Counting:
+    """A store that only counts."""
+
+    def __init__(self, held: int):
+        self.held = held
+        self.added: list[Rollout] = []
+
+    def waiting(self, group_size: int) -> int:
+        return self.held
+
+    def add(self, rollouts: list[Rollout]) -> list[int]:
+        self.added += rollouts
+        return []
+
+
+@pytest.mark.parametrize(("held", "reserve", "generated"), [(0, 0, 5), (3, 0, 2), (5, 0, 0), (9, 0, 0), (4, 10, 11)])
+def test_only_what_is_missing_is_generated(held, reserve, generated):
+    task, store = Echo(), Counting(held)
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=reserve, seed=0)
+    assert collector.ensure(5) == 3 * generated
+    assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
+    assert collector.position == generated
+
+
+def test_every_attempt_has_a_seed_of_its_own():
+    task, store = Echo(), Counting(0)
+    Collector(task, task, store, sampling=SAMPLING, group_size=8, reserve=0, seed=1).ensure(100)
+    assert len({seed for _, seed in task.asked}) == 800
+    assert len({stream_seed(a, b) for a in range(100) for b in range(100)}) == 10_000
+
+
+def test_one_error_speaks_for_all(capfd):
+    task = Echo()
+    error = RuntimeError("out of memory")
+
+    async def broken(token_ids, sampling, seed):
+        await asyncio.sleep(0)
+        raise error
+
+    task.generate = broken
+    with pytest.raises(RuntimeError, match="out of memory") as raised:
+        attempt_all(task, task, [(task.prompt(i), i) for i in range(300)], SAMPLING)
+    assert raised.value.__notes__ == ["while attempting prompt 'p/0'"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_coroutines_run_where_a_loop_is_running_already():
+    async def five() -> int:
+        return 5
+
+    async def notebook_cell() -> int:
+        return run_async(five())
+
+    assert run_async(five()) == 5
+    assert asyncio.run(notebook_cell()) == 5
