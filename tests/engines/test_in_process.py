@@ -175,7 +175,7 @@ def test_an_error_reaches_everyone_who_waits(engine):
 
 
 def test_a_text_longer_than_the_model_reads_is_refused(engine):
-    with pytest.raises(SoleraError, match="a prompt of 120 tokens .* do not fit the model's 128: lower"):
+    with pytest.raises(SoleraError, match=r"a prompt of 120 tokens .* do not fit the model's 128: lower"):
         ask(engine, [((3,) * 120, SAMPLING, 0)])
 
 
