@@ -31,11 +31,21 @@ def ours(args: argparse.Namespace) -> list[float]:
     """Seconds a step, in this process."""
     import torch
 
-    from solera.build import build_loop, build_task, rare_garbage_collection, resolved, set_cpu
-    from solera.config import CollectConfig, Config, LearnConfig, RunConfig, SamplingConfig, SyncConfig
+    from solera.build import build_loop, build_task, cpu_for, rare_garbage_collection, resolved
+    from solera.config import (
+        CheckpointConfig,
+        CollectConfig,
+        Config,
+        EvaluateConfig,
+        LearnConfig,
+        RunConfig,
+        SamplingConfig,
+        SyncConfig,
+    )
     from solera.models import loading
     from solera.report.sinks import JsonLines
     from solera.store.ledger import Ledger
+    from solera.sync.rules import SyncState
 
     config = resolved(
         Config(
@@ -44,6 +54,8 @@ def ours(args: argparse.Namespace) -> list[float]:
             collect=CollectConfig(prompts=args.prompts, group_size=args.group),
             learn=LearnConfig(lr=1e-6, warmup=0),
             sync=SyncConfig(period=1),
+            evaluate=EvaluateConfig(every=0),
+            checkpoint=CheckpointConfig(every=0),
         )
     )
     marks: list[float] = []
@@ -55,14 +67,12 @@ def ours(args: argparse.Namespace) -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         model, codec = loading.load("embedded", torch.device("cpu"))
-        set_cpu(args.threads, model)
         store = Ledger(Path(folder) / "store.db")
         sink = Marking(Path(folder) / "metrics.jsonl")
         task = build_task(config, codec)
-        loop = build_loop(config, model, codec, task, store, sink, torch.float32)
-        object.__setattr__(loop.evaluator, "every", 0)
-        with rare_garbage_collection():
-            loop.run()
+        loop = build_loop(config, model, codec, task, store, sink, torch.float32, Path(folder))
+        with cpu_for(model, args.threads), rare_garbage_collection():
+            loop.run(SyncState())
         store.close()
         sink.close()
     return [b - a for a, b in itertools.pairwise(marks)]  # neither warm-up nor the last evaluation

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from solera.build import Result, train
     from solera.config import (
+        CheckpointConfig,
         CollectConfig,
         Config,
         EngineConfig,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from solera.errors import SoleraError
 
 __all__ = [
+    "CheckpointConfig",
     "CollectConfig",
     "Config",
     "EngineConfig",

@@ -2,17 +2,21 @@
 
 import dataclasses
 import gc
+import signal
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from solera import config as configuration
+from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import Config
 from solera.engines.in_process import InProcessEngine
@@ -26,13 +30,13 @@ from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import notices, resolve_config
-from solera.protocols import Sink, Task
-from solera.records import Sampling
+from solera.protocols import Sink, Task, Weights
+from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
-from solera.sync.rules import sync_rule
+from solera.sync.rules import SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 
 SMALL_MODEL = 5_000_000
@@ -57,43 +61,111 @@ class Result:
 
 
 def train(config: Config, console: Console | None = None) -> Result:
-    """Train from a config to a finished model in the run's folder."""
+    """Train from a config to a finished model in a new folder."""
     console = console or Console(stderr=True)
     config = resolved(config)
-
-    def say(sentence: str) -> None:
-        console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
-
     for sentence in notices(config):
-        say(sentence)
+        _say(console, sentence)
+    return _run(config, console, folder=None)
+
+
+def resume(folder: Path, console: Console | None = None) -> Result:
+    """Go on with a run that was interrupted or killed, from its last checkpoint."""
+    if not (folder / "config.toml").is_file():
+        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
+    if (folder / "model").exists():
+        raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
+    return _run(configuration.load(folder / "config.toml"), console or Console(stderr=True), folder)
+
+
+def _run(config: Config, console: Console, folder: Path | None) -> Result:
+    """A new run where there is no folder yet, else the rest of the run in it."""
     device, compute = _device(config)
-    model, codec = loading.load(config.model.path, device)
+    checkpoint = latest(folder / "checkpoints") if folder else None
+    model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
     task = build_task(config, codec)
     problems = len(task.held_out(config.evaluate.problems))
     if problems < config.evaluate.problems:
-        say(f"evaluate.problems is {config.evaluate.problems}, but the task has {problems} held-out problems")
-    set_cpu(config.run.threads, model)
+        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {problems} held-out problems")
     if config.report.wandb is not None:
         need_wandb()
-    folder = make_folder(config)
+    version = checkpoint.state.version if checkpoint else 0
+    resumed = folder is not None
+    folder = folder or make_folder(config)
     start = time.perf_counter()
-    sink = Several(_sinks(config, folder, console))
     store = Ledger(folder / "store.db")
+    if resumed:
+        store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
+    sink = Several(_sinks(config, folder, console, version))
     try:
-        with rare_garbage_collection():
-            build_loop(config, model, codec, task, store, sink, compute).run()
+        with Interruption() as interruption, cpu_for(model, config.run.threads), rare_garbage_collection():
+            loop = build_loop(config, model, codec, task, store, sink, compute, folder, interruption.wanted)
+            finished = loop.run(*restore(loop, checkpoint))
     finally:
         sink.close()
         store.close()
-    loading.save(model, codec, folder / "model")
+    if not finished:
+        raise InterruptedRunError(
+            f"stopped after batch {loop.learner.version}; go on with: solera train --resume {folder}"
+        )
+    unfinished = folder / f"{UNFINISHED}model"
+    loading.save(model, codec, unfinished)
+    publish(unfinished, folder / "model")
+    return _result(folder, console, time.perf_counter() - start)
+
+
+def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float | None]:
+    """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
+    if checkpoint is None:
+        return SyncState(), None
+    state, tensors = checkpoint.state, checkpoint.tensors
+    loop.learner.lineage = state.lineage
+    loop.learner.restore(state.version, tensors["learner"])
+    loop.collector.position = state.position
+    held = Manifest(state.lineage, state.sync.engine_version, ())
+    loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    return state.sync, state.accuracy
+
+
+def _result(folder: Path, console: Console, seconds: float) -> Result:
     rows = read_metrics(folder / "metrics.jsonl")
     if not any(row.get("tokens/trained") for row in rows):
-        say(
-            "nothing was learned: in no batch did a group's rewards differ (an easier task.level, or longer responses?)"
-        )
+        _say(console, "nothing was learned: in no batch did a group's rewards differ (an easier task.level?)")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-    seconds = time.perf_counter() - start
     return Result(folder, accuracies[0], accuracies[-1], seconds, plot_run(folder), folder / "model")
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+
+
+class InterruptedRunError(SoleraError):
+    """The run was asked to stop and did, with a checkpoint written."""
+
+
+class Interruption:
+    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def wanted(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
 
 
 @contextmanager
@@ -118,7 +190,8 @@ def resolved(config: Config) -> Config:
     config = resolve_config(config)
     if config.run.name is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.objective.name}-s{config.run.seed}"
-        config = configuration.override(config, "run", name=name)
+        taken = (Path(config.run.root) / name).exists()
+        config = configuration.override(config, "run", name=f"{name}-{uuid.uuid4().hex[:4]}" if taken else name)
     return config
 
 
@@ -130,6 +203,8 @@ def build_loop(
     store: Ledger,
     sink: Sink,
     compute: torch.dtype,
+    folder: Path,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
@@ -157,6 +232,11 @@ def build_loop(
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
         sync_rule(config.sync), evaluator, sink,
+        Saver(
+            folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
+            lambda target: loading.save(model, codec, target),
+        ),
+        stop,
     )  # fmt: skip
 
 
@@ -167,14 +247,16 @@ def build_task(config: Config, codec: TokenizerCodec) -> Task:
 
 
 def make_folder(config: Config) -> Path:
-    """A new folder for the run, with the resolved config in it."""
+    """A new folder for the run, with the resolved config in it from the first moment."""
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
+    if folder.exists():
+        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
-        folder.mkdir(parents=True)
-        (folder / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
-    except FileExistsError as error:
-        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it") from error
+        unfinished.mkdir(parents=True)
+        (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
+        publish(unfinished, folder)
     except OSError as error:
         raise SoleraError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
     return folder
@@ -190,20 +272,29 @@ def _device(config: Config) -> tuple[torch.device, torch.dtype]:
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
 
 
-def set_cpu(threads: int, model: LanguageModel) -> None:
-    """Threads and kernels of torch that suit the model's size."""
+@contextmanager
+def cpu_for(model: LanguageModel, threads: int) -> Iterator[None]:
+    """Threads and kernels of torch that suit the model's size, and back to what they were."""
     small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
+    threads_before = torch.get_num_threads()
+    (enabled_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
     if threads or small:
         torch.set_num_threads(threads or 1)
     if small:
         torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        torch.backends.mkldnn.set_flags(_enabled=enabled_before)
 
 
-def _sinks(config: Config, folder: Path, console: Console) -> list[Sink]:
+def _sinks(config: Config, folder: Path, console: Console, version: int) -> list[Sink]:
+    """Each goes on from `version`: what a resumed run logged after it is taken back."""
     assert config.run.name is not None
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl")]
+    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", version)]
     if config.report.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard"))
+        sinks.append(TensorBoard(folder / "tensorboard", version))
     if config.report.wandb is not None:
         sinks.append(WeightsAndBiases(config.report.wandb, config.run.name, folder, dataclasses.asdict(config)))
     if config.report.progress:

@@ -5,11 +5,14 @@ import io
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from solera.errors import SoleraError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from solera.build import Result
     from solera.config import Config
 
 USAGE = """usage: solera COMMAND [OPTIONS]
@@ -18,6 +21,7 @@ Group-relative policy optimisation on experience of any age and origin.
 
 commands:
   train [FILE.toml] [--FIELD VALUE ...]   train a model; without a file, the embedded model on arithmetic
+  train --resume FOLDER                   go on with a run that was interrupted or killed
 
 `solera COMMAND --help` explains a command and every field it takes.
 options:
@@ -31,6 +35,7 @@ config, the metrics, the store of all rollouts, a plot and the trained model lan
   solera train                                      the embedded model on arithmetic, v=10, 20 seconds
   solera train recipes/demo.toml --run.seed 7       a recipe with another seed
   solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
+  solera train --resume runs/NAME                   go on with a run from its last checkpoint (no other options)
 
 Objectives, and the values of objective fields left unset:
 
@@ -72,17 +77,28 @@ def _train(arguments: list[str]) -> int:
 
     from solera import config as configuration
 
+    if "--resume" in arguments:
+        if len(arguments) != 2 or arguments[0] != "--resume":
+            raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
+        return _train_with(lambda build, console: build.resume(Path(arguments[1]), console))
+    arguments = [{"true": "True", "false": "False"}.get(argument, argument) for argument in arguments]  # as in TOML
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
-    base = configuration.load(file) if file else configuration.Config()
-    config = _overridden(base, arguments)
+    config = _overridden(configuration.load(file) if file else configuration.Config(), arguments)
     _refuse_early(config)
+    return _train_with(lambda build, console: build.train(config, console))
 
+
+def _train_with(run: "Callable[[Any, Console], Result]") -> int:
     from rich.console import Console
 
     console = Console()
     with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
-        from solera.build import train
-    result = train(config, console)
+        from solera import build
+    try:
+        result = run(build, console)
+    except build.InterruptedRunError as stopped:
+        print(f"solera: {stopped}", file=sys.stderr)
+        return 130
     console.print(
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after "
         f"({result.seconds:.0f} s of training)\nplot   {result.plot}\nmodel  {result.model}",

@@ -10,6 +10,7 @@ from solera.protocols import Engine, Store, Task
 from solera.records import Completion, Prompt, Rollout, Sampling
 
 T = TypeVar("T")
+ROUNDS = 4
 
 
 class Collector:
@@ -40,11 +41,22 @@ class Collector:
         """Next problem of the task's stream."""
 
     def ensure(self, groups: int) -> int:
-        """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated."""
-        missing = groups + self.reserve - self.store.waiting(self.group_size)
-        if missing <= 0:
-            return 0
-        numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + missing)]
+        """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
+
+        Where responses stay ungraded, their groups are not complete and others are written in their place, a few times
+        over; what is still missing then is left to the next call.
+        """
+        generated = 0
+        for _ in range(ROUNDS):
+            missing = groups + self.reserve - self.store.waiting(self.group_size)
+            if missing <= 0:
+                break
+            generated += self._write(missing)
+        return generated
+
+    def _write(self, groups: int) -> int:
+        """Attempt the next problems of the stream, a group each."""
+        numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + groups)]
         attempts = [
             (prompt, stream_seed(seed_of_prompt, g))
             for index, prompt in numbered
@@ -53,7 +65,7 @@ class Collector:
         ]
         rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
         self.store.add(rollouts)
-        self.position += missing
+        self.position += groups
         return sum(rollout.length for rollout in rollouts)
 
 

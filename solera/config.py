@@ -145,7 +145,7 @@ class LearnConfig:
     warmup: int = 10
     """Batches over which the learning rate rises from zero."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after the warm-up; `linear` and `cosine` fall to zero at the last batch."""
+    """What the learning rate does after the warm-up; `linear` and `cosine` would reach zero after the last batch."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the two moments."""
     weight_decay: float = 0.0
@@ -199,6 +199,16 @@ class EvaluateConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """What a killed run goes on from (`solera train --resume FOLDER`)."""
+
+    every: int = 50
+    """Batches between two checkpoints; 0: only when interrupted."""
+    keep: int = 2
+    """How many of the last ones stay, besides the one with the best accuracy."""
+
+
+@dataclass(frozen=True)
 class ReportConfig:
     """Where metrics go besides `metrics.jsonl`."""
 
@@ -224,6 +234,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
 
@@ -371,6 +382,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+        ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
     ]  # fmt: skip
     return [
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
@@ -386,6 +398,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
         (c.sync.rule == "every" or c.sync.period == SyncConfig.period, "sync.period has no meaning with sync.rule = "
          "never: remove one of them"),
+        (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
+         "evaluate.temperature above 0 or remove it"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         (1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),

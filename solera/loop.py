@@ -5,10 +5,11 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from solera.checkpoint import RunState, Saver
 from solera.collector import Collector
 from solera.config import CollectConfig
 from solera.diagnosis.divergence import divergence
@@ -23,7 +24,7 @@ from solera.sync.rules import SyncRule, SyncState
 
 @dataclass(frozen=True)
 class Loop:
-    """A run's parts, put together by `build.py`."""
+    """A run's parts, put together by `build.py`. `stop` asks, after every step, whether someone wants it to end."""
 
     steps: int
     collect: CollectConfig
@@ -35,14 +36,21 @@ class Loop:
     rule: SyncRule
     evaluator: Evaluator
     sink: Sink
+    saver: Saver
+    stop: Callable[[], bool]
 
-    def run(self) -> None:
-        """Learn from `steps` batches. Row k of the metrics is version k: its accuracy, and what batch k did to it."""
-        learner, sync = self.learner, SyncState()
+    def run(self, sync: SyncState, accuracy: float | None = None) -> bool:
+        """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
+
+        Row k of the metrics is version k: its accuracy, and what batch k did to it.
+        """
+        learner = self.learner
         for step in range(learner.version, self.steps):
-            clock = Clock()
-            with clock("time/evaluate"):
-                metrics = self.evaluator.evaluate() if self.evaluator.due(step) else {}
+            clock, metrics = Clock(), dict[str, float]()
+            if self.evaluator.due(step):
+                with clock("time/evaluate"):
+                    metrics = self.evaluator.evaluate()
+                    accuracy = metrics["eval/pass@1"]
             if sync.due:
                 with clock("time/sync"):
                     weights = learner.weights()
@@ -58,7 +66,21 @@ class Loop:
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
             sync = self.rule(sync, learner.version)
+            stop = self.stop()
+            if stop or self.saver.due(learner.version):
+                self.save(sync, accuracy)
+            if stop:
+                return False
         self.sink.log(self.steps, self.evaluator.evaluate())
+        return True
+
+    def save(self, sync: SyncState, accuracy: float | None) -> None:
+        """Write all that a resumed run needs: it goes on bit for bit as this one would."""
+        learner = self.learner
+        state = RunState(
+            learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy
+        )
+        self.saver.save(state, {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)})
 
     def draw(self) -> tuple[int, list[Group]]:
         """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""

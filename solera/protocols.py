@@ -60,6 +60,10 @@ class Engine(Protocol):
         """Take new weights; answers with what it now holds."""
         ...
 
+    def weights(self) -> Weights:
+        """What it holds, to be given back to it when a run is resumed."""
+        ...
+
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         """Continue one text. The same weights and seed give the same tokens, whatever else is in flight."""
         ...
@@ -82,6 +86,10 @@ class Store(Protocol):
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         """Up to that many groups of rewarded rollouts that were never used, first in, first out."""
+        ...
+
+    def watermark(self) -> int:
+        """The last rollout's id; 0 where there is none."""
         ...
 
     def record(self, uses: list[Use]) -> None:

@@ -115,12 +115,14 @@ class Sequence:
                 tokens.append(part.token_ids_T)
                 logps.append(part.behaviour_logp_T)
                 for count, version in part.versions:
-                    spans.append(Span(end, end + count, version))
+                    if count:
+                        spans.append(Span(end, end + count, version))
                     end += count
             else:
                 tokens.append(np.array(part, np.int32))
                 end += len(part)
-        return cls(np.concatenate(tokens), tuple(spans), np.concatenate(logps) if len(logps) != 1 else logps[0])
+        span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
+        return cls(np.concatenate(tokens), tuple(spans), span_logp)
 
     @property
     def length(self) -> int:
@@ -205,7 +207,9 @@ class Rollout:
         Lineage, sampling and finish reason are those of the last completion.
         """
         sequence = Sequence.turns((prompt.token_ids, *turns))
-        last = next(turn for turn in reversed(turns) if isinstance(turn, Completion))
+        last = next((turn for turn in reversed(turns) if isinstance(turn, Completion)), None)
+        if last is None:
+            raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
         return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
 
     @property

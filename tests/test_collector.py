@@ -40,6 +40,7 @@ class Counting:
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
         self.added += rollouts
+        self.held += len(rollouts) // 3
         return []
 
 
@@ -50,6 +51,13 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
     assert collector.ensure(5) == 3 * generated
     assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
     assert collector.position == generated
+
+
+def test_ungraded_groups_are_replaced_a_few_times_over():
+    task, store = Echo(), Counting(0)
+    store.add = store.added.extend  # nothing ever becomes drawable
+    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
+    assert len(store.added) == 4 * 5 * 3
 
 
 def test_every_attempt_has_a_seed_of_its_own():

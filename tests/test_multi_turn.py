@@ -11,6 +11,7 @@ from solera.models import loading
 from solera.records import Prompt, Reward, Rollout, Sampling, Span
 from solera.report.sinks import JsonLines, read_metrics
 from solera.store.ledger import Ledger
+from solera.sync.rules import SyncState
 
 
 class GuessTwice:
@@ -44,8 +45,8 @@ def test_two_turns_through_store_and_learner(tmp_path):
     )
     model, codec = loading.load("embedded", torch.device("cpu"))
     store, sink = Ledger(tmp_path / "store.db"), JsonLines(tmp_path / "metrics.jsonl")
-    loop = build_loop(config, model, codec, GuessTwice(codec), store, sink, torch.float32)
-    loop.run()
+    loop = build_loop(config, model, codec, GuessTwice(codec), store, sink, torch.float32, tmp_path)
+    loop.run(SyncState())
     sink.close()
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert any(row.get("tokens/trained", 0) > 0 for row in rows)

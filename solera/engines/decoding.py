@@ -38,6 +38,8 @@ class LiveRows:
     cache: DynamicCache
     real_SK: Tensor | None
     next_position_S: Tensor
+    diverged: bool = False
+    """Whether every row has a text of its own; rows that differ once differ for good."""
 
     @classmethod
     def prefill(cls, model: LanguageModel, prompts: Items[tuple[int, ...]]) -> "LiveRows":
@@ -67,12 +69,13 @@ class LiveRows:
         if kept_B is not None:
             self.row_B, self.slot_B, token_B = self.row_B[kept_B], self.slot_B[kept_B], token_B[kept_B]
         slots, vocabulary = self.logits_SV.shape
-        if slots == len(self.row_B):  # every row has a text of its own, and always will
+        if self.diverged:
             parent_S, token_S = self.slot_B, token_B
-            self.slot_B = torch.arange(slots, device=token_B.device)
+            self.slot_B = torch.arange(len(token_B), device=token_B.device)
         else:
             pair_S, self.slot_B = torch.unique(self.slot_B * vocabulary + token_B, return_inverse=True)
             parent_S, token_S = pair_S // vocabulary, pair_S % vocabulary
+            self.diverged = len(pair_S) == len(token_B)
         self._take(parent_S, slots)
         mask = self.real_SK
         if mask is not None:

@@ -53,6 +53,9 @@ class InProcessEngine:
         self.held = Manifest(weights.manifest.lineage, weights.manifest.version, tuple(arrived))
         return self.held
 
+    def weights(self) -> Weights:
+        return Weights(self.held, iter(self.model.parameters().items()))
+
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         loop = asyncio.get_running_loop()
         request = Request(token_ids, sampling, seed, loop.create_future())
@@ -75,7 +78,8 @@ class InProcessEngine:
             completions = self._complete(requests)
         except Exception as error:  # handed to whoever waits, or they would wait for ever
             for request in requests:
-                request.answer.set_exception(error)
+                if not request.answer.cancelled():
+                    request.answer.set_exception(error)
             return
         for request, completion in zip(requests, completions, strict=True):
             if not request.answer.cancelled():

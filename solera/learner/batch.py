@@ -60,7 +60,7 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
         advantage_B=advantage_B,
         group_B=number_B,
         groups=int(number_B.max()) + 1 if trained else 0,
-        metrics=_account(drawn, trained, reward_B, flat_P),
+        metrics=_account(drawn, trained, reward_B, flat_P, torch.unique(group_B)),
         uses=[
             Use(member.rollout.id, now, member.age, advantage_of.get(id(member)))
             for member in drawn
@@ -74,15 +74,17 @@ def count_live_groups(groups: list[Group]) -> int:
     return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
 
 
-def _account(drawn: list[Member], trained: list[Member], reward_B: Tensor, flat_P: Tensor) -> dict[str, float]:
+def _account(
+    drawn: list[Member], trained: list[Member], reward_B: Tensor, flat_P: Tensor, graded_P: Tensor
+) -> dict[str, float]:
     ages = [member.age for member in drawn if member.age is not None]
     metrics: dict[str, float] = {"tokens/trained": sum(m.length for m in trained), "groups/drawn": len(flat_P)}
     if drawn:
         metrics["response/length"] = sum(member.length for member in drawn) / len(drawn)
         metrics["response/truncated"] = sum(m.rollout.finish_reason == "length" for m in drawn) / len(drawn)
-        metrics["reward/zero_variance_fraction"] = flat_P.double().mean().item()
     if len(reward_B):
         metrics["reward/mean"] = reward_B.mean().item()
+        metrics["reward/zero_variance_fraction"] = flat_P[graded_P].double().mean().item()
     if ages:
         metrics["age/mean"] = sum(ages) / len(ages)
         metrics["age/max"] = max(ages)
@@ -95,4 +97,9 @@ def _need_behaviour(trained: list[Member]) -> None:
             raise SoleraError(
                 f"rollout {rollout.id} from {rollout.origin!r} has no log-probabilities of its own sampler, which the "
                 "objective's ratio needs: leave it out of the draw"
+            )
+        if rollout.sampling is not None and rollout.sampling.truncated:
+            raise SoleraError(
+                f"rollout {rollout.id} was sampled greedily or with top_p below 1: what its sampler could not draw has "
+                "no probability to correct for; leave it out of the draw"
             )

@@ -4,6 +4,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,13 +75,23 @@ class Learner:
         )
         if config.gradient_checkpointing:
             model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.module.train()  # transformers checkpoints in training mode only; dropout is off in either
 
     def weights(self) -> Weights:
         """The current weights under their version."""
         named = self.model.parameters()
         specs = tuple(TensorSpec(name, tuple(p.shape), str(p.dtype)) for name, p in named.items())
         return Weights(Manifest(self.lineage, self.version, specs), ((n, p.detach()) for n, p in named.items()))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the weights."""
+        return {"optimiser": self._optimiser.state_dict(), "reference": self.reference and self.reference.state()}
+
+    def restore(self, version: int, state: dict[str, Any]) -> None:
+        """Go on from `state`; the weights are loaded already."""
+        self.version = version
+        self._optimiser.load_state_dict(state["optimiser"])
+        if self.reference is not None:
+            self.reference.restore(state["reference"])
 
     def update(self, batch: Batch) -> Update:
         """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
@@ -95,7 +106,7 @@ class Learner:
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics = {name: _mean(several) for name, several in shares.items()}
+        metrics = {name: mean for name, several in shares.items() if (mean := _mean(several)) is not None}
         if norms:
             metrics["learn/grad_norm"] = sum(norms) / len(norms)
         return self._account(parts, metrics | {"learn/lr": rate}, len(batch.rollouts))
@@ -125,6 +136,8 @@ class Learner:
 
     def _step(self, minibatch: list[Part], shares: dict[str, list[Share]]) -> float:
         """One optimiser step; returns the gradient's norm before clipping."""
+        # transformers checkpoints in training mode only, and keeps no cache in it: evaluation must not meet it.
+        self.model.module.train(self.config.gradient_checkpointing)
         self._optimiser.zero_grad(set_to_none=True)
         for part in minibatch:
             logp_T, entropy_T = self._score(self.model, part.micro)
@@ -134,6 +147,7 @@ class Learner:
             loss.backward()
             for name, share in did.items():
                 shares[name].append(share)
+        self.model.module.eval()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
         if not torch.isfinite(norm):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
@@ -185,6 +199,6 @@ def _tokens(part: Part, logp_T: Tensor, entropy_T: Tensor) -> Tokens:
     )
 
 
-def _mean(shares: list[Share]) -> float:
+def _mean(shares: list[Share]) -> float | None:
     total = float(sum(denominator for _, denominator in shares))
-    return float(sum(numerator for numerator, _ in shares)) / total if total else 0.0
+    return float(sum(numerator for numerator, _ in shares)) / total if total else None

@@ -13,6 +13,14 @@ class Reference:
         self.period = period
         self.ema = ema
 
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.detach() for name, parameter in self.model.parameters().items()}
+
+    @torch.no_grad()
+    def restore(self, state: dict[str, torch.Tensor]) -> None:
+        for name, parameter in self.model.parameters().items():
+            parameter.copy_(state[name])
+
     @torch.no_grad()
     def follow(self, model: LanguageModel, version: int) -> None:
         """Move after the learner reached `version`."""

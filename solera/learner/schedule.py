@@ -6,7 +6,7 @@ from solera.config import LearnConfig
 
 
 def learning_rate(config: LearnConfig, version: int, steps: int) -> float:
-    """Rate for the batch that follows `version`: linear warm-up, then constant, linear or cosine to zero at `steps`.
+    """Rate for the batch that follows `version`: a linear warm-up, then constant, or down to zero at `steps`.
 
     >>> [round(learning_rate(LearnConfig(lr=1.0, warmup=2, decay="linear"), k, 6), 2) for k in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]

@@ -25,8 +25,10 @@ class LanguageModel:
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
         self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
         windows = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
-        self.takes_any_mask = not windows and not getattr(text_config, "sliding_window", None)
-        """Whether a mask of our own may replace the model's (not where some layers see a window only)."""
+        plain = module.config._attn_implementation == "sdpa" and not getattr(text_config, "sliding_window", None)
+        self.takes_any_mask = plain and not windows
+        """Whether a boolean mask of our own may replace the model's: eager attention would add it to the scores, and
+        layers that see a window only would lose it."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Every parameter once, tied ones under one name."""
@@ -57,18 +59,51 @@ class LanguageModel:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
-        """The same weights in memory of their own, not trained."""
-        return LanguageModel(copy.deepcopy(self.module).to(dtype).eval().requires_grad_(False))
+        """The same weights in memory of their own, not trained. Buffers keep their type: rotary frequencies rounded to
+        bfloat16 would drift away from the learner's with every position."""
+        module = copy.deepcopy(self.module).eval().requires_grad_(False)
+        for parameter in module.parameters():
+            parameter.data = parameter.data.to(dtype)
+        return LanguageModel(module)
 
     @torch.no_grad()
     def check(self) -> None:
-        """Refuse a model whose logits are not what body and head give: it does something that we do not know."""
-        token_ids_BT = torch.arange(4, device=self.device)[None]
-        whole = self.module(input_ids=token_ids_BT).logits
-        parts = self.logits(self.hidden(token_ids_BT, torch.arange(4, device=self.device)[None]))
-        if whole.shape != parts.shape or not torch.allclose(whole, parts, rtol=1e-2, atol=1e-2):
-            name = type(self.module).__name__
-            raise SoleraError(f"model: {name} is not a plain body and head (logits differ when split); not supported")
+        """Refuse a model that does not give the same logits the ways it will be called: as body and head, padded with a
+        cache, and (else packing is not used) with a mask of ours."""
+        name = type(self.module).__name__
+        ids = torch.arange(2, 8, device=self.device)[None] % self.head.weight.shape[0]
+        at = torch.arange(6, device=self.device)[None]
+        try:
+            whole = self.module(input_ids=ids).logits
+            if not _close(self.logits(self.hidden(ids, at)), whole):
+                raise SoleraError(
+                    f"model: {name} is not a plain body and head (logits differ when split); not supported"
+                )
+            real = torch.tensor([[False, True, True, True]], device=self.device)
+            cache = self.new_cache()
+            self.hidden(
+                torch.cat([ids[:, :1], ids[:, :3]], 1), torch.tensor([[0, 0, 1, 2]], device=self.device), real, cache
+            )
+            real = torch.cat([real, real[:, 1:2]], 1)
+            if not _close(self.logits(self.hidden(ids[:, 3:4], at[:, 3:4], real, cache)), whole[:, 3:4]):
+                raise SoleraError(f"model: {name} gives other logits when padded on the left; not supported")
+            if self.takes_any_mask:
+                self.takes_any_mask = self._packs(ids, whole)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise SoleraError(f"model: {name} cannot be run with a cache and a padded prompt: {error}") from error
+
+    def _packs(self, ids: Tensor, whole: Tensor) -> bool:
+        """Whether the text, packed after two of its tokens with another text between, keeps its logits."""
+        packed = torch.cat([ids[:, :2], ids[:, 3:5], ids[:, 2:]], 1)
+        at = torch.tensor([[0, 1, 2, 3, 2, 3, 4, 5]], device=self.device)
+        segment = torch.tensor([0, 0, 1, 1, 2, 2, 2, 2], device=self.device)
+        sees = (segment[:, None] == segment) | (segment == 0)
+        mask = (sees & torch.ones(8, 8, dtype=torch.bool, device=self.device).tril())[None, None]
+        return _close(self.logits(self.hidden(packed, at, mask))[:, 4:], whole[:, 2:])
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-2)
 
 
 def without_dropout(module: PreTrainedModel) -> PreTrainedModel:

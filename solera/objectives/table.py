@@ -76,6 +76,11 @@ def resolve_config(config: Config) -> Config:
     objective = resolve(config.objective)
     if not objective.refill and config.collect.refill_rounds != CollectConfig.refill_rounds:
         raise SoleraError("collect.refill_rounds acts with objective.refill = true only: set that or remove it")
+    if objective.refill and config.collect.offset:
+        raise SoleraError(
+            "objective.refill draws from the batches that collect.offset lets wait, so that their lag would not be "
+            "kept: choose one"
+        )
     return dataclasses.replace(config, objective=objective)
 
 

@@ -14,7 +14,12 @@ from solera.protocols import Metrics, Sink
 class JsonLines:
     """`metrics.jsonl`: one object a step, on disk before the next step begins."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, start: int = 0) -> None:
+        """Rows from step `start` on are taken back: a resumed run writes them again."""
+        kept = [row for row in read_metrics(path) if row["step"] < start] if path.exists() else []
+        replacement = path.with_name(f"{path.name}.new")
+        replacement.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        replacement.replace(path)
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -28,13 +33,15 @@ class JsonLines:
 class TensorBoard:
     """Event files in the run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
+    def __init__(self, folder: Path, start: int = 0) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         self._event, self._summary = Event, Summary
         self._writer = EventFileWriter(str(folder))
+        if start:  # TensorBoard then leaves out what was logged from this step on before
+            self._writer.add_event(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
@@ -81,5 +88,6 @@ class Several:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Every complete line of a `metrics.jsonl`."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """Every complete line of a `metrics.jsonl`; one that a killed run left half-written is passed over."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Insert,
     bindparam,
     create_engine,
+    delete,
     event,
     exists,
     func,
@@ -38,7 +39,7 @@ _REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created
 _USE_COLUMNS = ("rollout_id", "version", "age", "advantage")
 
 _r, _w = rollouts.c, rewards.c
-_UNUSED = (_r.uses == 0) & exists().where(_w.rollout_id == _r.id)
+_UNUSED = (_r.uses == 0) & (_r.superseded == 0) & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
 _LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
@@ -47,15 +48,11 @@ _READ = (
         _r.sequences, _w.value, _w.part, _w.source, _w.revision,
     )
     .join(rewards, _w.rollout_id == _r.id)
-    .where(_r.id.between(bindparam("low"), bindparam("high")))
     .order_by(_r.id, _w.id)
 )  # fmt: skip
 _COUNT_USES = (
     update(rollouts)
-    .where(
-        _r.id.between(bindparam("low"), bindparam("high")),
-        exists().where(uses.c.rollout_id == _r.id, uses.c.version == bindparam("now")),
-    )
+    .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
     .values(uses=_r.uses + 1)
 )
 
@@ -67,7 +64,7 @@ class Ledger:
         self.path = path
         self._engine = create_engine(f"sqlite:///{path}")
         event.listen(self._engine, "connect", _prepare)
-        event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        event.listen(self._engine, "begin", _begin)
         try:
             metadata.create_all(self._engine)
         except DatabaseError as error:
@@ -79,7 +76,7 @@ class Ledger:
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
-        with self._transaction():
+        with self._transaction(write=True):
             first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
             numbered = list(enumerate(new, first))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
@@ -89,7 +86,7 @@ class Ledger:
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
-            with self._transaction():
+            with self._transaction(write=True):
                 self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
         except IntegrityError as error:
             raise SoleraError(
@@ -111,16 +108,31 @@ class Ledger:
     def record(self, used: list[Use]) -> None:
         if not used:
             return
-        ids = [use.rollout_id for use in used]
-        ends = {"low": min(ids), "high": max(ids), "now": used[0].version}
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        with self._transaction():
+        with self._transaction(write=True):
             self._add_uses.run(self._connection, [(u.rollout_id, u.version, u.age, u.advantage) for u in used])
-            self._connection.execute(_COUNT_USES, ends)
+            self._connection.execute(_COUNT_USES, {"now": used[0].version})
+
+    def watermark(self) -> int:
+        with self._transaction():
+            return self._connection.scalar(select(func.max(_r.id))) or 0
+
+    def rewind(self, watermark: int, version: int) -> None:
+        """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
+        itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
+        undone = uses.c.version >= version
+        back = select(func.count()).where(uses.c.rollout_id == _r.id, undone).scalar_subquery()
+        affected = exists().where(uses.c.rollout_id == _r.id, undone)
+        with self._transaction(write=True):
+            self._connection.execute(update(rollouts).where(affected).values(uses=_r.uses - back))
+            self._connection.execute(delete(uses).where(undone))
+            later = (_r.id > watermark) & (_r.origin == "self")
+            self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, write: bool = False) -> Iterator[None]:
         """All or none; a full disk or a damaged file is said in one line."""
+        self._connection.info["write"] = write
         try:
             with self._connection.begin():
                 yield
@@ -134,10 +146,11 @@ class Ledger:
         self._engine.dispose()
 
     def _read(self, ids: set[int]) -> dict[int, Rollout]:
-        """Rollouts with their rewards. Ids drawn together lie together, so a range is read and the rest passed over."""
+        """Rollouts with their rewards. Ids drawn together mostly lie together: then a range is read, faster."""
         if not ids:
             return {}
-        rows = self._connection.execute(_READ, {"low": min(ids), "high": max(ids)})
+        dense = max(ids) - min(ids) < 4 * len(ids)
+        rows = self._connection.execute(_READ.where(_r.id.between(min(ids), max(ids)) if dense else _r.id.in_(ids)))
         found = {}
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
@@ -191,6 +204,11 @@ def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
+
+
+def _begin(connection: Connection) -> None:
+    """A writer takes the lock first, so that what it has read before writing still holds."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("write") else "BEGIN")
 
 
 def _prepare(connection: Any, _: object) -> None:

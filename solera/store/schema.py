@@ -18,6 +18,7 @@ rollouts = Table(
     Column("top_p", Float),
     Column("created", Float, nullable=False, doc="seconds since 1970"),
     Column("sequences", LargeBinary, nullable=False, doc="see encoding.py"),
+    Column("superseded", Integer, nullable=False, server_default="0", doc="written after the checkpoint resumed from"),
     Column("uses", Integer, nullable=False, server_default="0", doc="rows in uses, counted so that drawing is fast"),
     Index("rollouts_by_uses", "uses", "id", "prompt_key"),
 )
@@ -43,4 +44,5 @@ uses = Table(
     Column("age", Integer),
     Column("advantage", Float),
     UniqueConstraint("rollout_id", "version"),
+    Index("uses_by_version", "version"),
 )

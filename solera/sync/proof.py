@@ -1,4 +1,4 @@
-"""Did the weights arrive? What the engine says it holds is compared with what was sent."""
+"""Did the weights arrive? What the engine says it received is compared with what was sent; values are not compared."""
 
 from solera.errors import SoleraError
 from solera.records import Manifest

@@ -143,14 +143,15 @@ def test_top_p_draws_from_the_renormalised_nucleus():
     assert logp[tokens == 1][0].item() == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
 
 
-def test_each_text_is_computed_once_and_finished_rows_leave(model, monkeypatch):
+@pytest.mark.parametrize("seed", range(6))
+def test_each_text_is_computed_once_and_finished_rows_leave(model, monkeypatch, seed):
     rows = []
     real = LanguageModel.hidden
     monkeypatch.setattr(
         LanguageModel, "hidden", lambda self, ids, *rest: rows.append(len(ids)) or real(self, ids, *rest)
     )
     prompts = [(3, 4, 5)] * 16 + [(6, 7)] * 16
-    drawn = decode(model, prompts, uniforms(np.arange(32, dtype=np.uint64), 12), SAMPLING, (END,))
+    drawn = decode(model, prompts, uniforms(np.arange(32, dtype=np.uint64) + 99 * seed, 12), SAMPLING, (END, 4, 5))
     assert rows[0] == 2  # two prompts, thirty-two rows
     for step, computed in enumerate(rows[1:], 1):
         going_on = [b for b in range(32) if drawn.length_B[b] > step]

@@ -1,5 +1,7 @@
 """The learner's passes, minibatches, versions, reference and schedule."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from solera.errors import SoleraError
 from solera.learner.batch import collate, count_live_groups
 from solera.learner.learner import _split
 from solera.learner.schedule import learning_rate
-from solera.records import Group, Sequence
+from solera.records import Group, Sampling, Sequence
 from tests.conftest import random_prompt, random_rollout
 from tests.learner.test_invariance import GRPO, make_groups, make_learner
 
@@ -78,6 +80,13 @@ def test_a_response_without_log_probabilities_is_refused_by_an_objective_that_ne
     object.__setattr__(foreign, "sequences", (text,))
     with pytest.raises(SoleraError, match="rollout 77 from 'model:other' has no log-probabilities"):
         collate([Group("prompt/0", (*group.rollouts, foreign))], make_learner(tiny).objective, now=0, lineage="test")
+
+
+def test_a_response_of_a_truncated_sampler_is_refused(tiny):
+    group = make_groups()[0]
+    greedy = dataclasses.replace(group.rollouts[0], sampling=Sampling(0.0, 8), id=5)
+    with pytest.raises(SoleraError, match="rollout 5 was sampled greedily"):
+        collate([Group("prompt/0", (greedy, *group.rollouts[1:]))], make_learner(tiny).objective, now=0, lineage="test")
 
 
 @pytest.mark.parametrize(("period", "ema"), [(2, None), (None, 0.25), (None, None)])

@@ -12,6 +12,8 @@ from transformers import (
     Gemma2ForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
 )
 
 from solera.errors import SoleraError
@@ -62,6 +64,40 @@ def test_a_tokenizer_larger_than_its_model_is_refused(tmp_path):
     model.save_pretrained(tmp_path / "model")
     with pytest.raises(SoleraError, match="its tokenizer has 17 tokens, the model knows 5"):
         loading.load(str(tmp_path / "model"), CPU)
+
+
+def test_a_copy_rounds_weights_but_not_rotary_frequencies(tiny):
+    copy = tiny.copy(torch.bfloat16)
+    assert {p.dtype for p in copy.parameters().values()} == {torch.bfloat16}
+    before, after = (dict(m.module.named_buffers()) for m in (tiny, copy))
+    assert before
+    assert all(torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype for name in before)
+
+
+def test_a_model_with_eager_attention_gets_no_boolean_mask(tiny):
+    """Eager attention would add it to the scores. Ragged prompts must still be continued right."""
+    from tests.engines.test_in_process import SAMPLING, InProcessEngine, ask, fresh_logp, ragged_requests
+
+    module = tiny.copy(torch.float32).module
+    module.set_attn_implementation("eager")
+    model = LanguageModel(module)
+    model.check()
+    assert not model.takes_any_mask
+    requests = ragged_requests(10, 3)
+    for (prompt, *_), completion in zip(
+        requests, ask(InProcessEngine(model, (1,), 64, torch.float32), requests), strict=True
+    ):
+        assert (
+            abs(completion.behaviour_logp_T - fresh_logp(model, prompt, completion, SAMPLING.temperature)).max() < 1e-4
+        )
+
+
+def test_a_model_without_a_cache_is_refused_in_one_line():
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=20, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(SoleraError, match="model: MambaForCausalLM") as refusal:
+        LanguageModel(MambaForCausalLM(config).eval()).check()
+    assert "\n" not in str(refusal.value)
 
 
 def test_a_model_that_caps_its_logits_is_split_right():

@@ -2,10 +2,10 @@
 
 import pytest
 
-from solera.config import Config, LearnConfig, ObjectiveConfig
+from solera.config import CollectConfig, Config, LearnConfig, ObjectiveConfig
 from solera.errors import SoleraError
 from solera.objectives.objective import compose
-from solera.objectives.table import TABLE, notices, resolve
+from solera.objectives.table import TABLE, notices, resolve, resolve_config
 
 
 def test_unset_fields_come_from_the_row():
@@ -47,6 +47,25 @@ def test_what_cannot_act_is_refused_in_one_line(config, says):
     with pytest.raises(SoleraError, match=says) as refusal:
         resolve(config)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (Config(collect=CollectConfig(refill_rounds=9)), "acts with objective.refill = true only"),
+        (Config(collect=CollectConfig(offset=2), objective=ObjectiveConfig(refill=True)), "choose one"),
+        (Config(objective="grpo"), "objective is 'grpo' but must be a solera.ObjectiveConfig"),
+        (
+            Config(objective=ObjectiveConfig(centre="prox")),
+            "objective.centre is 'prox' but must be one of one, proximal",
+        ),
+        (Config(learn=LearnConfig(passes=2.5)), "learn.passes is 2.5 but must be a whole number"),
+        ("recipes/demo.toml", "solera.load reads a TOML file"),
+    ],
+)
+def test_what_a_config_cannot_mean_is_refused(config, says):
+    with pytest.raises(SoleraError, match=says):
+        resolve_config(config)
 
 
 def test_a_clip_that_cannot_act_is_said_not_refused():

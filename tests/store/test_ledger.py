@@ -1,6 +1,7 @@
 """The ledger: what goes in comes out, once, in groups, with the rewards it has by then."""
 
 import dataclasses
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,27 @@ def test_a_use_between_others_counts_only_itself(store):
     store.record(use(1, 5))  # 2, 3 and 4 lie between
     assert drawn(store, 5, 2) == [("b", [2, 4])]
     assert drawn(store, 5, 3) == [("b", [2, 4, 6])]
+
+
+def test_members_far_apart_form_a_group(store):
+    store.add(rollouts("a" + "b" * 50 + "a"))
+    store.record(use(*range(2, 52)))
+    assert drawn(store, 1, 2) == [("a", [1, 52])]
+
+
+def test_a_rewound_store_forgets_later_uses_and_what_the_run_wrote_itself(store):
+    store.add(rollouts("aabb"))
+    store.record([Use(1, 4, 0, None), Use(2, 4, 0, None)])
+    watermark = store.watermark()
+    store.record([Use(3, 5, 0, None), Use(4, 5, 0, None)])
+    store.add([*rollouts("cc"), *(dataclasses.replace(rollout, origin="human") for rollout in rollouts("dd"))])
+    store.add_reward(5, Reward(0.5, revision=1))
+    store.rewind(watermark, version=5)
+    assert drawn(store, 9, 2) == [("b", [3, 4]), ("d", [7, 8])]
+    store.record([Use(3, 5, 0, None), Use(4, 5, 0, None)])  # the same version uses them again
+    with sqlite3.connect(store.path) as database:
+        assert database.execute("select count(*) from rewards where rollout_id = 5").fetchone() == (2,)
+        assert database.execute("select max(uses) from rollouts").fetchone() == (1,)
 
 
 def test_rollouts_wait_for_their_rewards_and_revisions_count(store):

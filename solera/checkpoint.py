@@ -1,0 +1,108 @@
+"""Where a run stands, written so that a killed run goes on as if nothing had happened.
+
+A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hugging Face folder, `state.json` and
+`tensors.pt`. It is written under another name and renamed when complete, so a half-written one is never read.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solera.errors import SoleraError
+from solera.sync.rules import SyncState
+
+UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What is not in a tensor. There are no random states: every draw depends on the seed and its own number."""
+
+    lineage: str
+    version: int
+    sync: SyncState
+    position: int
+    """Next problem of the task's stream."""
+    watermark: int
+    """Last rollout in the store when this was written."""
+    accuracy: float | None
+    """Latest accuracy on held-out problems."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A complete checkpoint that was read back."""
+
+    model: Path
+    state: RunState
+    tensors: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Writes checkpoints below `folder`, keeps the last few and the best."""
+
+    folder: Path
+    every: int
+    keep: int
+    save_model: Callable[[Path], None]
+
+    def due(self, version: int) -> bool:
+        return self.every > 0 and version % self.every == 0
+
+    def save(self, state: RunState, tensors: dict[str, Any]) -> None:
+        """Write a checkpoint; it appears whole or not at all."""
+        final = self.folder / f"step-{state.version:06d}"
+        unfinished = self.folder / f"{UNFINISHED}{final.name}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        self.save_model(unfinished / "model")
+        torch.save(tensors, unfinished / "tensors.pt")
+        (unfinished / "state.json").write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
+        publish(unfinished, final)
+        self._prune()
+
+    def _prune(self) -> None:
+        found = sorted(self.folder.glob("step-*"))
+        accuracies = {path: _state(path).accuracy for path in found}
+        best = max(found, key=lambda path: -1.0 if (accuracy := accuracies[path]) is None else accuracy)
+        for path in [*found[: -self.keep], *self.folder.glob(f"{UNFINISHED}*")]:
+            if path != best:
+                shutil.rmtree(path)
+
+
+def latest(folder: Path) -> Checkpoint | None:
+    """The newest complete checkpoint below `folder`, if there is one."""
+    found = sorted(folder.glob("step-*"))
+    if not found:
+        return None
+    try:
+        tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
+    except (OSError, ValueError, RuntimeError) as error:
+        raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {error}") from error
+    return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)
+
+
+def publish(unfinished: Path, final: Path) -> None:
+    """Give a finished folder its name, once all of it is on the disk. What had that name goes."""
+    for path in (*unfinished.rglob("*"), unfinished):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    shutil.rmtree(final, ignore_errors=True)
+    unfinished.rename(final)
+
+
+def _state(folder: Path) -> RunState:
+    try:
+        fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        return RunState(**{**fields, "sync": SyncState(**fields["sync"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise SoleraError(f"{folder}: the checkpoint cannot be read: {error}") from error

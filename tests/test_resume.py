@@ -1,0 +1,154 @@
+"""A run that is killed, however often and wherever, and resumed ends bit for bit as if nothing had happened."""
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from solera import build
+from solera.checkpoint import UNFINISHED
+from solera.config import parse
+from solera.errors import SoleraError
+from solera.models import loading
+from solera.report.sinks import read_metrics
+
+RUN = """
+run = {{ root = "{root}", name = "{name}", steps = 14, device = "cpu" }}
+collect = {{ prompts = 6, group_size = 6, offset = 2 }}
+sync = {{ period = 3 }}
+objective = {{ beta = 0.02, ref_ema = 0.3 }}
+learn = {{ passes = 2, decay = "linear" }}
+evaluate = {{ every = 4, problems = 20 }}
+checkpoint = {{ every = {every}, keep = 2 }}
+report = {{ tensorboard = true, progress = false }}
+"""
+
+
+def config(root: Path, name: str, every: int = 2):
+    return parse(RUN.format(root=root, name=name, every=every), "test")
+
+
+def outcome(folder: Path) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+    rows = [
+        {k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder / "metrics.jsonl")
+    ]
+    return rows, loading.load(str(folder / "model"), torch.device("cpu"))[0].parameters()
+
+
+def assert_same_outcome(a: Path, b: Path) -> None:
+    (rows_a, weights_a), (rows_b, weights_b) = outcome(a), outcome(b)
+    assert rows_a == rows_b
+    assert all(torch.equal(weights_a[name], weights_b[name]) for name in weights_a)
+
+
+def go_on(folder: Path) -> None:
+    """What a person does after a kill: start it anew where nothing was written yet, else resume it."""
+    if (folder / "config.toml").exists():
+        build.resume(folder)
+    else:
+        build.train(config(folder.parent, folder.name, every=1))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """The run that nobody disturbed."""
+    return build.train(config(tmp_path_factory.mktemp("whole"), "whole")).folder
+
+
+def test_killed_at_twenty_random_moments(tmp_path, whole):
+    rng = np.random.default_rng(0)
+    fork = multiprocessing.get_context("fork")  # torch is loaded already: a second a life instead of ten
+    kills, number = 0, 0
+    while kills < 20:
+        folder = tmp_path / f"killed-{number}"
+        number += 1
+        while not (folder / "model").exists():
+            child = fork.Process(target=go_on, args=(folder,))
+            child.start()
+            child.join(timeout=float(rng.uniform(0.05, 0.8)))
+            if child.is_alive():
+                child.kill()
+                child.join()
+                kills += 1
+            else:
+                assert child.exitcode == 0
+        assert_same_outcome(folder, whole)
+        with sqlite3.connect(folder / "store.db") as database:
+            assert database.execute("select count(*), max(uses) from rollouts where uses > 0").fetchone() == (
+                14 * 36,
+                1,
+            )
+            assert database.execute("select count(distinct version) from uses").fetchone() == (14,)
+
+
+def test_killed_while_a_checkpoint_is_written(tmp_path, whole):
+    """At every stage of writing: before the tensors, before the state, before the rename."""
+    stages = [(torch, "save"), (dataclasses, "asdict"), (Path, "rename")]
+    folder = tmp_path / "torn"
+
+    def die(stage: int) -> None:
+        owner, name = stages[stage]
+        real, count = getattr(owner, name), iter(range(100))
+
+        def once(*arguments, **keywords):
+            path = str(arguments[-1]) + str(arguments[0])
+            if (name == "asdict" or "step-" in path) and next(count) == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **keywords)
+
+        setattr(owner, name, once)
+        go_on(folder)
+
+    fork = multiprocessing.get_context("fork")
+    for stage in range(len(stages)):
+        child = fork.Process(target=die, args=(stage,))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        assert list((folder / "checkpoints").glob(f"{UNFINISHED}*"))
+    build.resume(folder)
+    assert_same_outcome(folder, whole)
+    assert not list((folder / "checkpoints").glob(f"{UNFINISHED}*"))
+
+
+def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
+    folder = tmp_path / "asked"
+
+    def run() -> None:
+        try:
+            build.train(config(tmp_path, "asked", every=0))
+        except build.InterruptedRunError as stopped:
+            os._exit(130 if str(stopped).endswith(f"go on with: solera train --resume {folder}") else 1)
+
+    child = multiprocessing.get_context("fork").Process(target=run)
+    child.start()
+    while not (folder / "metrics.jsonl").exists() or len(read_metrics(folder / "metrics.jsonl")) < 3:
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGINT)
+    child.join()
+    assert child.exitcode == 130
+    (saved,) = (folder / "checkpoints").glob("step-*")
+    assert int(saved.name.removeprefix("step-")) == len(read_metrics(folder / "metrics.jsonl"))
+    build.resume(folder)
+    assert_same_outcome(folder, whole)
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(whole):
+    kept = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
+    assert kept[-2:] == ["step-000012", "step-000014"]
+    assert 2 <= len(kept) <= 3
+    loading.load(str(whole / "checkpoints" / kept[-1] / "model"), torch.device("cpu"))
+
+
+def test_what_cannot_be_resumed_says_why(tmp_path, whole):
+    with pytest.raises(SoleraError, match=r"no config\.toml"):
+        build.resume(tmp_path)
+    with pytest.raises(SoleraError, match="the run is finished"):
+        build.resume(whole)
