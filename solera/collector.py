@@ -51,10 +51,13 @@ class Collector:
             missing = groups + self.reserve - self.store.waiting(self.group_size)
             if missing <= 0:
                 break
-            generated += self._write(missing)
+            rollouts = self._write(missing)
+            generated += sum(rollout.length for rollout in rollouts)
+            if all(rollout.rewards for rollout in rollouts):
+                break
         return generated
 
-    def _write(self, groups: int) -> int:
+    def _write(self, groups: int) -> list[Rollout]:
         """Attempt the next problems of the stream, a group each."""
         numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + groups)]
         attempts = [
@@ -66,7 +69,7 @@ class Collector:
         rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
         self.store.add(rollouts)
         self.position += groups
-        return sum(rollout.length for rollout in rollouts)
+        return rollouts
 
 
 def attempt_all(
@@ -91,7 +94,8 @@ async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Samplin
     turn = count()
 
     async def generate(token_ids: tuple[int, ...]) -> Completion:
-        return await engine.generate(token_ids, sampling, stream_seed(seed, next(turn)))
+        number = next(turn)
+        return await engine.generate(token_ids, sampling, stream_seed(seed, number) if number else seed)
 
     try:
         return await task.run(prompt, generate)

@@ -94,6 +94,8 @@ class Sequence:
     token_ids_T: npt.NDArray[np.int32]
     spans: tuple[Span, ...]
     span_logp: npt.NDArray[np.float32] | None
+    length: int = field(init=False)
+    """Tokens the policy answers for."""
 
     def __post_init__(self) -> None:
         end, total = 1, 0  # the first token has nothing before it to be predicted from
@@ -105,6 +107,7 @@ class Sequence:
             raise SoleraError(f"sequence: a span ends at {end}, beyond its {len(self.token_ids_T)} tokens")
         if self.span_logp is not None and len(self.span_logp) != total:
             raise SoleraError(f"sequence: {len(self.span_logp)} log-probabilities for {total} tokens")
+        object.__setattr__(self, "length", total)
 
     @classmethod
     def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]") -> "Sequence":
@@ -123,11 +126,6 @@ class Sequence:
                 end += len(part)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         return cls(np.concatenate(tokens), tuple(spans), span_logp)
-
-    @property
-    def length(self) -> int:
-        """Tokens the policy answers for."""
-        return sum(stop - start for start, stop, _ in self.spans)
 
     @property
     def mask_T(self) -> npt.NDArray[np.bool_]:
@@ -215,7 +213,7 @@ class Rollout:
     @property
     def length(self) -> int:
         """Tokens the policy answers for, over all sequences."""
-        return sum(sequence.length for sequence in self.sequences)
+        return sum([sequence.length for sequence in self.sequences])
 
     @property
     def reward(self) -> float | None:

@@ -53,9 +53,14 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
     assert collector.position == generated
 
 
+async def ungraded(prompt, generate) -> Rollout:
+    return Rollout.of(prompt, await generate(prompt.token_ids))
+
+
 def test_ungraded_groups_are_replaced_a_few_times_over():
     task, store = Echo(), Counting(0)
     store.add = store.added.extend  # nothing ever becomes drawable
+    task.run = ungraded
     Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
     assert len(store.added) == 4 * 5 * 3
 

@@ -122,7 +122,7 @@ def test_gradient_checkpointing_gives_the_same_run(short_run):
 
 
 def test_the_reference_of_a_run_moves_as_configured(short_run):
-    base = "learn = { lr = 3e-3, warmup = 0 }\nobjective = { beta = 0.01"
+    base = "collect = { prompts = 24 }\nlearn = { lr = 3e-3, warmup = 0 }\nobjective = { beta = 0.01"
     frozen = short_run(base + " }", name="frozen").metrics[:6]
     swapped = short_run(base + ", ref_period = 2 }", name="swapped").metrics[:6]
     mixed = short_run(base + ", ref_ema = 0.5 }", name="mixed").metrics[:6]

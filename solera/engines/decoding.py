@@ -54,7 +54,8 @@ class LiveRows:
         real = None if real_SK.all() else torch.from_numpy(real_SK).to(model.device)
         position_SK = torch.from_numpy((real_SK.cumsum(1) - 1).clip(0)).to(model.device)
         cache = model.new_cache()
-        hidden_SKH = model.hidden(torch.from_numpy(token_SK).to(model.device), position_SK, real, cache)
+        mask = None if real is None else _prefill_mask(real) if model.takes_any_mask else real
+        hidden_SKH = model.hidden(torch.from_numpy(token_SK).to(model.device), position_SK, mask, cache)
         return cls(
             row_B=torch.arange(len(prompts), device=model.device),
             slot_B=torch.tensor([number[prompt] for prompt in prompts], device=model.device),
@@ -93,6 +94,13 @@ class LiveRows:
         self.cache.batch_select_indices(parent_S)
         self.next_position_S = self.next_position_S[parent_S]
         self.real_SK = None if self.real_SK is None else self.real_SK[parent_S]
+
+
+def _prefill_mask(real_SK: Tensor) -> Tensor:
+    """Real keys up to one's own place; padding sees itself, or its softmax would be of nothing. `[S, 1, K, K]`"""
+    places = torch.arange(real_SK.shape[1], device=real_SK.device)
+    seen_KK, own_KK = places[None, :] <= places[:, None], places[None, :] == places[:, None]
+    return ((real_SK[:, None, :] & seen_KK) | own_KK)[:, None]
 
 
 @torch.inference_mode()
