@@ -31,7 +31,7 @@ def ours(args: argparse.Namespace) -> list[float]:
     """Seconds a step, in this process."""
     import torch
 
-    from solera.build import build_loop, build_task, cpu_for, rare_garbage_collection, resolved
+    from solera.build import build_loop, build_task, rare_garbage_collection, resolved, torch_for
     from solera.config import (
         CheckpointConfig,
         CollectConfig,
@@ -71,7 +71,7 @@ def ours(args: argparse.Namespace) -> list[float]:
         sink = Marking(Path(folder) / "metrics.jsonl")
         task = build_task(config, codec)
         loop = build_loop(config, model, codec, task, store, sink, torch.float32, Path(folder))
-        with cpu_for(model, args.threads), rare_garbage_collection():
+        with torch_for(model, args.threads), rare_garbage_collection():
             loop.run(SyncState())
         store.close()
         sink.close()

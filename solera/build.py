@@ -98,7 +98,7 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
         store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
     sink = Several(_sinks(config, folder, console, version))
     try:
-        with Interruption() as interruption, cpu_for(model, config.run.threads), rare_garbage_collection():
+        with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
             loop = build_loop(config, model, codec, task, store, sink, compute, folder, interruption.wanted)
             finished = loop.run(*restore(loop, checkpoint))
     finally:
@@ -273,20 +273,22 @@ def _device(config: Config) -> tuple[torch.device, torch.dtype]:
 
 
 @contextmanager
-def cpu_for(model: LanguageModel, threads: int) -> Iterator[None]:
-    """Threads and kernels of torch that suit the model's size, and back to what they were."""
+def torch_for(model: LanguageModel, threads: int) -> Iterator[None]:
+    """Threads and kernels of torch that suit the model and its ever-changing shapes; afterwards as they were."""
     small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
-    threads_before = torch.get_num_threads()
-    (enabled_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
+    threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
+    (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
     if threads or small:
         torch.set_num_threads(threads or 1)
     if small:
         torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, 100 ms, for every shape; each batch has another
     try:
         yield
     finally:
         torch.set_num_threads(threads_before)
-        torch.backends.mkldnn.set_flags(_enabled=enabled_before)
+        torch.backends.mkldnn.set_flags(_enabled=mkldnn_before)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_before)
 
 
 def _sinks(config: Config, folder: Path, console: Console, version: int) -> list[Sink]:

@@ -73,9 +73,11 @@ class Saver:
         found = sorted(self.folder.glob("step-*"))
         accuracies = {path: _state(path).accuracy for path in found}
         best = max(found, key=lambda path: -1.0 if (accuracy := accuracies[path]) is None else accuracy)
-        for path in [*found[: -self.keep], *self.folder.glob(f"{UNFINISHED}*")]:
+        for path in found[: -self.keep]:
             if path != best:
-                shutil.rmtree(path)
+                path.rename(self.folder / f"{UNFINISHED}{path.name}")  # or a kill would leave half of it to be read
+        for path in self.folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path)
 
 
 def latest(folder: Path) -> Checkpoint | None:
@@ -91,12 +93,11 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give a finished folder its name, once all of it is on the disk. What had that name goes."""
+    """Give a finished folder its name, once all of it is on the disk."""
     for path in (*unfinished.rglob("*"), unfinished):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
-    shutil.rmtree(final, ignore_errors=True)
     unfinished.rename(final)
 
 

@@ -140,9 +140,12 @@ def test_evaluation_is_sampled_as_configured(short_run):
 
 
 def test_training_leaves_torch_as_it_found_it(short_run):
-    before = (torch.get_num_threads(), torch.backends.mkldnn.enabled)
+    def settings():
+        return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.cuda.cudnn_sdp_enabled()
+
+    before = settings()
     short_run("run = { steps = 1, threads = 2 }")
-    assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == before
+    assert settings() == before
 
 
 def test_it_learns(short_run):

@@ -31,6 +31,11 @@ report = {{ tensorboard = true, progress = false }}
 """
 
 
+# A server that has loaded torch and no threads forks every life: a second each instead of ten.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["solera.build", "torch._dynamo", "tests.test_resume"])
+
+
 def config(root: Path, name: str, every: int = 2):
     return parse(RUN.format(root=root, name=name, every=every), "test")
 
@@ -64,13 +69,12 @@ def whole(tmp_path_factory) -> Path:
 
 def test_killed_at_twenty_random_moments(tmp_path, whole):
     rng = np.random.default_rng(0)
-    fork = multiprocessing.get_context("fork")  # torch is loaded already: a second a life instead of ten
     kills, number = 0, 0
     while kills < 20:
         folder = tmp_path / f"killed-{number}"
         number += 1
         while not (folder / "model").exists():
-            child = fork.Process(target=go_on, args=(folder,))
+            child = PROCESSES.Process(target=go_on, args=(folder,))
             child.start()
             child.join(timeout=float(rng.uniform(0.05, 0.8)))
             if child.is_alive():
@@ -88,27 +92,28 @@ def test_killed_at_twenty_random_moments(tmp_path, whole):
             assert database.execute("select count(distinct version) from uses").fetchone() == (14,)
 
 
+STAGES = {"save": torch, "asdict": dataclasses, "rename": Path}
+
+
+def die_while_saving(folder: Path, name: str) -> None:
+    """Go on, and be killed the third time that function is called for a checkpoint."""
+    owner = STAGES[name]
+    real, count = getattr(owner, name), iter(range(100))
+
+    def once(*arguments, **keywords):
+        if (name == "asdict" or "step-" in f"{arguments[0]}{arguments[-1]}") and next(count) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **keywords)
+
+    setattr(owner, name, once)
+    go_on(folder)
+
+
 def test_killed_while_a_checkpoint_is_written(tmp_path, whole):
     """At every stage of writing: before the tensors, before the state, before the rename."""
-    stages = [(torch, "save"), (dataclasses, "asdict"), (Path, "rename")]
     folder = tmp_path / "torn"
-
-    def die(stage: int) -> None:
-        owner, name = stages[stage]
-        real, count = getattr(owner, name), iter(range(100))
-
-        def once(*arguments, **keywords):
-            path = str(arguments[-1]) + str(arguments[0])
-            if (name == "asdict" or "step-" in path) and next(count) == 2:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **keywords)
-
-        setattr(owner, name, once)
-        go_on(folder)
-
-    fork = multiprocessing.get_context("fork")
-    for stage in range(len(stages)):
-        child = fork.Process(target=die, args=(stage,))
+    for name in STAGES:
+        child = PROCESSES.Process(target=die_while_saving, args=(folder, name))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
@@ -118,18 +123,19 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, whole):
     assert not list((folder / "checkpoints").glob(f"{UNFINISHED}*"))
 
 
+def train_until_interrupted(folder: Path) -> None:
+    try:
+        build.train(config(folder.parent, folder.name, every=0))
+    except build.InterruptedRunError as stopped:
+        os._exit(130 if str(stopped).endswith(f"go on with: solera train --resume {folder}") else 1)
+
+
 def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
     folder = tmp_path / "asked"
-
-    def run() -> None:
-        try:
-            build.train(config(tmp_path, "asked", every=0))
-        except build.InterruptedRunError as stopped:
-            os._exit(130 if str(stopped).endswith(f"go on with: solera train --resume {folder}") else 1)
-
-    child = multiprocessing.get_context("fork").Process(target=run)
+    child = PROCESSES.Process(target=train_until_interrupted, args=(folder,))
     child.start()
     while not (folder / "metrics.jsonl").exists() or len(read_metrics(folder / "metrics.jsonl")) < 3:
+        assert child.is_alive()
         time.sleep(0.01)
     os.kill(child.pid, signal.SIGINT)
     child.join()
