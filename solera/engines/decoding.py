@@ -125,7 +125,7 @@ def decode(
         token_B, logp_B = sample(live.logits_SV[live.slot_B], uniform_B, sampling.temperature, sampling.top_p)
         token_BT[live.row_B, step] = token_B
         logp_BT[live.row_B, step] = logp_B
-        ended_B = torch.isin(token_B, ends)
+        ended_B = (token_B[:, None] == ends).any(dim=1)
         some_ended = bool(ended_B.any())
         if some_ended:
             length_B[live.row_B[ended_B]] = step + 1

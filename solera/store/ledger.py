@@ -29,17 +29,17 @@ from sqlalchemy.exc import DatabaseError, IntegrityError
 from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Sampling, Use
 from solera.store.encoding import decode, encode
-from solera.store.schema import metadata, rewards, rollouts, uses
+from solera.store.schema import metadata, never_used, rewards, rollouts, uses
 
 _ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
     "created", "sequences",
 )  # fmt: skip
 _REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
-_USE_COLUMNS = ("rollout_id", "version", "age", "advantage")
+_USE_COLUMNS = ("version", "rollout_id", "age", "advantage")
 
 _r, _w = rollouts.c, rewards.c
-_UNUSED = (_r.uses == 0) & (_r.superseded == 0) & exists().where(_w.rollout_id == _r.id)
+_UNUSED = never_used & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
 _LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
@@ -48,7 +48,7 @@ _READ = (
         _r.sequences, _w.value, _w.part, _w.source, _w.revision,
     )
     .join(rewards, _w.rollout_id == _r.id)
-    .order_by(_r.id, _w.id)
+    .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
 _COUNT_USES = (
     update(rollouts)
@@ -110,7 +110,7 @@ class Ledger:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
         with self._transaction(write=True):
-            self._add_uses.run(self._connection, [(u.rollout_id, u.version, u.age, u.advantage) for u in used])
+            self._add_uses.run(self._connection, [(u.version, u.rollout_id, u.age, u.advantage) for u in used])
             self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def watermark(self) -> int:

@@ -14,6 +14,7 @@ from solera.protocols import Codec, Generate
 from solera.records import Prompt, Reward, Rollout
 
 HELD_OUT_SHARE = 8
+RIGHT, WRONG = Reward(1.0), Reward(0.0)
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -32,15 +33,6 @@ def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
         a, b = rng.randrange(10**level), rng.randrange(10**level)
         if is_held_out(a, b) == held_out:
             return a, b
-
-
-def grade(text: str, answer: str) -> float:
-    """1 where the text is exactly the answer, else 0.
-
-    >>> grade("82", "82"), grade("082", "82"), grade("82 ", "82"), grade("", "82")
-    (1.0, 0.0, 0.0, 0.0)
-    """
-    return float(text == answer)
 
 
 @dataclass(frozen=True)
@@ -71,8 +63,8 @@ class Arithmetic:
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
         completion = await generate(prompt.token_ids)
         finished = completion.finish_reason == "stop"  # an answer cut off by the limit is not yet an answer
-        reward = grade(self.codec.decode(completion.token_ids_T), prompt.data["answer"]) if finished else 0.0
-        return Rollout.of(prompt, completion, rewards=(Reward(reward),))
+        right = finished and self.codec.decode(completion.token_ids_T) == prompt.data["answer"]
+        return Rollout.of(prompt, completion, rewards=(RIGHT if right else WRONG,))
 
     def _prompt(self, a: int, b: int) -> Prompt:
         text = f"{a}+{b}="

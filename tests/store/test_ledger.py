@@ -42,7 +42,7 @@ def use(*ids: int) -> list[Use]:
 def test_a_rollout_comes_back_as_it_went_in(store):
     original = dataclasses.replace(
         rollouts("a")[0], lineage="run", origin="model:other", finish_reason="length", sampling=Sampling(0.7, 9, 1.0),
-        rewards=(Reward(0.25, "format", "rule"), Reward(1.0, "correct", "grader")),
+        rewards=(Reward(1.0, "correct", "grader"), Reward(0.25, "format", "rule")),
     )  # fmt: skip
     (id_,) = store.add([original])
     back = store.draw(1, 1)[0].rollouts[0]
