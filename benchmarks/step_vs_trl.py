@@ -31,7 +31,7 @@ def ours(args: argparse.Namespace) -> list[float]:
     """Seconds a step, in this process."""
     import torch
 
-    from solera.build import build_loop, build_task, rare_garbage_collection, resolved, torch_for
+    from solera.build import build_loop, build_task, resolved
     from solera.config import (
         CheckpointConfig,
         CollectConfig,
@@ -43,6 +43,7 @@ def ours(args: argparse.Namespace) -> list[float]:
         SyncConfig,
     )
     from solera.models import loading
+    from solera.process import rare_garbage_collection, torch_for
     from solera.report.sinks import JsonLines
     from solera.store.ledger import Ledger
     from solera.sync.rules import SyncState

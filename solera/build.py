@@ -1,16 +1,11 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
-import gc
-import signal
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,6 +25,7 @@ from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import notices, resolve_config
+from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
@@ -38,9 +34,6 @@ from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiase
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
-
-SMALL_MODEL = 5_000_000
-"""Parameters below which a second CPU thread costs more than it brings."""
 
 
 @dataclass(frozen=True)
@@ -143,48 +136,6 @@ class InterruptedRunError(SoleraError):
     """The run was asked to stop and did, with a checkpoint written."""
 
 
-class Interruption:
-    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
-
-    def wanted(self) -> bool:
-        return self._asked
-
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _: object) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
-
-
-@contextmanager
-def rare_garbage_collection() -> Iterator[None]:
-    """Look for reference cycles less often, and not among what was there before.
-
-    Hundreds of small records are born and die at every step; at Python's own pace the collector walks through all of
-    torch's and transformers' objects to find nothing, for a tenth of a small step's time.
-    """
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(100_000, 20, 50)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
-
-
 def resolved(config: Config) -> Config:
     """Every value checked, every unset objective field filled in, a name given."""
     config = resolve_config(config)
@@ -270,25 +221,6 @@ def _device(config: Config) -> tuple[torch.device, torch.dtype]:
     automatic = "bfloat16" if device.type == "cuda" else "float32"
     chosen = automatic if config.model.compute == "auto" else config.model.compute
     return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
-
-
-@contextmanager
-def torch_for(model: LanguageModel, threads: int) -> Iterator[None]:
-    """Threads and kernels of torch that suit the model and its ever-changing shapes; afterwards as they were."""
-    small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
-    threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
-    (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
-    if threads or small:
-        torch.set_num_threads(threads or 1)
-    if small:
-        torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, 100 ms, for every shape; each batch has another
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads_before)
-        torch.backends.mkldnn.set_flags(_enabled=mkldnn_before)
-        torch.backends.cuda.enable_cudnn_sdp(cudnn_before)
 
 
 def _sinks(config: Config, folder: Path, console: Console, version: int) -> list[Sink]:

@@ -1,0 +1,76 @@
+"""What a run asks of its process while it trains: signals, garbage collection, torch's threads and kernels."""
+
+import gc
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from solera.models.language_model import LanguageModel
+
+SMALL_MODEL = 5_000_000
+"""Parameters below which a second CPU thread costs more than it brings."""
+
+
+class Interruption:
+    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def wanted(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+
+@contextmanager
+def rare_garbage_collection() -> Iterator[None]:
+    """Look for reference cycles less often, and not among what was there before.
+
+    Hundreds of small records are born and die at every step; at Python's own pace the collector walks through all of
+    torch's and transformers' objects to find nothing, for a tenth of a small step's time.
+    """
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+@contextmanager
+def torch_for(model: LanguageModel, threads: int) -> Iterator[None]:
+    """Threads and kernels of torch that suit the model and its ever-changing shapes; afterwards as they were."""
+    small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
+    threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
+    (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
+    if threads or small:
+        torch.set_num_threads(threads or 1)
+    if small:
+        torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, 100 ms, for every shape; each batch has another
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)
+        torch.backends.mkldnn.set_flags(_enabled=mkldnn_before)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn_before)
