@@ -71,12 +71,15 @@ def test_killed_at_twenty_random_moments(tmp_path, whole):
     rng = np.random.default_rng(0)
     kills, number = 0, 0
     while kills < 20:
-        folder = tmp_path / f"killed-{number}"
+        folder, lives = tmp_path / f"killed-{number}", 0
         number += 1
         while not (folder / "model").exists():
             child = PROCESSES.Process(target=go_on, args=(folder,))
             child.start()
-            child.join(timeout=float(rng.uniform(0.05, 0.8)))
+            child.join(
+                timeout=float(rng.uniform(0.05, 0.8 + 0.1 * lives))
+            )  # longer lives, or a slow machine never ends
+            lives += 1
             if child.is_alive():
                 child.kill()
                 child.join()
