@@ -68,7 +68,8 @@ def resume(folder: Path, console: Console | None = None) -> Result:
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    return _run(configuration.load(folder / "config.toml"), console or Console(stderr=True), folder)
+    config = resolve_config(configuration.load(folder / "config.toml"))
+    return _run(config, console or Console(stderr=True), folder)
 
 
 def _run(config: Config, console: Console, folder: Path | None) -> Result:
@@ -77,9 +78,6 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
     task = build_task(config, codec)
-    problems = len(task.held_out(config.evaluate.problems))
-    if problems < config.evaluate.problems:
-        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {problems} held-out problems")
     if config.report.wandb is not None:
         need_wandb()
     version = checkpoint.state.version if checkpoint else 0
@@ -93,6 +91,10 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
     try:
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
             loop = build_loop(config, model, codec, task, store, sink, compute, folder, interruption.wanted)
+            if (found := len(loop.evaluator.prompts)) < config.evaluate.problems:
+                _say(
+                    console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems"
+                )
             finished = loop.run(*restore(loop, checkpoint))
     finally:
         sink.close()
@@ -199,10 +201,7 @@ def build_task(config: Config, codec: TokenizerCodec) -> Task:
 
 def make_folder(config: Config) -> Path:
     """A new folder for the run, with the resolved config in it from the first moment."""
-    assert config.run.name is not None
-    folder = Path(config.run.root) / config.run.name
-    if folder.exists():
-        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+    folder = configuration.new_folder(config)
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         unfinished.mkdir(parents=True)

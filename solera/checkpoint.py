@@ -7,6 +7,7 @@ A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hug
 import dataclasses
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.sync.rules import SyncState
 
 UNFINISHED = ".unfinished-"
@@ -87,8 +88,8 @@ def latest(folder: Path) -> Checkpoint | None:
         return None
     try:
         tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {error}") from error
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {one_line(error)}") from error
     return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)
 
 
@@ -106,4 +107,4 @@ def _state(folder: Path) -> RunState:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         return RunState(**{**fields, "sync": SyncState(**fields["sync"])})
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise SoleraError(f"{folder}: the checkpoint cannot be read: {error}") from error
+        raise SoleraError(f"{folder}: the checkpoint cannot be read: {one_line(error)}") from error

@@ -109,15 +109,14 @@ def _train_with(run: "Callable[[Any, Console], Result]") -> int:
 
 def _refuse_early(config: "Config") -> None:
     """What can be refused before torch is loaded, which takes seconds."""
-    from pathlib import Path
-
+    from solera.config import new_folder
     from solera.models.source import find
     from solera.objectives.table import resolve_config
 
     resolve_config(config)
     find(config.model.path)
-    if config.run.name is not None and (folder := Path(config.run.root) / config.run.name).exists():
-        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+    if config.run.name is not None:
+        new_folder(config)
 
 
 def _overridden(base: "Config", arguments: list[str]) -> "Config":

@@ -11,6 +11,7 @@ from solera.records import Completion, Prompt, Rollout, Sampling
 
 T = TypeVar("T")
 ROUNDS = 4
+"""How often groups that stayed ungraded are replaced in one call."""
 
 
 class Collector:

@@ -346,6 +346,15 @@ def override(config: Config, room: str, **values: Any) -> Config:
     return dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
 
 
+def new_folder(config: Config) -> Path:
+    """Where the run will live; refused where something is there already."""
+    assert config.run.name is not None
+    folder = Path(config.run.root) / config.run.name
+    if folder.exists():
+        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+    return folder
+
+
 def check(config: Config) -> None:
     """Refuse values that cannot work, each with one line that says what to change."""
     if not isinstance(config, Config):

@@ -3,3 +3,8 @@
 
 class SoleraError(Exception):
     """A mistake in what the user gave us. The command line prints it as one line and exits with status 2."""
+
+
+def one_line(error: Exception) -> str:
+    """What another package's error says, without its line breaks."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -3,6 +3,7 @@
 import dataclasses
 import multiprocessing
 import os
+import shutil
 import signal
 import sqlite3
 import time
@@ -76,9 +77,8 @@ def test_killed_at_twenty_random_moments(tmp_path, whole):
         while not (folder / "model").exists():
             child = PROCESSES.Process(target=go_on, args=(folder,))
             child.start()
-            child.join(
-                timeout=float(rng.uniform(0.05, 0.8 + 0.1 * lives))
-            )  # longer lives, or a slow machine never ends
+            # Each life may last longer than the one before, or a slow machine would never come to an end.
+            child.join(timeout=float(rng.uniform(0.05, 0.8 + 0.1 * lives)))
             lives += 1
             if child.is_alive():
                 child.kill()
@@ -154,6 +154,18 @@ def test_the_last_checkpoints_and_the_best_are_kept(whole):
     assert kept[-2:] == ["step-000012", "step-000014"]
     assert 2 <= len(kept) <= 3
     loading.load(str(whole / "checkpoints" / kept[-1] / "model"), torch.device("cpu"))
+
+
+def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "model")
+    newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
+    for damage in (b"", b"not a checkpoint", (newest / "tensors.pt").read_bytes()[:-100]):
+        (newest / "tensors.pt").write_bytes(damage)
+        with pytest.raises(SoleraError, match="the checkpoint cannot be read") as refusal:
+            build.resume(folder)
+        assert "\n" not in str(refusal.value)
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path, whole):

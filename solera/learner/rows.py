@@ -79,8 +79,7 @@ def _units(rollouts: tuple[Rollout, ...], first_response: int, pack_tokens: int)
     placed: dict[bytes, list[tuple[Sequence, int]]] = {}  # by whole text
     for response, rollout in enumerate(rollouts, first_response):
         if len(rollout.sequences) > 1:
-            lone = [_row_of(sequence, response) for sequence in rollout.sequences if sequence.spans]
-            units.append(lone)
+            units.append([_row_of(sequence, response) for sequence in rollout.sequences if sequence.spans])
             continue
         (sequence,) = rollout.sequences
         whole, prefix = sequence.token_ids_T.tobytes(), sequence.spans[0].start

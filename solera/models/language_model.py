@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 
 
 class LanguageModel:
@@ -90,7 +90,9 @@ class LanguageModel:
             if self.takes_any_mask:
                 self.takes_any_mask = self._packs(ids, whole)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-            raise SoleraError(f"model: {name} cannot be run with a cache and a padded prompt: {error}") from error
+            raise SoleraError(
+                f"model: {name} cannot be run with a cache and a padded prompt: {one_line(error)}"
+            ) from error
 
     def _packs(self, ids: Tensor, whole: Tensor) -> bool:
         """Whether the text, packed after two of its tokens with another text between, keeps its logits."""

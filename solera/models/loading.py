@@ -7,7 +7,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
 from solera.models.source import find
@@ -22,7 +22,7 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
         tokenizer = AutoTokenizer.from_pretrained(source)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise SoleraError(f"model {path}: cannot be loaded: {_one_line(error)}") from error
+        raise SoleraError(f"model {path}: cannot be loaded: {one_line(error)}") from error
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
         raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
@@ -38,8 +38,3 @@ def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
     """Write an ordinary Hugging Face folder."""
     model.module.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
-
-
-def _one_line(error: Exception) -> str:
-    words = " ".join(str(error).split())
-    return words[:300] or type(error).__name__

@@ -43,9 +43,9 @@ def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **s
         points = [(row["step"], row[name]) for row in rows if name in row]
         if not points:
             continue
-        if len(points) < max(len(rows) / 2, 3):
-            style |= {"marker": "o", "markersize": 4, "linewidth": 2.2}
-        panel.plot(*zip(*points, strict=True), label=label, color=colour, **{"linewidth": 1.2, **style})
+        few = len(points) < max(len(rows) / 2, 3)
+        drawn = {"marker": "o", "markersize": 4, "linewidth": 2.2} if few else {"linewidth": 1.2}
+        panel.plot(*zip(*points, strict=True), label=label, color=colour, **drawn, **style)
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:

@@ -12,7 +12,7 @@ from solera.protocols import Metrics, Sink
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object a step, on disk before the next step begins."""
+    """`metrics.jsonl`: one object a step, out of our hands before the next step begins: a kill loses none."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         """Rows from step `start` on are taken back: a resumed run writes them again."""

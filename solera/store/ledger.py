@@ -121,10 +121,10 @@ class Ledger:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
         itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
         undone = uses.c.version >= version
-        back = select(func.count()).where(uses.c.rollout_id == _r.id, undone).scalar_subquery()
-        affected = exists().where(uses.c.rollout_id == _r.id, undone)
+        times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
         with self._transaction(write=True):
-            self._connection.execute(update(rollouts).where(affected).values(uses=_r.uses - back))
+            fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
+            self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
             later = (_r.id > watermark) & (_r.origin == "self")
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
