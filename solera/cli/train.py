@@ -1,10 +1,11 @@
-"""The command `solera`. Heavy imports wait until a command needs them, so that help answers at once."""
+"""`solera train`: from a TOML file and options to a run."""
 
 import contextlib
 import io
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from solera.errors import SoleraError
@@ -15,21 +16,7 @@ if TYPE_CHECKING:
     from solera.build import Result
     from solera.config import Config
 
-USAGE = """usage: solera COMMAND [OPTIONS]
-
-Group-relative policy optimisation on experience of any age and origin.
-
-commands:
-  train [FILE.toml] [--FIELD VALUE ...]   train a model; without a file, the embedded model on arithmetic
-  train --resume FOLDER                   go on with a run that was interrupted or killed
-
-`solera COMMAND --help` explains a command and every field it takes.
-options:
-  --help      show this
-  --version   show the version
-"""
-
-TRAIN_HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
+HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot and the trained model land in the run's folder.
 
   solera train                                      the embedded model on arithmetic, v=10, 20 seconds
@@ -42,39 +29,7 @@ Objectives, and the values of objective fields left unset:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    try:
-        return _dispatch(arguments)
-    except SoleraError as error:
-        print(f"solera: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"solera: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("solera: interrupted", file=sys.stderr)
-        return 130
-
-
-def _dispatch(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(USAGE, end="")
-        return 0
-    if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        print(version("solera"))
-        return 0
-    if arguments[0] not in COMMANDS:
-        raise SoleraError(f"unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)} (see solera --help)")
-    return COMMANDS[arguments[0]](arguments[1:])
-
-
-def _train(arguments: list[str]) -> int:
-    from pathlib import Path
-
+def run(arguments: list[str]) -> int:
     from solera import config as configuration
 
     if "--resume" in arguments:
@@ -88,14 +43,14 @@ def _train(arguments: list[str]) -> int:
     return _train_with(lambda build, console: build.train(config, console))
 
 
-def _train_with(run: "Callable[[Any, Console], Result]") -> int:
+def _train_with(start: "Callable[[Any, Console], Result]") -> int:
     from rich.console import Console
 
     console = Console()
     with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
         from solera import build
     try:
-        result = run(build, console)
+        result = start(build, console)
     except build.InterruptedRunError as stopped:
         print(f"solera: {stopped}", file=sys.stderr)
         return 130
@@ -131,7 +86,7 @@ def _overridden(base: "Config", arguments: list[str]) -> "Config":
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
                 Config, args=arguments, default=base, prog="solera train [FILE.toml]", use_underscores=True,
-                description=TRAIN_HELP + describe(), config=(tyro.conf.FlagConversionOff,),
+                description=HELP + describe(), config=(tyro.conf.FlagConversionOff,),
             )  # fmt: skip
     except SystemExit as stop:
         if not stop.code:
@@ -146,9 +101,3 @@ def _one_line(box: str) -> str:
     first = " ".join(paragraphs[0].split())
     suggestion = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
     return first + (f"; did you mean {suggestion[1]}?" if suggestion else "") + " (see solera train --help)"
-
-
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": _train}
-
-if __name__ == "__main__":
-    sys.exit(main())

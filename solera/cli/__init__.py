@@ -1,0 +1,57 @@
+"""The command `solera`. Heavy imports wait until a command needs them, so that help answers at once."""
+
+import importlib
+import sys
+
+from solera.errors import SoleraError
+
+COMMANDS = {
+    "train": "train a model, or go on with a run (--resume FOLDER)",
+}
+"""Each command is a file of this room with `run(arguments) -> exit status`."""
+
+USAGE = """usage: solera COMMAND [OPTIONS]
+
+Group-relative policy optimisation on experience of any age and origin.
+
+commands:
+{commands}
+
+`solera COMMAND --help` explains a command and every field it takes.
+options:
+  --help      show this
+  --version   show the version
+  --debug     before or after a command: show the whole traceback of an error
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--debug" in arguments:
+        return _dispatch([argument for argument in arguments if argument != "--debug"])
+    try:
+        return _dispatch(arguments)
+    except SoleraError as error:
+        print(f"solera: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"solera: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("solera: interrupted", file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE.format(commands="\n".join(f"  {name:12}{does}" for name, does in COMMANDS.items())), end="")
+        return 0
+    if arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("solera"))
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise SoleraError(f"unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)} (see solera --help)")
+    return importlib.import_module(f"solera.cli.{arguments[0]}").run(arguments[1:])
