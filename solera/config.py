@@ -6,6 +6,7 @@ names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing he
 
 import dataclasses
 import difflib
+import itertools
 import json
 import re
 import tomllib
@@ -387,6 +388,25 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def help_of(room: type) -> dict[str, str]:
+    """What stands under each field of a config class.
+
+    >>> help_of(LearnConfig)["passes"]
+    "Passes over each batch: the papers' i."
+    """
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(room)).body
+    assert isinstance(definition, ast.ClassDef)
+    explained = {}
+    for field_node, text_node in itertools.pairwise(definition.body):
+        if isinstance(field_node, ast.AnnAssign) and isinstance(text_node, ast.Expr):
+            assert isinstance(field_node.target, ast.Name) and isinstance(text_node.value, ast.Constant)
+            explained[field_node.target.id] = " ".join(str(text_node.value.value).split())
+    return explained
 
 
 def override(config: Config, room: str, **values: Any) -> Config:

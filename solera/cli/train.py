@@ -24,8 +24,7 @@ config, the metrics, the store of all rollouts, a plot and the trained model lan
   solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
   solera train --resume runs/NAME                   go on with a run from its last checkpoint (no other options)
 
-Objectives, and the values of objective fields left unset:
-
+`solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields.
 """
 
 
@@ -79,14 +78,13 @@ def _overridden(base: "Config", arguments: list[str]) -> "Config":
     import tyro
 
     from solera.config import Config
-    from solera.objectives.table import describe
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
                 Config, args=arguments, default=base, prog="solera train [FILE.toml]", use_underscores=True,
-                description=HELP + describe(), config=(tyro.conf.FlagConversionOff,),
+                description=HELP, config=(tyro.conf.FlagConversionOff,),
             )  # fmt: skip
     except SystemExit as stop:
         if not stop.code:

@@ -50,7 +50,7 @@ class Row:
 
 
 UNCENTRED = ("raw", "shifted")
-"""Advantages that teach something even where all rewards are equal: the mask is off with them unless it is asked for."""
+"""Advantages that teach something even where all rewards are equal: with them the mask is off unless asked for."""
 WHOLE_RESPONSE_TERMS = ("opmd_kimi", "opmd_pairwise")
 """Losses of a whole response, to which nothing is added token by token."""
 REFERENCE_TERMS = ("opmd_kimi", "opmd_pairwise")
@@ -289,16 +289,6 @@ def resolve_config(config: Config) -> Config:
             "kept: choose one"
         )
     return dataclasses.replace(config, objective=objective)
-
-
-def describe() -> str:
-    """Every name with the values its unset fields take, a line each."""
-    lines = []
-    for name in TABLE:
-        fields = {f: v for f, v in dataclasses.asdict(resolve(ObjectiveConfig(name))).items() if v is not None}
-        del fields["name"]
-        lines.append(f"  {name}: " + ", ".join(f"{field} {value}" for field, value in fields.items()))
-    return "\n".join(lines)
 
 
 RANGES: Mapping[str, tuple[float, float, str]] = {
