@@ -172,5 +172,6 @@ def test_an_unfinished_run_is_told_from_a_finished_one(tmp_path, run_folder):
 def test_help_names_every_option():
     done = solera("eval", "--help", COLUMNS="160", cwd=ROOT)
     assert done.returncode == 0
-    for option in "task.level max_tokens samples temperature k problems seed device threads json checkpoints".split():
+    for option in ("task.level", "sampling.max_tokens", "samples", "temperature", "k", "problems", "seed", "device",
+                   "threads", "json", "checkpoints"):  # fmt: skip
         assert re.search(rf"--{re.escape(option)}\b", done.stdout), option
