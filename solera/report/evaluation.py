@@ -90,7 +90,7 @@ def _cell(name: str, estimate: Estimate | None) -> str:
     if estimate.low is None or estimate.high is None:
         return _number(name, estimate.value)
     low, high = (_number(name, limit).removesuffix("%") for limit in (estimate.low, estimate.high))
-    return f"{_number(name, estimate.value)} ({low} to {high})"
+    return f"{_number(name, estimate.value)} ({low}–{high})"
 
 
 def _number(name: str, value: float) -> str:
