@@ -95,8 +95,7 @@ def evaluate_models(
     """
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
-    config = config or settings(models)
-    configuration.check(config)
+    config = resolve_config(config or settings(models))
     check_k(k, config)
     for run in other_tasks(models, config):
         _say(console, f"{run} was trained on another task; every model is given the same problems here")

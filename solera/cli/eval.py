@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from solera.cli.options import parse
-from solera.config import Config, EngineConfig, EvaluateConfig, RunConfig, SamplingConfig, TaskConfig, check, override
+from solera.config import Config, EngineConfig, EvaluateConfig, RunConfig, SamplingConfig, TaskConfig, override
 from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, settings
 from solera.evaluate.evaluation import check_k
+from solera.objectives.table import resolve_config
 
 PIPE_WIDTH = 200
 """Off a terminal nothing is known of the width, and a wrapped table is hard to search in."""
@@ -79,8 +80,7 @@ def run(arguments: list[str]) -> int:
     options = parse(
         options_of(base), arguments[count:], "eval", "MODEL [MODEL ...]", HELP, tyro.conf.FlagCreatePairsOff
     )
-    config = composed(base, options)
-    check(config)
+    config = resolve_config(composed(base, options))
     check_k(options.k, config)
     candidates(models, options.checkpoints)
     target = _writable(Path(options.json)) if options.json is not None else None
