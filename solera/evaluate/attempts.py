@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from solera.collector import attempt_all, stream_seed
+from solera.collector import attempt_all
 from solera.errors import SoleraError
 from solera.evaluate.statistics import pass_at_k
 from solera.protocols import Engine, Task
 from solera.records import Prompt, Rollout, Sampling
+from solera.streams import stream_seed
 
 Values = list[float | None]
 """One for each problem; `None` where it has none."""

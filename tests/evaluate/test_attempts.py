@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from solera.collector import stream_seed
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam, attempt_seed
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+from solera.streams import stream_seed
 
 HOT = Sampling(1.0, 8)
 
