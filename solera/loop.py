@@ -98,7 +98,7 @@ class Loop:
 
 def diagnose(update: Update) -> dict[str, float]:
     """How far the policy that met this batch was from those who wrote it."""
-    return divergence(update.log_ratio_T, update.response_T, update.responses) if update.responses else {}
+    return divergence(update.log_ratio_T, update.response_T, update.stands_for_B) if len(update.stands_for_B) else {}
 
 
 class Clock:

@@ -1,6 +1,7 @@
 """From drawn groups to what a step learns from: rewards to advantages, groups masked, responses dropped, ages taken."""
 
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,13 @@ class Batch:
     groups: int
     metrics: dict[str, float]
     uses: list[Use]
+    watched: tuple[Rollout, ...] = ()
+    """Responses of a few masked groups, scored so that the divergences speak of them too, but not learned from."""
+    watched_for: float = 0.0
+    """How many masked responses each of them stands for."""
+
+
+WATCHED_GROUPS = 2
 
 
 class Member(NamedTuple):
@@ -59,6 +67,11 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
     trained = [drawn[b].rollout for b, takes_part in zip(place_B, taken, strict=True) if takes_part]
     if objective.uses_behaviour:
         _need_behaviour(trained, objective.unknown_behaviour == "refuse")
+    masked_B = torch.zeros_like(shaped.taken_B)
+    if objective.zero_variance_mask:
+        masked_B = zero_variance(reward_B, group_B, len(groups))[group_B]
+    masked = [drawn[b] for b, is_masked in zip(place_B, masked_B.tolist(), strict=True) if is_masked]
+    watched = _watched(masked, seed, now)
     advantage: list[float | None] = [None] * len(drawn)
     for b, takes_part, value in zip(place_B, taken, shaped.advantage_B.tolist(), strict=True):
         advantage[b] = value if takes_part else None
@@ -80,12 +93,22 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
             for member, value in zip(drawn, advantage, strict=True)
             if member.rollout.id is not None
         ],
+        watched=watched,
+        watched_for=len(masked) / len(watched) if watched else 0.0,
     )
 
 
 def count_live_groups(groups: list[Group]) -> int:
     """Groups whose rewards differ: those that a zero-variance mask leaves in."""
     return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
+
+
+def _watched(masked: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
+    """All responses of a few masked groups, drawn by the run's seed, whose author's probabilities are known."""
+    known = [member for member in masked if all(s.span_logp is not None for s in member.rollout.sequences)]
+    numbers = list(dict.fromkeys(member.group for member in known))
+    chosen = Random(stream_seed(seed, now, 1)).sample(numbers, min(WATCHED_GROUPS, len(numbers)))
+    return tuple(member.rollout for member in known if member.group in chosen)
 
 
 def _account(drawn: list[Member], groups: int) -> dict[str, float]:
