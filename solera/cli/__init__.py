@@ -7,6 +7,7 @@ from solera.errors import SoleraError
 
 COMMANDS = {
     "train": "train a model, or go on with a run (--resume FOLDER)",
+    "report": "write a page to look into a run, or to compare several",
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""
 
