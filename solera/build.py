@@ -29,6 +29,7 @@ from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
+from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
@@ -45,6 +46,7 @@ class Result:
     accuracy_after: float
     seconds: float
     plot: Path
+    report: Path
     model: Path
 
     @property
@@ -127,7 +129,8 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
     if not any(row.get("tokens/trained") for row in rows):
         _say(console, "nothing was learned: in no batch did a group's rewards differ (an easier task.level?)")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-    return Result(folder, accuracies[0], accuracies[-1], seconds, plot_run(folder), folder / "model")
+    report = write_report([folder], folder / "report.html")
+    return Result(folder, accuracies[0], accuracies[-1], seconds, plot_run(folder), report, folder / "model")
 
 
 def _say(console: Console, sentence: str) -> None:

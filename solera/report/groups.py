@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice
 from typing import Any
 
 from solera.errors import SoleraError
@@ -56,10 +56,10 @@ def _group_size(run: RunFolder) -> int:
 
 def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
     """Three groups that differ to one that does not, each kind in the order drawn, for as long as both last."""
-    differing, flat = ([group for group in used if group.differs == kind] for kind in (True, False))
-    threes = [differing[start : start + A_STEP - 1] for start in range(0, len(differing), A_STEP - 1)]
-    rounds = zip_longest(threes, [[group] for group in flat], fillvalue=[])
-    return [group for three, one in rounds for group in (*three, *one)]
+    differing = (group for group in used if group.differs)
+    flat = (group for group in used if not group.differs)
+    rounds = (list(islice(differing, A_STEP - 1)) + list(islice(flat, 1)) for _ in used)
+    return [group for one_round in rounds for group in one_round]
 
 
 def _plain(used: UsedGroup, text: TextReader) -> dict[str, Any]:

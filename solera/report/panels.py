@@ -31,7 +31,7 @@ PANELS = (
         "Batches learned from since a response was written. The strip below marks every sync.",
         stepped=True,
         syncs=True,
-        read_out={"sync/version": "engine holds version", "sync/count": "syncs so far"},
+        read_out={"sync/version": "engine holds version"},
     ),
     Panel(
         "How far is the policy from who wrote the data?",

@@ -57,9 +57,9 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
         "seconds": {name.removeprefix(TIME): _number(run.total(name)) for name in seconds},
         "facts": {
             "objective": run.setting("objective", "name"),
-            "v, batches between syncs": run.setting("sync", "period") if synced == "every" else synced,
-            "i, passes over a batch": run.setting("learn", "passes"),
-            "offset, batches that wait": run.setting("collect", "offset"),
+            "v (sync period)": run.setting("sync", "period") if synced == "every" else synced,
+            "i (passes)": run.setting("learn", "passes"),
+            "offset": run.setting("collect", "offset"),
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
@@ -88,11 +88,10 @@ def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
 
 def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What the run would have been with its objective's name alone given."""
-    config = Config()
     try:
-        config = resolve_config(override(config, "objective", name=run.setting("objective", "name")))
+        config = resolve_config(override(Config(), "objective", name=run.setting("objective", "name")))
     except SoleraError:  # an objective of another version of the package
-        pass
+        config = Config()
     return dataclasses.asdict(config)
 
 

@@ -95,9 +95,7 @@ def reading(path: Path) -> Iterator[Reading]:
     # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
     # beside it and, being allowed only to read, leave them there.
     mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    engine = create_engine(
-        "sqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)
-    )
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True))
     try:
         with engine.connect() as connection:
             connection.exec_driver_sql("BEGIN")  # all that follows is read from one moment

@@ -3,6 +3,7 @@ const runs = data.runs;
 const hidden = new Set();
 const charts = [];
 const COLOURS = 8;
+const SYNC = 2; /* its colour where colours tell metrics apart */
 
 /* An element with attributes and children; strings become text, never HTML. */
 function element(name, attributes = {}, ...children) {
@@ -35,10 +36,14 @@ function ticks(low, high, count) {
   return found;
 }
 
-/* The axis of values: from zero where that does not squeeze the curves into its upper third. */
+/* The axis of values: from zero where that does not squeeze the curves into its upper third. A few values far above all
+   others do not stretch it; they leave the chart at its top, which says how far. */
 function bounds(values) {
-  let low = Math.min(...values), high = Math.max(...values);
   if (!values.length) return [0, 1];
+  const sorted = [...values].sort((a, b) => a - b);
+  const usual = sorted[Math.floor(0.985 * (sorted.length - 1))];
+  let [low, high] = [sorted[0], sorted[sorted.length - 1]];
+  if (usual > 0 && high > 3 * usual && high - low > 3 * (usual - low)) high = 1.5 * usual;
   if (low >= 0 && low < 0.7 * high) low = 0;
   if (low === high) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
   const pad = (high - low) * 0.06;
@@ -46,10 +51,10 @@ function bounds(values) {
   return [low === 0 ? 0 : low - pad, top];
 }
 
-/* Gaussian mean over a thirtieth of the run to each side. */
+/* Gaussian mean: its standard deviation is a fortieth of the run. */
 function smoothed(points) {
-  const width = Math.max(1, points.length / 60);
-  const reach = Math.ceil(width * 3);
+  const width = Math.max(1, points.length / 40);
+  const reach = Math.ceil(width * 2.5);
   return points.map(([step], centre) => {
     let sum = 0, weights = 0;
     for (let i = Math.max(0, centre - reach); i <= Math.min(points.length - 1, centre + reach); i++) {
@@ -73,12 +78,13 @@ function syncSteps(run) {
 class Chart {
   constructor(panel) {
     this.panel = panel;
-    this.metrics = Object.keys(panel.metrics).filter((name) => runs.some((run) => name in run.metrics));
+    this.labels = { ...panel.metrics };
+    this.metrics = this.distinct(Object.keys(panel.metrics).filter((name) => runs.some((run) => name in run.metrics)));
     this.plot = element("div", { class: "plot" });
     this.tip = element("div", { class: "tip", hidden: true });
     this.host = element("figure", { class: "panel card" }, element("h3", {}, panel.title));
     if (panel.explains) this.host.append(element("p", { class: "explains" }, panel.explains));
-    if (this.metrics.length > 1) this.host.append(this.keys());
+    if (Object.keys(panel.metrics).length > 1) this.host.append(this.keys());
     this.host.append(this.plot);
     this.plot.addEventListener("pointermove", (event) => this.point(event));
     this.plot.addEventListener("pointerdown", (event) => this.point(event));
@@ -87,15 +93,24 @@ class Chart {
     charts.push(this);
   }
 
+  /* A metric that equals the first one everywhere would hide behind it: they share a curve and a label. */
+  distinct([first, ...others]) {
+    const equal = (name) => runs.every((run) => String(run.metrics[name]) === String(run.metrics[first]));
+    const same = others.filter(equal);
+    this.labels[first] = [first, ...same].map((name) => this.panel.metrics[name]).join(" = ");
+    return [first, ...others.filter((name) => !same.includes(name))];
+  }
+
   /* One run: a colour for each metric. Several: a colour for each run, a dash for the second metric. */
   look(run, metric) { return runs.length > 1 ? run : metric; }
 
   keys() {
-    return element("div", { class: "keys" }, ...this.metrics.map((name, m) => {
-      const style = runs.length > 1 ? "--colour: var(--ink)" : colour(m);
-      const sample = element("svg", { width: 24, height: 8, style }, element("path", { class: this.kind(m), d: "M1,4H23" }));
-      return element("span", {}, sample, this.panel.metrics[name]);
-    }));
+    const key = (label, m, shape, d) => element("span", {}, element("svg", {
+      width: 24, height: 8, style: runs.length > 1 ? "--colour: var(--ink)" : colour(m),
+    }, element("path", { class: shape, d })), label);
+    const keys = this.metrics.map((name, m) => key(this.labels[name], m, this.kind(m), "M1,4H23"));
+    if (this.panel.syncs) keys.push(key("sync", SYNC, "sync", "M12,0V8"));
+    return element("div", { class: "keys" }, ...keys);
   }
 
   kind(metric) { return metric && runs.length > 1 ? "curve second" : "curve"; }
@@ -117,13 +132,15 @@ class Chart {
     const height = 205 + rugs.length * 9;
     const [left, right, top, bottom] = [48, 10, 8, 24 + (rugs.length ? rugs.length * 9 + 5 : 0)];
     const last = Math.max(1, ...runs.flatMap((run) => run.steps.slice(-1)));
-    const [low, high] = bounds(series.flatMap((s) => s.points.map((p) => p[1])));
+    const values = series.flatMap((s) => s.points.map((p) => p[1]));
+    const highest = values.reduce((a, b) => Math.max(a, b), -Infinity);
+    const [low, high] = bounds(values);
     this.x = (step) => left + (step / last) * (width - left - right);
     this.y = (value) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
     this.step = (pixel) => ((pixel - left) / (width - left - right)) * last;
     this.base = height - bottom;
     const svg = element("svg", { height, role: "img", "aria-label": this.panel.title });
-    for (const value of ticks(low, high, 4)) {
+    for (const value of ticks(low, high, 5)) {
       svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: this.y(value), y2: this.y(value) }));
       svg.append(element("text", { x: left - 8, y: this.y(value) + 4, "text-anchor": "end" }, figure(+value.toPrecision(10))));
     }
@@ -131,10 +148,12 @@ class Chart {
       const end = this.x(value) > width - right - 14 ? "end" : "middle";
       svg.append(element("text", { x: this.x(value), y: height - 6, "text-anchor": end }, figure(value)));
     }
-    const order = [...series].sort((a, b) => b.m - a.m || a.r - b.r);
-    for (const one of order) this.curve(svg, one);
+    const curves = element("svg", { x: left, y: top, width: width - left - right, height: this.base - top, viewBox: `${left} ${top} ${width - left - right} ${this.base - top}`, class: highest > high ? "cut" : "curves" });
+    for (const one of [...series].sort((a, b) => b.m - a.m || a.r - b.r)) this.curve(curves, one);
+    svg.append(curves);
+    if (highest > high) svg.append(element("text", { x: width - right, y: top + 4, "text-anchor": "end" }, `↑ up to ${figure(highest)}`));
     rugs.forEach((r, row) => syncSteps(runs[r]).forEach((step) => svg.append(element("line", {
-      class: "sync", style: colour(runs.length > 1 ? r : 2), x1: this.x(step), x2: this.x(step),
+      class: "sync", style: colour(this.look(r, SYNC)), x1: this.x(step), x2: this.x(step),
       y1: this.base + 5 + row * 9, y2: this.base + 12 + row * 9,
     }))));
     this.line = element("line", { class: "rule", y1: top, y2: this.base, visibility: "hidden" });
@@ -173,7 +192,7 @@ class Chart {
     runs.forEach((run, r) => {
       const at = run.steps.indexOf(step);
       if (hidden.has(r) || at < 0) return;
-      const drawn = this.metrics.map((name, m) => [name, this.panel.metrics[name], colour(this.look(r, m))]);
+      const drawn = this.metrics.map((name, m) => [name, this.labels[name], colour(this.look(r, m))]);
       const only = Object.entries(this.panel.read_out).map(([name, label]) => [name, label, "--colour: transparent"]);
       for (const [name, label, style] of [...drawn, ...only]) {
         const value = (run.metrics[name] || [])[at];

@@ -1,8 +1,12 @@
+const AT_ONCE = 16;
+
 /* Groups to look into. Everything a model wrote goes in as text. */
 class Groups {
   constructor(host) {
     this.all = runs.flatMap((run, r) => run.groups.map((group) => ({ ...group, r, ...this.spread(group) })));
     this.list = element("div", {});
+    this.more = element("button", { class: "chip", type: "button", style: "margin-top: 10px" });
+    this.more.addEventListener("click", () => { this.limit += AT_ONCE; this.show(); });
     this.count = element("p", { class: "soft" });
     if (!this.all.length) return host.append(element("p", { class: "soft" }, "There are no groups in this page."));
     const steps = [...new Set(this.all.map((group) => group.step))].sort((a, b) => a - b);
@@ -13,8 +17,9 @@ class Groups {
     this.search = element("input", { type: "search", placeholder: "search prompts and responses", "aria-label": "Search" });
     const filters = element("div", { class: "filters" }, this.step, this.order, this.search, element("label", {}, this.differ, "only groups that differ"));
     if (runs.length > 1) filters.prepend(this.run);
-    filters.addEventListener("input", () => this.show());
-    host.append(element("p", { class: "soft", style: "margin-bottom: 10px" }, this.explained()), filters, this.count, this.list);
+    filters.addEventListener("input", () => { this.limit = AT_ONCE; this.show(); });
+    host.append(element("p", { class: "soft", style: "margin-bottom: 10px" }, this.explained()), filters, this.count, this.list, this.more);
+    this.limit = AT_ONCE;
     this.show();
   }
 
@@ -53,7 +58,9 @@ class Groups {
     const by = this.order.value;
     shown.sort((a, b) => (by ? (b[by] ?? -1) - (a[by] ?? -1) : 0) || a.step - b.step || a.r - b.r);
     this.count.textContent = shown.length === this.all.length ? "" : `${shown.length} of ${this.all.length} groups`;
-    this.list.replaceChildren(...shown.map((group) => this.card(group, words)));
+    this.list.replaceChildren(...shown.slice(0, this.limit).map((group) => this.card(group, words)));
+    this.more.hidden = shown.length <= this.limit;
+    this.more.textContent = `Show more (${shown.length - this.limit})`;
   }
 
   card(group, words) {
@@ -78,7 +85,7 @@ class Groups {
 
   inside(group, words) {
     const heads = ["response", "reward", "advantage", "age", "version", "finish", "tokens", "origin"];
-    const members = [...group.members].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
+    const members = together(group.members).sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
     const largest = Math.max(...members.map((m) => Math.abs(m.advantage ?? 0)), 1e-9);
     return element("div", { class: "inside" },
       element("pre", { class: "prompt" }, ...marked(group.prompt, words)),
@@ -101,8 +108,19 @@ class Groups {
   text(m, words) {
     const turns = m.turns.map((turn) => element("span", { class: turn.written ? null : "given" }, ...marked(turn.text, words)));
     if (!m.turns.some((turn) => turn.text)) turns.push(element("span", { class: "empty" }, "(empty)"));
+    if (m.times > 1) turns.push(element("span", { class: "tag" }, `× ${m.times}`));
     return element("pre", { class: "text" }, ...turns);
   }
+}
+
+/* Responses that are the same in everything but their number in the store, once, with how many they are. */
+function together(members) {
+  const found = new Map();
+  for (const m of members) {
+    const same = JSON.stringify({ ...m, id: null });
+    found.set(same, { ...m, times: (found.get(same)?.times ?? 0) + 1 });
+  }
+  return [...found.values()];
 }
 
 /* The end of a prompt tells more than its beginning, which a chat template has in common with all others. */

@@ -4,13 +4,13 @@ function runCard(run, r) {
   const [before, after] = run.accuracies;
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const accuracy = before
-    ? [element("b", {}, percent(after[1])), element("span", { class: "soft" }, `held-out accuracy at step ${after[0]}, ${percent(before[1])} at step ${before[0]}`)]
+    ? [element("b", {}, percent(after[1])), element("span", { class: "soft" }, `held-out accuracy at step ${after[0]}; ${percent(before[1])} before`)]
     : [element("span", { class: "soft" }, "no evaluation")];
   const seconds = Object.values(run.seconds).reduce((a, b) => a + b, 0);
   const facts = { ...run.facts, "time in steps": duration(seconds) };
   const state = `${run.learned}${run.planned ? ` of ${run.planned}` : ""} steps, ${run.finished ? "finished" : "not finished"}`;
   return element("article", { class: "run card", style: colour(r) },
-    element("div", { class: "name" }, element("h3", {}, run.name), element("span", { class: "state" }, state)),
+    element("div", { class: "name" }, runs.length > 1 ? element("h3", {}, run.name) : "", element("span", { class: "state" }, state)),
     element("div", { class: "accuracy" }, ...accuracy),
     element("dl", { class: "facts" }, ...Object.entries(facts).map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, figure(value))))),
@@ -37,7 +37,7 @@ function timeBars() {
   });
   const share = (name) => runs.length > 1 ? name : `${name} ${duration(runs[0].seconds[name])}`;
   const keys = names.map((name, i) => element("span", {}, swatch(i), share(name)));
-  byId("times").append(element("figure", { class: "times card", style: "margin: 0" },
+  byId("panels").append(element("figure", { class: "times card" },
     element("h3", {}, "Where did the time go?"), element("div", { class: "keys" }, ...keys), ...rows));
 }
 
@@ -64,13 +64,9 @@ function showSettings() {
 }
 
 function legend(groups) {
-  runs.forEach((run, r) => {
-    const chip = element(runs.length > 1 ? "button" : "span", { class: "chip", style: colour(r) }, element("span", { class: "swatch" }), run.name);
+  if (runs.length > 1) runs.forEach((run, r) => {
+    const chip = element("button", { class: "chip", type: "button", title: "Show or hide this run", "aria-pressed": "true" }, swatch(r), run.name);
     byId("legend").append(chip);
-    if (runs.length === 1) return;
-    chip.type = "button";
-    chip.title = "Show or hide this run";
-    chip.setAttribute("aria-pressed", "true");
     chip.addEventListener("click", () => {
       if (!hidden.delete(r)) hidden.add(r);
       chip.setAttribute("aria-pressed", String(!hidden.has(r)));
