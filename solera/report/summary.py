@@ -32,7 +32,7 @@ def _thinned(run: RunFolder) -> list[Row]:
     every = -(-len(run.rows) // MOST_ROWS)
     if every <= 1:
         return run.rows
-    run.notes.append(f"The curves show every {every}th step and every evaluation, to keep the page small.")
+    run.notes.append(f"The curves show one step in {every} and every evaluation, to keep the page small.")
     return [row for i, row in enumerate(run.rows) if i % every == 0 or any(name.startswith("eval/") for name in row)]
 
 

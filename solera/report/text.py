@@ -51,7 +51,7 @@ def shortened(text: str) -> str:
     """Both ends of a text too long for a page.
 
     >>> len(shortened("a" * 10_000)), "2000 characters left out" in shortened("a" * 10_000)
-    (8037, True)
+    (8032, True)
     """
     half = LONGEST // 2
     left_out = len(text) - LONGEST

@@ -78,8 +78,9 @@ class Reading:
 
     def with_sequences(self, used: UsedGroup) -> UsedGroup:
         ids = [rollout.id for rollout in used.group.rollouts]
-        found = dict(self._connection.execute(select(_r.id, _r.sequences).where(_r.id.in_(ids))).tuples().all())
-        filled = tuple(replace(rollout, sequences=decode(found[rollout.id])) for rollout in used.group.rollouts)
+        rows = self._connection.execute(select(_r.id, _r.sequences).where(_r.id.in_(ids)))
+        found = {id_: decode(data) for id_, data in rows}
+        filled = tuple(replace(rollout, sequences=found[rollout.id]) for rollout in used.group.rollouts)
         return replace(used, group=Group(used.group.prompt_key, filled))
 
 
