@@ -4,7 +4,7 @@ const AT_ONCE = 16;
 class Groups {
   constructor(host) {
     this.all = runs.flatMap((run, r) => run.groups.map((group) => ({ ...group, r, ...this.spread(group) })));
-    this.list = element("div", {});
+    this.list = element("div", { class: runs.length > 1 ? "several" : null });
     this.more = element("button", { class: "chip", type: "button", style: "margin-top: 10px" });
     this.more.addEventListener("click", () => { this.limit += AT_ONCE; this.show(); });
     this.count = element("p", { class: "soft" });
@@ -37,6 +37,7 @@ class Groups {
       mean: rewards.length ? mean : null,
       spread: Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0)),
       age: ages.length ? Math.max(...ages) : null,
+      ages: [...new Set([Math.min(...ages), Math.max(...ages)])].join("–"),
       longest: Math.max(...group.members.map((m) => m.length)),
       text: [group.prompt, group.key, ...group.members.flatMap((m) => m.turns.map((turn) => turn.text))].join("\n").toLowerCase(),
     };
@@ -69,9 +70,10 @@ class Groups {
     const bars = group.members.map((m) => element("i", {
       class: this.side(m.advantage), style: `height: ${(100 * ((m.reward ?? low) - low)) / (high - low)}%`,
     }));
-    const age = group.age === null ? "" : ` · age ${group.age}`;
+    const age = group.age === null ? "" : ` · age ${group.ages}`;
+    const whose = runs.length > 1 ? ` · ${runs[group.r].name}` : "";
     const summary = element("summary", {},
-      element("span", { class: "soft" }, `step ${group.step}`),
+      element("span", { class: "soft when" }, `step ${group.step}${whose}`),
       element("span", { class: "opening" }, ...marked(opening(group), words)),
       element("span", { class: "bars", "aria-hidden": "true" }, ...bars),
       element("span", { class: "mean" }, `mean ${figure(group.mean)}${age}`),

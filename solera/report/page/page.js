@@ -4,7 +4,7 @@ function runCard(run, r) {
   const [before, after] = run.accuracies;
   const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const accuracy = before
-    ? [element("b", {}, percent(after[1])), element("span", { class: "soft" }, `held-out accuracy at step ${after[0]}; ${percent(before[1])} before`)]
+    ? [element("b", {}, percent(after[1])), element("span", { class: "soft" }, `held-out accuracy at step ${after[0]}${after[0] > before[0] ? `; ${percent(before[1])} at step ${before[0]}` : ""}`)]
     : [element("span", { class: "soft" }, "no evaluation")];
   const seconds = Object.values(run.seconds).reduce((a, b) => a + b, 0);
   const facts = { ...run.facts, "time in steps": duration(seconds) };
@@ -47,10 +47,15 @@ function settingsTable(fields, withDefault) {
   const rows = fields.map((field) => {
     const values = [...field.values, ...(withDefault ? [field.default] : [])];
     return element("tr", { class: field.differs && fields.length === data.settings.length ? "differs" : null },
-      element("td", {}, field.name), ...values.map((value) => element("td", { class: value === null ? "soft" : null }, shown(value))));
+      element("td", {}, ...breakable(field.name)), ...values.map((value) => element("td", { class: value === null ? "soft" : null }, shown(value))));
   });
   return element("div", { class: "card scroll" }, element("table", {},
     element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", {}, head)))), element("tbody", {}, ...rows)));
+}
+
+/* A long name may be broken after a dot or an underscore. */
+function breakable(name) {
+  return name.split(/(?<=[._])/).flatMap((part) => [part, element("wbr")]);
 }
 
 function showSettings() {
