@@ -1,6 +1,7 @@
 """A run's folder as a report reads it: whatever is there is used, whatever is missing is said."""
 
 import json
+import math
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +29,12 @@ class RunFolder:
         """A field of the config as it was written; `None` where it is unset or unknown."""
         return self.config.get(room, {}).get(name)
 
+    def points(self, metric: str) -> list[tuple[float, float]]:
+        """(step, value) wherever the metric was logged and is finite."""
+        return [(row["step"], row[metric]) for row in self.rows if math.isfinite(row.get(metric, math.nan))]
+
     def total(self, metric: str) -> float:
-        return sum(row.get(metric, 0) for row in self.rows)
+        return sum(value for _, value in self.points(metric))
 
 
 def read_run(path: Path) -> RunFolder:

@@ -43,7 +43,7 @@ def _number(value: float | None) -> float | None:
 
 def main_figures(run: RunFolder) -> dict[str, Any]:
     """Accuracy before and after, and the settings and sums that tell one run from another."""
-    accuracies = [(row["step"], row[ACCURACY]) for row in run.rows if ACCURACY in row]
+    accuracies = run.points(ACCURACY)
     if run.rows and not accuracies:
         run.notes.append("The run holds no evaluation: its accuracy is not known.")
     synced = run.setting("sync", "rule") or "every"
@@ -54,7 +54,7 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
         "learned": learned,
         "planned": run.setting("run", "steps"),
         "accuracies": [accuracies[0], accuracies[-1]] if accuracies else [],
-        "seconds": {name.removeprefix(TIME): _number(run.total(name)) for name in seconds},
+        "seconds": {name.removeprefix(TIME): run.total(name) for name in seconds},
         "facts": {
             "objective": run.setting("objective", "name"),
             "v (sync period)": run.setting("sync", "period") if synced == "every" else synced,
@@ -63,8 +63,8 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
-            "tokens generated": _number(run.total("tokens/generated")),
-            "tokens trained on": _number(run.total("tokens/trained")),
+            "tokens generated": run.total("tokens/generated"),
+            "tokens trained on": run.total("tokens/trained"),
         },
     }
 

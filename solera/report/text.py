@@ -1,10 +1,10 @@
 """Token ids as text for a reader, with the tokenizer that the run used."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from solera.errors import SoleraError, one_line
+from solera.errors import one_line
 from solera.models.source import find
 from solera.records import Sequence
 from solera.report.run_folder import RunFolder
@@ -63,22 +63,17 @@ def text_reader(run: RunFolder) -> TextReader:
     reasons = []
     for source in _sources(run):
         try:
-            return _load(source)
+            return _load(source if Path(source).is_dir() else find(source))
         except Exception as error:  # nothing narrower is raised by tokenizers; the reason goes onto the page
             reasons.append(f"{source}: {one_line(error)}")
     run.notes.append(f"Texts are shown as token ids, for no tokenizer could be loaded ({'; '.join(reasons)}).")
     return TextReader(lambda token_ids: " ".join(map(str, token_ids)))
 
 
-def _sources(run: RunFolder) -> Iterator[str]:
-    checkpoints = sorted(run.path.glob("checkpoints/step-*/model"), reverse=True)
-    for folder in (run.path / "model", *checkpoints):
-        if folder.is_dir():
-            yield str(folder)
-    try:
-        yield find(str(run.setting("model", "path")))
-    except SoleraError:
-        return
+def _sources(run: RunFolder) -> list[str]:
+    """The finished model, the checkpoints from the last to the first, and what the run began with."""
+    folders = [run.path / "model", *sorted(run.path.glob("checkpoints/step-*/model"), reverse=True)]
+    return [*(str(folder) for folder in folders if folder.is_dir()), str(run.setting("model", "path"))]
 
 
 def _load(source: str) -> TextReader:

@@ -184,7 +184,7 @@ def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
         {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
     ]  # fmt: skip
     assert member["versions"] == [0, 1]
-    assert "shown as token ids" in " ".join(run["notes"])
+    assert "shown as token ids, for no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -266,6 +266,7 @@ def test_a_long_run_is_thinned_but_keeps_its_evaluations(tmp_path):
         (lambda f: (f / "metrics.jsonl").write_bytes(b'\xff\n{"step": 1}\n'), "1 damaged"),
         (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "a/b": NaN, "c/d": 1}\n'), "not drawn: a/b"),
         (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "c/d": 1}\n'), "no evaluation"),
+        (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "eval/pass@1": NaN}\n'), "no evaluation"),
         (lambda f: (f / "config.toml").unlink(), "config.toml is missing"),
         (lambda f: (f / "config.toml").write_text("run = \n"), "config.toml cannot be read"),
         (lambda f: (f / "config.toml").write_text("run = { steps = nan, seed = 1979-05-27 }"), "store.db is"),

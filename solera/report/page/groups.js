@@ -4,6 +4,8 @@ const AT_ONCE = 16;
 class Groups {
   constructor(host) {
     this.all = runs.flatMap((run, r) => run.groups.map((group) => ({ ...group, r, ...this.spread(group) })));
+    this.range = runs.map((run) => run.groups.flatMap((group) => group.members).reduce(
+      ([low, high], m) => [Math.min(low, m.reward ?? 0), Math.max(high, m.reward ?? 0)], [0, 1e-9]));
     this.list = element("div", { class: runs.length > 1 ? "several" : null });
     this.more = element("button", { class: "chip", type: "button", style: "margin-top: 10px" });
     this.more.addEventListener("click", () => { this.limit += AT_ONCE; this.show(); });
@@ -65,8 +67,7 @@ class Groups {
   }
 
   card(group, words) {
-    const rewards = this.all.flatMap((g) => (g.r === group.r ? g.members.map((m) => m.reward ?? 0) : []));
-    const [low, high] = [Math.min(0, ...rewards), Math.max(...rewards, 1e-9)];
+    const [low, high] = this.range[group.r];
     const bars = group.members.map((m) => element("i", {
       class: this.side(m.advantage), style: `height: ${(100 * ((m.reward ?? low) - low)) / (high - low)}%`,
     }));
