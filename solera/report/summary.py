@@ -76,12 +76,14 @@ def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
     """
     tables = [_flat(run.config) for run in runs]
     default = _flat(_defaults(runs[0]))
-    fields = dict.fromkeys((*default, *(name for table in tables for name in table)))
+    known = [table for table in tables if table]
     listed = []
-    for name in fields:
-        values = [table.get(name) for table in tables]
-        compared = values if len(runs) > 1 else [*values, default.get(name)]
+    for name in dict.fromkeys((*default, *(name for table in tables for name in table))):
+        compared = [table.get(name) for table in known]
+        if len(runs) == 1 and name in tables[0]:
+            compared.append(default.get(name))
         tells = name != "run.name" and any(value != compared[0] for value in compared)
+        values = [table.get(name) for table in tables]
         listed.append({"name": name, "values": values, "default": default.get(name), "differs": tells})
     return listed
 

@@ -237,6 +237,14 @@ def test_one_run_shows_what_differs_from_the_defaults(short_run):
     assert not {"run.name", "objective.advantage", "learn.betas"} & differing.keys()
 
 
+def test_a_run_without_config_differs_in_nothing(tmp_path):
+    folders = [bare_run(tmp_path / "a", config="learn = { lr = 1e-3 }"), bare_run(tmp_path / "b")]
+    assert not any(field["differs"] for field in report(folders[1]).data["settings"])
+    data = Page(write_report(folders, tmp_path / "both.html")).data
+    assert not any(field["differs"] for field in data["settings"])
+    assert next(f["values"] for f in data["settings"] if f["name"] == "learn.lr") == [0.001, None]
+
+
 def test_a_metric_that_no_panel_names_gets_one(tmp_path):
     folder = bare_run(tmp_path / "run", '{"step": 0, "reward/mean": 0.5, "moon/phase": 0.25, "time/learn": 2}\n')
     data = report(folder).data

@@ -26,8 +26,10 @@ class Groups {
   }
 
   explained() {
-    const steps = runs.map((run) => `${run.groups.length} groups of ${new Set(run.groups.map((g) => g.step)).size} steps` + (runs.length > 1 ? ` of ${run.name}` : ""));
-    return `A sample: ${steps.join(", ")}, evenly apart; of each step mostly groups whose rewards differ. ` +
+    const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+    const taken = runs.map((run) => many(run.groups.length, "group") + (runs.length > 1 ? ` of ${run.name}` : "")
+      + ` from ${many(new Set(run.groups.map((group) => group.step)).size, "step")}`);
+    return `A sample: ${taken.join(", ")}, evenly apart; of each step mostly groups whose rewards differ. ` +
       "A bar is a response: its height the reward, blue an advantage above 0, orange one below, grey none.";
   }
 
