@@ -130,8 +130,8 @@ function together(members) {
 
 /* The end of a prompt tells more than its beginning, which a chat template has in common with all others. */
 function opening(group) {
-  const line = group.prompt.replace(/\s+/g, " ").trim();
-  return line.length > 160 ? `…${line.slice(-160)}` : line;
+  const line = group.prompt.replace(/<\|[^|]*\|>/g, " ").replace(/\s+/g, " ").trim();
+  return line.length > 80 ? `…${line.slice(-80)}` : line;
 }
 
 function marked(text, words) {
