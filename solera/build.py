@@ -33,6 +33,7 @@ from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
+from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
@@ -52,6 +53,7 @@ class Result:
     """Over all evaluations of the run."""
     seconds: float
     plot: Path
+    report: Path
     model: Path
 
     @property
@@ -178,7 +180,7 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
     return Result(
         folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), folder / "model",
+        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
     )  # fmt: skip
 
 

@@ -77,6 +77,12 @@ def test_version():
         (["train", "--task.level", "9"], "levels 1 to 4"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
         (["train", "--report.wandb", "project"], "pip install wandb"),
+        (["report"], "arguments are required: RUN (see solera report --help)"),
+        (["report", "nowhere"], "nowhere: no such folder"),
+        (["report", "."], "neither config.toml nor metrics.jsonl is in it"),
+        (["report", "nowhere", "--groups", "few"], "invalid int value: 'few'"),
+        (["report", "nowhere", "--groups", "-1"], "--groups is -1; it must be at least 0"),
+        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, arguments, says):
