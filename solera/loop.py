@@ -38,6 +38,7 @@ class Loop:
     sink: Sink
     saver: Saver
     stop: Callable[[], bool]
+    mask_truncated: bool
 
     def run(self, sync: SyncState, accuracy: float | None = None) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
@@ -59,7 +60,10 @@ class Loop:
             with clock("time/generate"):
                 generated, groups = self.draw()
             with clock("time/learn"):
-                batch = collate(groups, learner.objective, now=learner.version, lineage=learner.lineage)
+                batch = collate(
+                    groups, learner.objective, now=learner.version, lineage=learner.lineage,
+                    mask_truncated=self.mask_truncated,
+                )  # fmt: skip
                 update = learner.update(batch)
             with clock("time/store"):
                 self.store.record(batch.uses)
@@ -88,7 +92,7 @@ class Loop:
         for _ in range(1 + self.refill * self.collect.refill_rounds):
             generated += self.collector.ensure(wanted)
             groups = self.store.draw(wanted, self.collect.group_size)
-            missing = self.collect.prompts - count_live_groups(groups)
+            missing = self.collect.prompts - count_live_groups(groups, self.mask_truncated)
             if missing <= 0:
                 break
             wanted += missing

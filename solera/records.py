@@ -222,12 +222,17 @@ class Rollout:
             return None
         if len(self.rewards) == 1:
             return self.rewards[0].value
+        return math.fsum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The latest revision of each part of its reward."""
         latest: dict[str, Reward] = {}
         for reward in self.rewards:
             held = latest.get(reward.part)
             if held is None or reward.revision >= held.revision:
                 latest[reward.part] = reward
-        return math.fsum(reward.value for reward in latest.values())
+        return {part: reward.value for part, reward in latest.items()}
 
     @property
     def version(self) -> int | None:

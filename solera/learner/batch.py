@@ -1,5 +1,6 @@
 """From drawn groups to what a step learns from: rewards to advantages, zero-variance groups masked, ages taken."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +38,18 @@ class Member(NamedTuple):
     age: int | None
 
 
-def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str) -> Batch:
-    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline."""
+def collate(
+    groups: list[Group], objective: Objective, *, now: int, lineage: str, mask_truncated: bool = False
+) -> Batch:
+    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline, and
+    with `mask_truncated` a response cut off by the length limit does too."""
     drawn = [
         Member(p, rollout, rollout.reward, rollout.length, rollout.age(now, lineage))
         for p, group in enumerate(groups)
         for rollout in group.rollouts
     ]
-    compared = [member for member in drawn if member.reward is not None and member.length]
+    masked = "length" if mask_truncated else None
+    compared = [m for m in drawn if m.reward is not None and m.length and m.rollout.finish_reason != masked]
     reward_B = torch.tensor([member.reward for member in compared], dtype=torch.float64)
     group_B = torch.tensor([member.group for member in compared], dtype=torch.int64)
     flat_P = zero_variance(reward_B, group_B, len(groups))
@@ -69,9 +74,24 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
     )
 
 
-def count_live_groups(groups: list[Group]) -> int:
+def count_live_groups(groups: list[Group], mask_truncated: bool = False) -> int:
     """Groups whose rewards differ: those that a zero-variance mask leaves in."""
-    return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
+    masked = "length" if mask_truncated else None
+    return sum(
+        len({r.reward for r in group.rollouts if r.reward is not None and r.length and r.finish_reason != masked}) > 1
+        for group in groups
+    )
+
+
+def mean_parts(drawn: list[Member]) -> dict[str, float]:
+    """The mean of each part of the rewards, over the responses that have it, where there is more than one part."""
+    if len({reward.part for member in drawn for reward in member.rollout.rewards}) < 2:
+        return {}
+    values = defaultdict[str, list[float]](list)
+    for member in drawn:
+        for part, value in member.rollout.parts.items():
+            values[part].append(value)
+    return {f"reward/{part}": sum(v) / len(v) for part, v in values.items()}
 
 
 def _account(
@@ -85,6 +105,7 @@ def _account(
     if len(reward_B):
         metrics["reward/mean"] = reward_B.mean().item()
         metrics["reward/zero_variance_fraction"] = flat_P[graded_P].double().mean().item()
+        metrics |= mean_parts(drawn)
     if ages:
         metrics["age/mean"] = sum(ages) / len(ages)
         metrics["age/max"] = max(ages)
