@@ -24,8 +24,8 @@ class TokenizerCodec:
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
         if self.tokenizer.chat_template is None:
             raise SoleraError(
-                "holds chat messages, but the model has no chat template: write the prompt as text, or use a model that "
-                "has one"
+                "holds chat messages, but the model has no chat template: write the prompt as text, or use a model "
+                "that has one"
             )
         try:
             ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
