@@ -81,6 +81,8 @@ def _refuse_early(config: "Config") -> None:
 
 def _overridden(base: "Config", arguments: list[str]) -> "Config":
     """The config with the command line's fields in place; tyro's boxed complaints become one line."""
+    if not arguments:
+        return base
     import tyro
 
     from solera.config import Config

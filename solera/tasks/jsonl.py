@@ -108,6 +108,8 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
         assert task.held_out_share is not None
         limit = task.held_out_share * 2**64
         held_out = [row for row in rows if int.from_bytes(row.prompt_digest) < limit]
+    for row in rows + held_out if graders else ():
+        _check_answer(row, task.answer, graders)
     shown = {row.prompt_digest for row in held_out}
     training = [row for row in rows if row.prompt_digest not in shown]
     if not held_out:
@@ -119,9 +121,6 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
         raise SoleraError(
             f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out"
         )
-    if graders:
-        for row in training + held_out:
-            _check_answer(row, task.answer, graders)
     return training, held_out
 
 
