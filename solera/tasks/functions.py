@@ -1,7 +1,6 @@
 """Reward functions of one's own: found by name, and recognised by what they take."""
 
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -78,10 +77,9 @@ def _module(source: str, spec: str) -> ModuleType:
 
 def _from_file(path: Path) -> ModuleType:
     name = f"solera_reward_{blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
-    found = importlib.util.spec_from_file_location(name, path)
-    assert found is not None and found.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(found)  # dataclasses and pickle look it up there
-    found.loader.exec_module(module)
+    module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))  # an import might find an older file's bytecode
     return module
 
 

@@ -81,14 +81,14 @@ def test_functions_of_packages_are_found_where_the_command_is_called(tmp_path, m
     (function,) = load(["own_package_of_rewards.judge:f"], COLUMNS, "prompt")
     assert function.call(None, None) == 5
     assert function.name == "f"
-    with pytest.raises(SoleraError, match="own_package_of_rewards.jury cannot be imported: ModuleNotFoundError"):
+    with pytest.raises(SoleraError, match=r"own_package_of_rewards\.jury cannot be imported: ModuleNotFoundError"):
         load(["own_package_of_rewards.jury:f"], COLUMNS, "prompt")
 
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("exat", "none of the graders exact, verbatim, number"), ("", "none of the graders"), (":f", "package.module:function"),
-     ("a:", "package.module:function"), ("a:b c", "package.module:function"), ("nowhere.py:f", "there is no file nowhere.py")],
+    [("exat", "none of the graders exact, verbatim, number"), ("", "none of the graders"), ("a:", "package.module:f"),
+     (":f", "package.module:f"), ("a:b c", "package.module:f"), ("nowhere.py:f", "there is no file nowhere.py")],
 )  # fmt: skip
 def test_what_names_no_function_is_refused_before_any_import(spec, says):
     with pytest.raises(SoleraError, match=says):

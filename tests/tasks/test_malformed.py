@@ -28,9 +28,10 @@ def broken_bytes() -> list[bytes]:
     rng = random.Random(0)
     for junk in (b"\x00", b"\xff", b"\xc3\x28", b"\xed\xa0\x80", b"\xf8\x88\x80\x80\x80", b"\t", b"\x1b"):
         cut += [GOOD[:n] + junk + GOOD[n:] for n in rng.sample(range(3, 8), 5)]
-    return [*cut, *(GOOD.replace(mark, b"", 1) for mark in (b"{", b"}", b":", b",", b'"')), GOOD + GOOD, GOOD + b",", b"[" + GOOD,
-            GOOD.replace(b'"', b"'"), b"prompt: 1", b"<xml/>", b"{prompt: 1}", b'{"prompt": undefined}', b"\xef\xbb\xbf",
-            b'{"prompt": "\\x"}', b'{"prompt": "\\u12"}', b'{"prompt": 01}', b"#", b"//", b'{"prompt": "a",}']  # fmt: skip
+    cut += [GOOD.replace(mark, b"", 1) for mark in (b"{", b"}", b":", b",", b'"')]
+    cut += [GOOD + GOOD, GOOD + b",", b"[" + GOOD, GOOD.replace(b'"', b"'"), b"prompt: 1", b"<xml/>", b"{prompt: 1}"]
+    cut += [b'{"prompt": undefined}', b"\xef\xbb\xbf", b'{"prompt": "\\x"}', b'{"prompt": "\\u12"}', b'{"prompt": 01}']
+    return [*cut, b"#", b"//", b'{"prompt": "a",}']
 
 
 def broken_values() -> list[bytes]:
@@ -62,12 +63,15 @@ def broken_values() -> list[bytes]:
 
 
 LINES = [(line, place) for line in dict.fromkeys(broken_bytes() + broken_values()) for place in (1, 3)]
-OUTPUTS = ["'text'", "'1'", "b'1'", "[]", "[1]", "(1,)", "{}", "{1}", "1j", "float('nan')", "float('inf')", "-float('inf')",
-           "10**400", "object()", "lambda: 1", "print", "int", "...", "range(1)", "Exception('x')", "'a\\nb'", "'x' * 9999",
+OUTPUTS = ["'text'", "'1'", "b'1'", "[]", "[1]", "(1,)", "{}", "{1}", "1j", "float('nan')", "float('inf')",
+           "10**400", "object()", "lambda: 1", "print", "int", "...", "range(1)", "Exception('x')", "'a\\nb'",
+           "'x' * 9999", "-float('inf')",
            "__import__('decimal').Decimal(1)", "__import__('numpy').array([1.0])", "__import__('numpy').nan",
-           "__import__('torch').zeros(2)", "__import__('numpy').array('x')", "iter([1])", "type('Odd', (), {'__repr__': 0})()",
+           "__import__('torch').zeros(2)", "__import__('numpy').array('x')", "iter([1])",
+           "type('Odd', (), {'__repr__': 0})()",
            "1 / 0", "{}['missing']", "[].pop()", "undefined", "int('x')", "next(iter([]))", "exit(3)", "'x' + 1",
-           "(_ for _ in ()).throw(ValueError('two\\nlines'))", "open('/nowhere/at/all')", "row['nothing']", "rollout.nothing"]  # fmt: skip
+           "(_ for _ in ()).throw(ValueError('two\\nlines'))", "open('/nowhere/at/all')",
+           "row['nothing']", "rollout.nothing"]  # fmt: skip
 
 
 def test_there_are_at_least_four_hundred():

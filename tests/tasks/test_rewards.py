@@ -185,6 +185,6 @@ def test_parts_must_have_names_of_their_own(functions, says):
 def test_a_hang_does_not_outlast_its_timeout(tmp_path):
     path = write_rewards(tmp_path, "import threading\ndef f(completions, **columns): threading.Event().wait()")
     start = time.perf_counter()
-    with pytest.raises(SoleraError, match="took longer than reward.timeout = 0.3 s"):
+    with pytest.raises(SoleraError, match=r"took longer than reward\.timeout = 0.3 s"):
         grade_all(SUMS, ["2", "4", "6"], functions=(f"{path}:f",), timeout=0.3)
     assert time.perf_counter() - start < 3
