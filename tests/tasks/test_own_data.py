@@ -186,3 +186,10 @@ def test_a_template_that_refuses_is_quoted_with_file_and_line(tmp_path, model):
     with pytest.raises(SoleraError, match=says):
         train(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_page_shows_the_example_as_it_is():
+    blocks = (ROOT / "docs" / "data.md").read_text().split("```")[1::2]
+    for language, name in (("json", "data.jsonl"), ("python", "rewards.py"), ("toml", "run.toml")):
+        (shown,) = [block.removeprefix(language).strip() for block in blocks if block.startswith(f"{language}\n")]
+        assert shown in (EXAMPLE / name).read_text()
