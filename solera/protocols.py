@@ -16,6 +16,9 @@ Metrics = Mapping[str, float]
 class Codec(Protocol):
     """Text to token ids and back."""
 
+    unknown_id: int | None
+    """The token that stands for what the vocabulary cannot spell; `None` where it can spell everything."""
+
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:

@@ -15,6 +15,8 @@ class TokenizerCodec:
         self.tokenizer = tokenizer
         self.end_token_ids = end_token_ids
         fast = getattr(tokenizer, "backend_tokenizer", None)
+        unknown = getattr(fast.model, "unk_token", None) if fast is not None else tokenizer.unk_token
+        self.unknown_id: int | None = tokenizer.convert_tokens_to_ids(unknown) if unknown else None
         self._encode = (lambda text: fast.encode(text).ids) if fast is not None else tokenizer.encode
         self._decode = fast.decode if fast is not None else tokenizer.decode
 

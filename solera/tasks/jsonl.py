@@ -75,12 +75,22 @@ class Jsonl:
             raise SoleraError(f"{field} {error}") from error
         if not ids:
             raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
+        if self._codec.unknown_id in ids and (unknown := self._unknown(prompt)):
+            raise SoleraError(f"{field} holds {unknown!r}, which the model's tokenizer does not know")
         if longest is not None and len(ids) > longest:
             raise SoleraError(
                 f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
                 "it, or lower sampling.max_tokens"
             )
         return np.array(ids, np.int32)
+
+    def _unknown(self, prompt: Any) -> str | None:
+        """The first character that the vocabulary cannot spell; `None` where that token came from a template."""
+        text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+        unknown = self._codec.unknown_id
+        return next(
+            (c for c in text if self._codec.encode(c).count(unknown) > self._codec.encode("").count(unknown)), None
+        )
 
 
 def _prompt(row: Row, ids: np.ndarray) -> Prompt:

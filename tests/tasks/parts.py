@@ -16,6 +16,8 @@ END = 0
 class Letters:
     """A token is a character; 0 ends a text."""
 
+    unknown_id = None
+
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 

@@ -188,6 +188,15 @@ def test_a_template_that_refuses_is_quoted_with_file_and_line(tmp_path, model):
     assert not (tmp_path / "run").exists()
 
 
+def test_characters_that_the_model_cannot_read_are_named(example, monkeypatch, capfd):
+    with (example / "data.jsonl").open("a") as file:
+        file.write('{"prompt": "1+1 is", "answer": "2", "carries": 0}')
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml"]) == 2
+    said = capfd.readouterr().err
+    assert said == "solera: data.jsonl:241: field 'prompt' holds 'i', which the model's tokenizer does not know\n"
+
+
 def test_the_page_shows_the_example_as_it_is():
     blocks = (ROOT / "docs" / "data.md").read_text().split("```")[1::2]
     for language, name in (("json", "data.jsonl"), ("python", "rewards.py"), ("toml", "run.toml")):
