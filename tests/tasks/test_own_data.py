@@ -20,14 +20,18 @@ from solera.models import loading
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_reward"
-SMALL = (
-    "--run.steps 3 --collect.prompts 4 --evaluate.problems 10 --run.name x --run.device cpu --report.tensorboard false"
-)
+
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
 CHARACTERS = "0123456789+=:aust "
+
+
+def small(name: str, steps: int = 3) -> list[str]:
+    """Options of a short run."""
+    size = f"--run.steps {steps} --collect.prompts 4 --evaluate.problems 10 --checkpoint.every 2"
+    return f"{size} --run.name {name} --run.device cpu --report.tensorboard false".split()
 
 
 def solera(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -44,7 +48,7 @@ def example(tmp_path) -> Path:
 
 
 def test_the_example_runs_as_written(example):
-    done = solera("run.toml", *SMALL.split(), cwd=example)
+    done = solera("run.toml", *small("x"), cwd=example)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (example / "runs" / "x" / "metrics.jsonl").read_text().splitlines()]
     assert {"reward/exact", "reward/digits", "reward/carried"} <= rows[0].keys()
@@ -59,7 +63,7 @@ def test_the_example_runs_as_written(example):
 def test_the_command_line_takes_several_functions_and_weights(example, monkeypatch):
     monkeypatch.chdir(example)
     options = "--reward.functions number rewards.py:digits --reward.weights 1 -0.25 --reward.overlong_buffer 8"
-    assert main(["train", "run.toml", *SMALL.split(), *options.split()]) == 0
+    assert main(["train", "run.toml", *small("x"), *options.split()]) == 0
     written = (example / "runs" / "x" / "config.toml").read_text()
     assert 'functions = ["number", "rewards.py:digits"]\nweights = [1.0, -0.25]' in written
 
@@ -69,7 +73,7 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     (example / "rewards.py").write_text(
         good.replace("    if len(rollout.text)", "    row['nothing']\n    if len(rollout.text)")
     )
-    done = solera("run.toml", *SMALL.split(), cwd=example)
+    done = solera("run.toml", *small("x"), cwd=example)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr
@@ -78,6 +82,27 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     monkeypatch.chdir(example)
     assert main(["train", "--resume", "runs/x"]) == 0
     assert (example / "runs" / "x" / "model").is_dir()
+
+
+def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example, monkeypatch, capfd):
+    monkeypatch.chdir(example)
+    good = (example / "rewards.py").read_text()
+    bad = "calls = []\n" + good.replace(
+        "    if len(rollout.text)",
+        "    calls.append(1)\n    assert len(calls) < 160, 'tired'\n    if len(rollout.text)",
+    )
+    assert main(["train", "run.toml", *small("whole", steps=6)]) == 0
+    (example / "rewards.py").write_text(bad)
+    assert main(["train", "run.toml", *small("mended", steps=6)]) == 2
+    assert "raised AssertionError: tired" in capfd.readouterr().err
+    assert list((example / "runs" / "mended" / "checkpoints").iterdir())
+    (example / "rewards.py").write_text(good)
+    assert main(["train", "--resume", "runs/mended"]) == 0
+    whole, mended = (
+        [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in path.open()]
+        for path in (example / "runs" / "whole" / "metrics.jsonl", example / "runs" / "mended" / "metrics.jsonl")
+    )
+    assert whole == mended
 
 
 @pytest.mark.parametrize(
