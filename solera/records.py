@@ -205,10 +205,10 @@ class Rollout:
         Lineage, sampling and finish reason are those of the last completion.
         """
         sequence = Sequence.turns((prompt.token_ids, *turns))
-        last = next((turn for turn in reversed(turns) if isinstance(turn, Completion)), None)
-        if last is None:
-            raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
-        return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
+        for last in reversed(turns):
+            if isinstance(last, Completion):
+                return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
+        raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
 
     @property
     def length(self) -> int:

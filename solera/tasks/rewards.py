@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from solera.config import Config, RewardConfig
 from solera.errors import SoleraError, one_line
@@ -38,8 +38,7 @@ class Attempt(Rollout):
         return cls(**vars(Rollout.of(prompt, completion)), text=text)
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """A grader with the two rewards it can give."""
 
     grader: Grader
@@ -63,11 +62,9 @@ class Rewards:
         if self.truncated is not None and not finished:
             return (self.truncated,)
         text = self.codec.decode(completion.token_ids_T)
-        if self.checks:
-            answer = str(prompt.data[self.answer])
-            rewards = [c.right if c.grader(text, answer, finished) else c.wrong for c in self.checks]
-        else:
-            rewards = []
+        rewards = []
+        for grader, right, wrong in self.checks:
+            rewards.append(right if grader(text, str(prompt.data[self.answer]), finished) else wrong)
         if self.asked:
             attempt = Attempt.written(prompt, completion, text)
             given = [await function.ask(attempt, prompt) for function in self.asked]

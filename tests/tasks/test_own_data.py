@@ -44,7 +44,8 @@ def solera(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def example(tmp_path) -> Path:
-    return Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
+    ignored = shutil.ignore_patterns("runs", "__pycache__")
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "example", ignore=ignored))
 
 
 def test_the_example_runs_as_written(example):
