@@ -70,7 +70,7 @@ def test_version():
         (["train", "--model", "no/such/folder"], "no such folder"),
         (["train", "--model", "embeded"], "did you mean embedded?"),
         (["train", "--collect.refill_rounds", "5"], "acts with objective.refill = true only"),
-        (["train", "--task", "sums"], "known is arithmetic"),
+        (["train", "--task", "sums"], "known are arithmetic, jsonl"),
         (["train", "--resume"], "takes the run's folder and nothing else"),
         (["train", "--resume", "runs/x", "--run.steps", "5"], "takes the run's folder and nothing else"),
         (["train", "--resume", "nowhere"], "nowhere: no config.toml"),

@@ -68,8 +68,13 @@ def _refuse_early(config: "Config") -> None:
     from solera.config import new_folder
     from solera.models.source import find
     from solera.objectives.table import resolve_config
+    from solera.tasks.jsonl import read_split
+    from solera.tasks.rewards import check_functions, graders
 
-    resolve_config(config)
+    config = resolve_config(config)
     find(config.model.path)
+    check_functions(config.reward)
+    if config.task.name == "jsonl":
+        read_split(config.task, graders(config))
     if config.run.name is not None:
         new_folder(config)
