@@ -42,10 +42,12 @@ OWN: dict[str, list[Options]] = {
 
 
 def advantages() -> list[Options]:
-    names = ("mean", "whiten", "whiten_bessel", "leave_one_out", "logavgexp", "shifted", "raw")
+    names = ("mean", "whiten", "whiten_bessel", "leave_one_out", "logavgexp")
     return [{"advantage": name} for name in names] + [
         {"advantage": "logavgexp", "advantage_tau": 0.3},
-        {"advantage": "shifted", "delta": 0.2},
+        {"advantage": "raw", "zero_variance_mask": False},
+        {"advantage": "shifted", "zero_variance_mask": False},
+        {"advantage": "shifted", "delta": 0.2, "zero_variance_mask": False},
     ]
 
 
@@ -125,6 +127,13 @@ def test_options(name: str) -> None:
             assert_agree(name, batches.KINDS[kind](seed), seed, f"{kind}, seed {seed}", **options)
 
 
+@pytest.mark.parametrize("advantage", ["raw", "shifted"])
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row["advantage"] != "–"])
+def test_raw_and_shifted_rewards_turn_the_mask_off(name: str, advantage: str) -> None:
+    for kind in ("ties", "gaps"):
+        assert_agree(name, batches.KINDS[kind](4), 4, f"{kind}, seed 4", advantage=advantage)
+
+
 @pytest.mark.parametrize("name", [n for n in TABLE if n in REC or TABLE[n]["term"] in BANDED])
 def test_bounds_are_inclusive(name: str) -> None:
     edges = batches.edge_options()
@@ -141,6 +150,10 @@ def test_unknown_behaviour(name: str) -> None:
     options = {} if name in NEEDS_NO_BEHAVIOUR else {"unknown_behaviour": "proximal"}
     for seed in (1, 2):
         assert_agree(name, batches.foreign(seed), seed, f"foreign, seed {seed}", **options)
+
+
+def test_only_dapo_refills() -> None:
+    assert [name for name in TABLE if resolve(ObjectiveConfig(name=name)).refill] == ["dapo"]
 
 
 @pytest.mark.parametrize(
