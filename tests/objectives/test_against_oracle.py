@@ -145,6 +145,35 @@ def test_bounds_are_inclusive(name: str) -> None:
             assert_agree(name, batches.edges(seed), seed, f"edges, seed {seed}", **options, **bounds)
 
 
+@pytest.mark.parametrize("advantage", ["mean", "whiten", "whiten_bessel", "leave_one_out", "logavgexp"])
+def test_a_group_of_one_has_no_advantage(advantage: str) -> None:
+    for kind in ("ties", "gaps"):
+        options = {"advantage": advantage, "zero_variance_mask": False, "regulariser": "forward_kl"}
+        assert_agree("reinforce", batches.KINDS[kind](5), 5, f"{kind}, seed 5", **options)
+
+
+@pytest.mark.parametrize("drop", ["random", "worst"])
+def test_ties_among_the_dropped(drop: str) -> None:
+    for seed in range(8):
+        for kind in ("ties", "plain", "unlucky"):
+            assert_agree("red_drop", batches.KINDS[kind](seed), seed, f"{kind}, seed {seed}", drop=drop)
+
+
+def test_rounding_is_no_imbalance() -> None:
+    for seed in range(8):
+        assert_agree("red_weight_adaptive", batches.balanced(seed), seed, f"balanced, seed {seed}")
+
+
+@pytest.mark.parametrize("bound", [0.035, 0.03, 0.01])
+def test_equal_squares_go_together(bound: float) -> None:
+    assert_agree("m2po", batches.equal_squares(0), 0, "equal_squares, seed 0", second_moment=bound)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_finite_numbers_that_are_no_log_probabilities(name: str) -> None:
+    assert_agree(name, batches.absurd(1), 1, "absurd, seed 1")
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_unknown_behaviour(name: str) -> None:
     options = {} if name in NEEDS_NO_BEHAVIOUR else {"unknown_behaviour": "proximal"}
