@@ -114,17 +114,16 @@ def combinations(name: str) -> list[Options]:
 @pytest.mark.parametrize("kind", batches.KINDS)
 @pytest.mark.parametrize("name", TABLE)
 def test_names(name: str, kind: str) -> None:
-    for seed in (1, 2):
-        assert_agree(name, batches.KINDS[kind](seed), seed, f"{kind}, seed {seed}")
+    assert_agree(name, batches.KINDS[kind](1), 1, f"{kind}, seed 1")
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_options(name: str) -> None:
     kinds = list(batches.KINDS)
-    for i, options in enumerate(combinations(name)):
-        for seed in (3 * i, 3 * i + 1):
-            kind = kinds[seed % (len(kinds) - 1)]
-            assert_agree(name, batches.KINDS[kind](seed), seed, f"{kind}, seed {seed}", **options)
+    first = list(TABLE).index(name)  # so that an option meets other batches under other names
+    for seed, options in enumerate(combinations(name), start=first):
+        kind = kinds[seed % (len(kinds) - 1)]
+        assert_agree(name, batches.KINDS[kind](seed), seed, f"{kind}, seed {seed}", **options)
 
 
 @pytest.mark.parametrize("advantage", ["raw", "shifted"])
@@ -150,6 +149,13 @@ def test_a_group_of_one_has_no_advantage(advantage: str) -> None:
     for kind in ("ties", "gaps"):
         options = {"advantage": advantage, "zero_variance_mask": False, "regulariser": "forward_kl"}
         assert_agree("reinforce", batches.KINDS[kind](5), 5, f"{kind}, seed 5", **options)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "sft", "opmd_kimi", "opmd_pairwise", "red_weight_adaptive"])
+def test_red_drop_before_other_terms(name: str) -> None:
+    for kind in ("ties", "gaps", "unlucky"):
+        for options in ({"drop": "random"}, {"drop": "worst"}):
+            assert_agree(name, batches.KINDS[kind](6), 6, f"{kind}, seed 6", **options)
 
 
 @pytest.mark.parametrize("drop", ["random", "worst"])
