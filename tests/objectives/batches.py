@@ -150,6 +150,36 @@ def unlucky(seed: int) -> Batch:
     return batch
 
 
+def balanced(seed: int) -> Batch:
+    """All of one length: Σ A·n is zero but for rounding, of either sign."""
+    rng = random.Random(seed)
+    sizes = (3, 5, 6)
+    return [[response(rng, real(rng), lambda: rng.gauss(0.0, 0.4), [True] * 3) for _ in range(n)] for n in sizes]
+
+
+def equal_squares(seed: int) -> Batch:
+    """Candidates of m2po whose mean (log ρ)² fits once one of several equal ones is gone: they go together."""
+    rng = random.Random(seed)
+    batch = [[response(rng, reward, lambda: 0.0, [True] * 4) for reward in (1.0, 0.0)]]
+    for member, sign in zip(batch[0], (1.0, -1.0), strict=True):
+        member.logp = torch.full((4,), -1.0, dtype=torch.float64)
+        member.behaviour = [-1.0 - sign * size for size in (0.25, 0.25, 0.125, 0.125)]
+    return batch
+
+
+def absurd(seed: int) -> Batch:
+    """Finite numbers that are no log-probabilities: up to +1,000."""
+    rng = random.Random(seed)
+    batch = drawn(rng, [4, 3], real, 0.5)
+    for member in (member for group in batch for member in group):
+        lift = rng.choice([0.0, 30.0, 1000.0])
+        member.logp = member.logp + lift
+        member.behaviour = [value + lift for value in member.behaviour or []]
+        member.proximal = [value + lift for value in member.proximal]
+        member.ref = [value + lift for value in member.ref]
+    return batch
+
+
 def foreign(seed: int) -> Batch:
     """Some responses written by nobody knows whom."""
     batch = drawn(random.Random(seed), [4, 3, 2], real, 0.5)
