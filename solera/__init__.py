@@ -24,37 +24,67 @@ if TYPE_CHECKING:
     )
     from solera.errors import SoleraError
     from solera.evaluate.evaluation import Evaluation
+    from solera.objectives.objective import Objective, custom_objective
+    from solera.objectives.terms import Term
+    from solera.objectives.tokens import Tokens
+    from solera.protocols import Codec, Generate, Task
+    from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.sync.rules import SyncState
 
 __all__ = [
     "CheckpointConfig",
+    "Codec",
     "CollectConfig",
+    "Completion",
     "Config",
     "EngineConfig",
     "EvaluateConfig",
     "Evaluation",
+    "Generate",
     "LearnConfig",
     "ModelConfig",
+    "Objective",
     "ObjectiveConfig",
+    "Prompt",
     "ReportConfig",
     "Result",
+    "Reward",
     "RewardConfig",
+    "Rollout",
     "RunConfig",
+    "Sampling",
     "SamplingConfig",
     "SoleraError",
     "SyncConfig",
+    "SyncState",
+    "Task",
     "TaskConfig",
+    "Term",
+    "Tokens",
+    "custom_objective",
     "evaluate_models",
     "load",
     "resume",
     "train",
 ]
 
+_ROOMS = {
+    "build": ("train", "resume", "evaluate_models", "Result"),
+    "errors": ("SoleraError",),
+    "evaluate.evaluation": ("Evaluation",),
+    "objectives.objective": ("Objective", "custom_objective"),
+    "objectives.terms": ("Term",),
+    "objectives.tokens": ("Tokens",),
+    "protocols": ("Codec", "Generate", "Task"),
+    "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
+    "sync.rules": ("SyncState",),
+}
+"""Where the names are that are not in `config`."""
+
 
 def __getattr__(name: str) -> Any:
     """Names load with their first use: torch with `train`, and nothing for the command's help."""
     if name not in __all__:
         raise AttributeError(f"module 'solera' has no attribute {name!r}")
-    built = dict.fromkeys(("train", "resume", "evaluate_models", "Result"), "build")
-    elsewhere = {"SoleraError": "errors", "Evaluation": "evaluate.evaluation"}
-    room = (built | elsewhere).get(name, "config")
+    room = next((room for room, names in _ROOMS.items() if name in names), "config")
     return getattr(importlib.import_module(f"solera.{room}"), name)

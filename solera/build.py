@@ -1,12 +1,14 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import json
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,17 +29,17 @@ from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
-from solera.objectives.objective import compose
+from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.process import Interruption, rare_garbage_collection, torch_for
-from solera.protocols import Sink, Task, Weights
+from solera.protocols import Codec, Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
-from solera.sync.rules import SyncState, sync_rule
+from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.rewards import build_rewards, graders
@@ -65,23 +67,72 @@ class Result:
         return read_metrics(self.folder / "metrics.jsonl")
 
 
-def train(config: Config, console: Console | None = None) -> Result:
-    """Train from a config to a finished model in a new folder."""
+OWN_CODE = "own_code.json"
+"""In a run's folder: which of its parts are not in its config."""
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """Parts of a run that its user wrote; what is left out comes from the config."""
+
+    task: Callable[[Codec], Task] | None = None
+    rewards: tuple[Callable[..., Any], ...] = ()
+    objective: Objective | None = None
+    rule: SyncRule | None = None
+
+    def names(self) -> list[str]:
+        return [name for name, part in vars(self).items() if part]
+
+
+NO_OWN_CODE = OwnCode()
+
+
+def train(
+    config: Config,
+    console: Console | None = None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+    objective: Objective | None = None,
+    rule: SyncRule | None = None,
+) -> Result:
+    """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
+
+    `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
+    task of the config; `objective` comes from `custom_objective`; `rule` decides when the engine gets new weights.
+    """
     console = console or Console(stderr=True)
+    own = OwnCode(task, tuple(rewards), objective, rule)
     config = resolved(config)
     for sentence in notices(config):
         _say(console, sentence)
-    return _run(config, console, folder=None)
+    return _run(config, console, None, own)
 
 
-def resume(folder: Path, console: Console | None = None) -> Result:
-    """Go on with a run that was interrupted or killed, from its last checkpoint."""
+def resume(
+    folder: Path | str,
+    console: Console | None = None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+    objective: Objective | None = None,
+    rule: SyncRule | None = None,
+) -> Result:
+    """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
+    folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
     if not (folder / "config.toml").is_file():
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
     config = resolve_config(configuration.load(folder / "config.toml"))
-    return _run(config, console or Console(stderr=True), folder)
+    names = json.loads((folder / OWN_CODE).read_text()) if (folder / OWN_CODE).exists() else []
+    if names != own.names():
+        given = ", ".join(f"{name}=..." for name in names)
+        raise SoleraError(
+            f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
+            f"go on with solera.resume({', '.join(filter(None, [repr(str(folder)), given]))})"
+        )
+    return _run(config, console or Console(stderr=True), folder, own)
 
 
 def evaluate_models(
@@ -116,7 +167,7 @@ def _examine(
 ) -> Examined:
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
-    exam = build_exam(config, model, codec, build_task(config, codec), compute)
+    exam = build_exam(config, model, codec, build_task(config, codec, model.max_length), compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -129,17 +180,17 @@ def _examine(
     return Examined(candidate, first, more, k)
 
 
-def _run(config: Config, console: Console, folder: Path | None) -> Result:
+def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
     """A new run where there is no folder yet, else the rest of the run in it."""
     device, compute = _device(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
-    task = build_task(config, codec, model.max_length)
+    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
-    folder = folder or make_folder(config)
+    folder = folder or make_folder(config, own)
     start = time.perf_counter()
     store = Ledger(folder / "store.db")
     if resumed:
@@ -147,7 +198,11 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
     sink = Several(_sinks(config, folder, console, version))
     try:
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
-            loop = build_loop(config, model, codec, task, store, sink, compute, folder, interruption.wanted)
+
+            def stop() -> bool:
+                return interruption.wanted() or getattr(console, "reader_left", False)
+
+            loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own)
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(*restore(loop, checkpoint))
     finally:
@@ -215,10 +270,11 @@ def build_loop(
     compute: torch.dtype,
     folder: Path,
     stop: Callable[[], bool] = lambda: False,
+    own: OwnCode = NO_OWN_CODE,
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
-    objective = compose(config.objective)
+    objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
     reference = None
@@ -238,7 +294,7 @@ def build_loop(
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
-        sync_rule(config.sync), evaluator, sink,
+        own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
@@ -247,7 +303,9 @@ def build_loop(
     )  # fmt: skip
 
 
-def build_task(config: Config, codec: TokenizerCodec, max_length: int | None = None) -> Task:
+def build_task(
+    config: Config, codec: TokenizerCodec, max_length: int | None = None, rewards: Sequence[Callable[..., Any]] = ()
+) -> Task:
     """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
     problems: Problems
     if config.task.name == "jsonl":
@@ -256,7 +314,7 @@ def build_task(config: Config, codec: TokenizerCodec, max_length: int | None = N
     else:
         assert config.task.level is not None
         problems = Arithmetic(codec, config.task.level, config.run.seed)
-    return SingleTurn(problems, build_rewards(config, codec, problems))
+    return SingleTurn(problems, build_rewards(config, codec, problems, rewards))
 
 
 def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:
@@ -275,13 +333,15 @@ def _say_if_fewer(console: Console, config: Config, found: int) -> None:
         _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems")
 
 
-def make_folder(config: Config) -> Path:
+def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
     """A new folder for the run, with the resolved config in it from the first moment."""
     folder = configuration.new_folder(config)
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         unfinished.mkdir(parents=True)
         (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
+        if own.names():
+            (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
         publish(unfinished, folder)
     except OSError as error:
         raise SoleraError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error

@@ -124,6 +124,19 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+def test_a_run_whose_reader_leaves_saves_and_stops_and_can_go_on(tmp_path):
+    options = "--run.steps 400 --collect.prompts 4 --evaluate.every 5 --evaluate.problems 10 --run.name left".split()  # noqa: SIM905
+    command = " ".join([sys.executable, "-m", "solera.cli", "train", *options])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -n 2; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+    )  # fmt: skip
+    assert done.returncode == 141, done.stderr
+    assert "go on with: solera train --resume runs/left" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list((tmp_path / "runs" / "left" / "checkpoints").iterdir())
+
+
 def test_the_same_from_python(tmp_path):
     """The program of the README."""
     readme = (ROOT / "README.md").read_text()

@@ -10,11 +10,21 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from solera.cli.options import parse
-from solera.config import Config, EngineConfig, EvaluateConfig, RunConfig, SamplingConfig, TaskConfig, override
+from solera.config import (
+    Config,
+    EngineConfig,
+    EvaluateConfig,
+    RewardConfig,
+    RunConfig,
+    SamplingConfig,
+    TaskConfig,
+    override,
+)
 from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, settings
 from solera.evaluate.evaluation import check_k
 from solera.objectives.table import resolve_config
+from solera.tasks.rewards import check_data
 
 PIPE_WIDTH = 200
 """Off a terminal nothing is known of the width, and a wrapped table is hard to search in."""
@@ -34,6 +44,7 @@ class EvalOptions:
     """How models are evaluated."""
 
     task: tyro.conf.FlagConversionOff[TaskConfig] = field(default_factory=TaskConfig)
+    reward: tyro.conf.FlagConversionOff[RewardConfig] = field(default_factory=RewardConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
         SamplingConfig.max_tokens
@@ -65,7 +76,8 @@ class EvalOptions:
 
 
 PLACES = {
-    "task": None, "engine": None, "max_tokens": "sampling", "problems": "evaluate", "samples": "evaluate",
+    "task": None, "reward": None, "engine": None, "max_tokens": "sampling", "problems": "evaluate",
+    "samples": "evaluate",
     "temperature": "evaluate", "top_p": "evaluate", "threshold": "evaluate", "seed": "run", "device": "run",
     "threads": "run",
 }  # fmt: skip
@@ -77,10 +89,12 @@ def run(arguments: list[str]) -> int:
     if not count and not {"-h", "--help"} & set(arguments):
         raise SoleraError("eval: name the models first, then the options (see solera eval --help)")
     models, base = arguments[:count], settings(arguments[:count])
-    options = parse(
-        options_of(base), arguments[count:], "eval", "MODEL [MODEL ...]", HELP, tyro.conf.FlagCreatePairsOff
-    )
+    options = _options(base, arguments[count:])
+    if options.task.name != base.task.name:  # a run's data and rewards belong to its own task
+        base = replace(base, task=TaskConfig(options.task.name), reward=RewardConfig())
+        options = _options(base, arguments[count:])
     config = resolve_config(composed(base, options))
+    check_data(config)
     check_k(options.k, config)
     candidates(models, options.checkpoints)
     target = _writable(Path(options.json)) if options.json is not None else None
@@ -88,6 +102,10 @@ def run(arguments: list[str]) -> int:
     if target is not None:
         _write(target, result.as_json())
     return 0
+
+
+def _options(base: Config, arguments: list[str]) -> EvalOptions:
+    return parse(options_of(base), arguments, "eval", "MODEL [MODEL ...]", HELP, tyro.conf.FlagCreatePairsOff)
 
 
 def options_of(config: Config) -> EvalOptions:

@@ -44,16 +44,16 @@ def run(arguments: list[str]) -> int:
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:
-    from rich.console import Console
+    from solera.report.console import StandardOutput
 
-    console = Console()
+    console = StandardOutput()
     with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
         from solera import build
     try:
         result = start(build, console)
     except build.InterruptedRunError as stopped:
         print(f"solera: {stopped}", file=sys.stderr)
-        return 130
+        return 141 if console.reader_left else 130
     console.print(
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after (best "
         f"{result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%} over all evaluations; {result.seconds:.0f} s)\n"
@@ -68,13 +68,10 @@ def _refuse_early(config: "Config") -> None:
     from solera.config import new_folder
     from solera.models.source import find
     from solera.objectives.table import resolve_config
-    from solera.tasks.jsonl import read_split
-    from solera.tasks.rewards import check_functions, graders
+    from solera.tasks.rewards import check_data
 
     config = resolve_config(config)
     find(config.model.path)
-    check_functions(config.reward)
-    if config.task.name == "jsonl":
-        read_split(config.task, graders(config))
+    check_data(config)
     if config.run.name is not None:
         new_folder(config)

@@ -13,7 +13,7 @@ from solera.evaluate.candidates import Candidate
 from solera.evaluate.statistics import Difference, Estimate, estimate, paired
 
 GREEDY = "pass@1 greedy"
-ROOMS = ("task", "sampling", "evaluate")
+ROOMS = ("task", "reward", "sampling", "evaluate")
 """Tables of the config that decide what is measured."""
 
 

@@ -1,5 +1,6 @@
 """An objective: one composition of data shaping, advantage, policy term, penalties and aggregation."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from solera.config import ObjectiveConfig
 from solera.objectives.advantage import ADVANTAGES, Advantage, red_drop, zero_variance
 from solera.objectives.aggregation import AGGREGATIONS, Aggregation
 from solera.objectives.penalties import REGULARISERS, kl_loss
-from solera.objectives.table import find, needs_behaviour, needs_reference
+from solera.objectives.table import find, needs_behaviour, needs_reference, resolve
 from solera.objectives.terms import STATISTICS, TERMS, Term
 from solera.objectives.tokens import Tokens
 
@@ -160,6 +161,16 @@ def compose(config: ObjectiveConfig) -> Objective:
         uses_behaviour=needs_behaviour(config),
         unknown_behaviour=config.unknown_behaviour or "refuse",
     )
+
+
+def custom_objective(term: Callable[[Tokens], Term], **fields: Any) -> Objective:
+    """An objective around a policy term of one's own.
+
+    `fields` are those that every objective has (advantage, aggregation, zero_variance_mask, drop, regulariser, beta …),
+    with `reinforce`'s defaults. The term may ask for everything that `Tokens` holds; for `ref_logp_T` set beta above 0.
+    """
+    known = resolve(ObjectiveConfig("reinforce", **fields))
+    return dataclasses.replace(compose(known), term=term, uses_behaviour=True)
 
 
 def _filled(function: Callable[..., Any], config: ObjectiveConfig) -> Callable[..., Any]:

@@ -329,6 +329,9 @@ def _check(c: ObjectiveConfig) -> None:
         )
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
+    row = find(c.name)
+    if row.term in WHOLE_RESPONSE_TERMS and c.aggregation != row.aggregation:
+        raise SoleraError(f"objective.aggregation of {c.name} is {row.aggregation}, by its definition: remove it")
     if c.adaptive_temperature and c.aggregation == "sequence_mean":
         raise SoleraError(
             "objective.adaptive_temperature balances tokens, whose number cancels under sequence_mean: choose another "

@@ -1,5 +1,8 @@
 """What a person sees while a run goes on: a line at each evaluation and, on a terminal, a bar with figures."""
 
+import os
+import sys
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,6 +22,17 @@ FIGURES = (
     ("age", "age/mean", "{:.0f}"),
     ("syncs", "sync/count", "{:.0f}"),
 )
+
+
+class StandardOutput(Console):
+    """A console whose reader may leave (`solera train | head`). Whoever prints to it asks whether that has happened."""
+
+    reader_left = False
+
+    def on_broken_pipe(self) -> None:
+        """Rich would leave the process on the spot, in the middle of a step."""
+        self.reader_left = self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progressing:

@@ -65,6 +65,12 @@ def load(specs: list[str], columns: Set[str], prompt: str) -> list[OwnFunction]:
     return [_function(modules[spec.rpartition(":")[0]], spec, columns - {prompt}) for spec in specs]
 
 
+def given(call: Callable[..., Any], columns: Set[str]) -> OwnFunction:
+    """A function that was handed over in Python."""
+    spec = f"{getattr(call, '__module__', type(call).__module__)}:{getattr(call, '__name__', type(call).__name__)}"
+    return OwnFunction(spec, call, _takes(spec, _signature(spec, call), columns))
+
+
 def _module(source: str, spec: str) -> ModuleType:
     try:
         return _from_file(Path(source).expanduser()) if source.endswith(".py") else _from_package(source)
@@ -98,11 +104,14 @@ def _function(module: ModuleType, spec: str, columns: Set[str]) -> OwnFunction:
         raise SoleraError(
             f"reward.functions: {spec}: {name} {fault}; functions of {source}: {', '.join(known) or 'none'}"
         )
+    return OwnFunction(spec, call, _takes(spec, _signature(spec, call), columns))
+
+
+def _signature(spec: str, call: Callable[..., Any]) -> inspect.Signature:
     try:
-        signature = inspect.signature(call)
+        return inspect.signature(call)
     except (TypeError, ValueError) as error:
         raise SoleraError(f"reward.functions: {spec}: what it takes cannot be seen; wrap it in a function") from error
-    return OwnFunction(spec, call, _takes(spec, signature, columns))
 
 
 def _takes(spec: str, signature: inspect.Signature, columns: Set[str]) -> frozenset[str] | None:

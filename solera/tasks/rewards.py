@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Real
@@ -14,8 +14,9 @@ from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
 from solera.records import Completion, Prompt, Reward, Rollout
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
-from solera.tasks.functions import OwnFunction, check_spec, load, part_name, where
+from solera.tasks.functions import OwnFunction, check_spec, given, load, part_name, where
 from solera.tasks.graders import GRADERS, Grader
+from solera.tasks.jsonl import read_split
 from solera.tasks.single_turn import Problems
 
 OWN_GRADER = {"arithmetic": "verbatim", "jsonl": "exact"}
@@ -74,25 +75,28 @@ class Rewards:
         return tuple(rewards)
 
 
-def build_rewards(config: Config, codec: Codec, problems: Problems) -> Rewards:
-    """The rewards of a resolved config."""
+def build_rewards(
+    config: Config, codec: Codec, problems: Problems, further: Sequence[Callable[..., Any]] = ()
+) -> Rewards:
+    """The rewards of a resolved config, and further functions, which count with weight 1."""
     check_functions(config.reward)
     reward, limit = config.reward, config.sampling.max_tokens
     weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
     column = config.task.prompt or "prompt"
     own = load([spec for spec in weights if spec not in GRADERS], problems.columns, column)
+    own += [given(function, problems.columns - {column}) for function in further]
     checks = [
         Check(GRADERS[spec], Reward(weight, spec, spec), Reward(0.0, spec, spec))
         for spec, weight in weights.items()
         if spec in GRADERS
     ]
-    if not weights:
+    if not weights and not further:
         checks = [Check(GRADERS[OWN_GRADER[config.task.name]], Reward(1.0), Reward(0.0))]
     return Rewards(
         codec,
         config.task.answer or "answer",
         tuple(checks),
-        tuple(Asked(function, weights[function.spec], reward, problems, column) for function in own),
+        tuple(Asked(function, weights.get(function.spec, 1.0), reward, problems, column) for function in own),
         Reward(reward.truncated_reward, TRUNCATED, "length") if reward.truncated == "penalise" else None,
         partial(overlong, limit, reward.overlong_buffer, reward.overlong_penalty) if reward.overlong_buffer else None,
     )
@@ -101,6 +105,13 @@ def build_rewards(config: Config, codec: Codec, problems: Problems) -> Rewards:
 def graders(config: Config) -> frozenset[str]:
     """The graders in use, which compare with the answer column."""
     return frozenset(config.reward.functions or (OWN_GRADER[config.task.name],)) & GRADERS.keys()
+
+
+def check_data(config: Config) -> None:
+    """What can be refused of a resolved config's rewards and data without a tokenizer."""
+    check_functions(config.reward)
+    if config.task.name == "jsonl":
+        read_split(config.task, graders(config))
 
 
 def check_functions(reward: RewardConfig) -> None:

@@ -111,6 +111,7 @@ def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
         (ObjectiveConfig("red_weight_adaptive", aggregation="sequence_mean"), "cancels under sequence_mean"),
         (ObjectiveConfig("opmd_kimi", beta=0.1), "objective.beta is not used by opmd_kimi"),
         (ObjectiveConfig("opmd_pairwise", regulariser="k2_token"), "is not used by opmd_pairwise"),
+        (ObjectiveConfig("opmd_kimi", aggregation="token_mean"), "by its definition"),
         (ObjectiveConfig("opmd_kimi", advantage="mean"), "objective.advantage is not used by opmd_kimi"),
         (ObjectiveConfig("reinforce", unknown_behaviour="proximal"), "is not used by reinforce"),
         (ObjectiveConfig("asymre", advantage="mean", delta=-0.2), "acts with objective.advantage = shifted only"),

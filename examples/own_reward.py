@@ -1,0 +1,27 @@
+"""A reward of one's own beside a built-in grader: right answers count 1, each token beyond the third costs a little.
+
+    python examples/own_reward.py [STEPS]
+
+`examples/own_reward/` has the same kind of thing without a line of Python around it: data, rewards and a config file.
+"""
+
+import sys
+
+import solera
+
+
+def brevity(rollout: solera.Rollout, row: dict) -> float:
+    """`row` holds the problem's columns; a reward of `None` would mean that it is not known (yet)."""
+    return -0.05 * max(0, rollout.length - 3)
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    config = solera.Config(
+        run=solera.RunConfig(steps=steps),
+        reward=solera.RewardConfig(functions=("exact",)),
+        evaluate=solera.EvaluateConfig(problems=100),
+    )
+    result = solera.train(config, rewards=[brevity])
+    last = [row for row in result.metrics if "reward/brevity" in row][-1]
+    print(f"{result.accuracy_after:.0%} right; brevity {last['reward/brevity']:.3f} a response")

@@ -1,0 +1,22 @@
+"""A sync rule of one's own: the engine gets new weights after batch 1, 2, 4, 8, …, often while the policy moves fast.
+
+python examples/own_sync_rule.py [STEPS]
+"""
+
+import sys
+from dataclasses import replace
+
+import solera
+
+
+def at_powers_of_two(state: solera.SyncState, version: int) -> solera.SyncState:
+    """Called after every batch with the version that the learner has reached; `due` asks for a sync before the next."""
+    return replace(state, due=version >= max(1, 2 * state.engine_version))
+
+
+if __name__ == "__main__":
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    config = solera.Config(run=solera.RunConfig(steps=steps), evaluate=solera.EvaluateConfig(problems=100))
+    result = solera.train(config, rule=at_powers_of_two)
+    versions = sorted({int(row["sync/version"]) for row in result.metrics if "sync/version" in row})
+    print(f"{result.accuracy_after:.0%} after; the engine had versions {versions}")

@@ -1,0 +1,72 @@
+"""The examples, as a user runs them but shorter, and parts of one's own across a resume."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import solera
+from solera.build import InterruptedRunError
+from tests.test_cli import SEARCH_PATH, os
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_the_example_runs_and_learns(tmp_path, example):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), "45"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "%" in done.stdout.splitlines()[-1]
+    (folder,) = (tmp_path / "runs").iterdir()
+    accuracies = [
+        row["eval/pass@1"] for row in solera.build.read_metrics(folder / "metrics.jsonl") if "eval/pass@1" in row
+    ]
+    assert accuracies[-1] > accuracies[0] + 0.05
+
+
+def config(tmp_path: Path) -> solera.Config:
+    return solera.Config(
+        run=solera.RunConfig(steps=6, root=str(tmp_path), name="own", device="cpu"),
+        collect=solera.CollectConfig(prompts=4, group_size=4),
+        evaluate=solera.EvaluateConfig(every=0, problems=8),
+        report=solera.ReportConfig(tensorboard=False, progress=False),
+    )
+
+
+def test_a_run_with_own_code_goes_on_only_with_own_code(tmp_path):
+    calls = []
+
+    def rule(state: solera.SyncState, version: int) -> solera.SyncState:
+        calls.append(version)
+        if version == 3 and len(calls) == 3:
+            os.kill(os.getpid(), 2)  # Ctrl-C in the middle of the run
+        return replace(state, due=True)
+
+    with pytest.raises(InterruptedRunError):
+        solera.train(config(tmp_path), rule=rule)
+    with pytest.raises(
+        solera.SoleraError, match=r"code of its own for rule: go on with solera.resume\(.*rule=\.\.\.\)"
+    ):
+        solera.resume(tmp_path / "own")
+    result = solera.resume(tmp_path / "own", rule=rule)
+    assert calls == [1, 2, 3, 4, 5, 6]
+    assert [row["sync/version"] for row in result.metrics if "sync/version" in row] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_reward_function_from_python_counts_beside_the_graders(tmp_path):
+    seen = []
+
+    def constant(rollout: solera.Rollout, row: dict) -> float:
+        seen.append(row["answer"])
+        return 0.25
+
+    settings = replace(config(tmp_path), reward=solera.RewardConfig(functions=("exact",)))
+    result = solera.train(settings, rewards=[constant])
+    assert {row["reward/constant"] for row in result.metrics if "reward/constant" in row} == {0.25}
+    assert all("reward/exact" in row for row in result.metrics if "reward/constant" in row)
+    assert all(answer.isdigit() for answer in seen)
