@@ -7,6 +7,7 @@ from solera.errors import SoleraError
 
 COMMANDS = {
     "train": "train a model, or go on with a run (--resume FOLDER)",
+    "lab": "exact answers on policies small enough to enumerate: bias, groups, fixed_point, amplification",
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""
 

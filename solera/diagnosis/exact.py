@@ -16,7 +16,7 @@ END = 0
 
 
 @dataclass(frozen=True)
-class Responses:
+class Space:
     """Every response a policy can write: `[B, T]`, padded with END where `mask_BT` is false."""
 
     token_BT: Tensor
@@ -30,7 +30,7 @@ class Responses:
         return len(self.token_BT)
 
 
-def responses(vocabulary: int, length: int) -> Responses:
+def space_of(vocabulary: int, length: int) -> Space:
     """All responses of up to `length` tokens: those that END closes, and those that the limit cuts.
 
     With V tokens and length L: `Σ_{t<L} (V−1)^t + (V−1)^L` of them. Two tokens, length 2: `0`, `1 0`, `1 1`.
@@ -42,7 +42,7 @@ def responses(vocabulary: int, length: int) -> Responses:
     whole = [(*prefix, END) for prefix in number] + list(product(words, repeat=length))
     padding = [(*tokens, *[END] * (length - len(tokens))) for tokens in whole]
     rows = [[number[tokens[:t]] if t < len(tokens) else 0 for t in range(length)] for tokens in whole]
-    return Responses(
+    return Space(
         token_BT=torch.tensor(padding),
         mask_BT=torch.tensor([[t < len(tokens) for t in range(length)] for tokens in whole]),
         prefix_BT=torch.tensor(rows),
@@ -51,7 +51,7 @@ def responses(vocabulary: int, length: int) -> Responses:
     )
 
 
-def token_logp(space: Responses, logits_SV: Tensor) -> Tensor:
+def token_logp(space: Space, logits_SV: Tensor) -> Tensor:
     """`log π(token | prefix)`, 0 where a response has ended; differentiable in the logits. `[S, V] -> [B, T]`"""
     assert logits_SV.dtype == torch.float64
     assert logits_SV.shape == (space.prefixes, space.vocabulary)
@@ -59,29 +59,31 @@ def token_logp(space: Responses, logits_SV: Tensor) -> Tensor:
     return torch.where(space.mask_BT, logp_SV[space.prefix_BT, space.token_BT], 0.0)
 
 
-def token_entropy(space: Responses, logits_SV: Tensor) -> Tensor:
-    """Entropy of the distribution each token was drawn from, 0 where a response has ended. `[S, V] -> [B, T]`"""
-    logp_SV = logits_SV.log_softmax(-1)
-    return torch.where(space.mask_BT, -(logp_SV.exp() * logp_SV).sum(-1)[space.prefix_BT], 0.0)
+def token_slope(space: Space, logits_SV: Tensor) -> Tensor:
+    """`∂ log π(token | prefix) / ∂ logits`: 1 at the token less π, in its prefix's row. `[S, V] -> [B, T, S, V]`"""
+    one_hot = torch.nn.functional.one_hot
+    row_BTV = one_hot(space.token_BT, space.vocabulary) - logits_SV.softmax(-1)[space.prefix_BT]
+    here_BTS = one_hot(space.prefix_BT, space.prefixes) * space.mask_BT[..., None]
+    return here_BTS[..., None] * row_BTV[..., None, :]
 
 
-def response_logp(space: Responses, logits_SV: Tensor) -> Tensor:
+def response_logp(space: Space, logits_SV: Tensor) -> Tensor:
     """`log π(y)`. `[S, V] -> [B]`"""
     return token_logp(space, logits_SV).sum(-1)
 
 
-def expected_reward(space: Responses, logits_SV: Tensor, reward_B: Tensor) -> Tensor:
+def expected_reward(space: Space, logits_SV: Tensor, reward_B: Tensor) -> Tensor:
     """`J(π) = Σ_y π(y)·r(y)`"""
     return (response_logp(space, logits_SV).exp() * reward_B).sum()
 
 
-def policy_gradient(space: Responses, logits_SV: Tensor, reward_B: Tensor) -> Tensor:
+def policy_gradient(space: Space, logits_SV: Tensor, reward_B: Tensor) -> Tensor:
     """`∇J` in the logits. `[S, V] -> [S, V]`"""
     leaf_SV = logits_SV.detach().requires_grad_()
     return torch.autograd.grad(expected_reward(space, leaf_SV, reward_B), leaf_SV)[0]
 
 
-def divergences(space: Responses, logits_SV: Tensor, behaviour_logits_SV: Tensor) -> dict[str, float]:
+def divergences(space: Space, logits_SV: Tensor, behaviour_logits_SV: Tensor) -> dict[str, float]:
     """What `divergence` estimates from samples of α, here as sums over all responses.
 
     `tv = ½Σ|π−α|` · `tv_token = E_α Σ_t (1−ρ_t)₊ / E_α n` · `kl = KL(α‖π)` · `kl_reverse = KL(π‖α)` ·

@@ -11,7 +11,7 @@ from solera.diagnosis import exact
 from solera.diagnosis.divergence import divergence
 
 
-def random_logits(space: exact.Responses, seed: int, scale: float = 1.0) -> torch.Tensor:
+def random_logits(space: exact.Space, seed: int, scale: float = 1.0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(space.prefixes, space.vocabulary, dtype=torch.float64, generator=generator)
 
@@ -37,7 +37,7 @@ def walk(logits: np.ndarray, vocabulary: int, length: int) -> dict[tuple[int, ..
     return found
 
 
-def as_tuples(space: exact.Responses) -> list[tuple[int, ...]]:
+def as_tuples(space: exact.Space) -> list[tuple[int, ...]]:
     return [
         tuple(t for t, m in zip(tokens, mask, strict=True) if m)
         for tokens, mask in zip(space.token_BT.tolist(), space.mask_BT.tolist(), strict=True)
@@ -45,8 +45,8 @@ def as_tuples(space: exact.Responses) -> list[tuple[int, ...]]:
 
 
 def test_two_tokens_of_length_two_by_hand():
-    """First row: END 1/4, word 3/4. After the word: END 2/3, word 1/3. Responses `0`, `1 0`, `1 1`."""
-    space = exact.responses(2, 2)
+    """First row: END 1/4, word 3/4. After the word: END 2/3, word 1/3. Space `0`, `1 0`, `1 1`."""
+    space = exact.space_of(2, 2)
     assert as_tuples(space) == [(0,), (1, 0), (1, 1)]
     logits_SV = torch.tensor([[1.0, 3.0], [2.0, 1.0]], dtype=torch.float64).log()
     assert exact.response_logp(space, logits_SV).exp().tolist() == pytest.approx([1 / 4, 1 / 2, 1 / 4])
@@ -56,13 +56,11 @@ def test_two_tokens_of_length_two_by_hand():
     gradient_SV = exact.policy_gradient(space, logits_SV, reward_B)
     assert gradient_SV[0].tolist() == pytest.approx([-0.15, 0.15])
     assert gradient_SV[1].tolist() == pytest.approx([0.75 * 2 / 3 * 0.2, -0.75 * 2 / 3 * 0.2])
-    entropy = [math.log(4) - 3 / 4 * math.log(3), math.log(3) - 2 / 3 * math.log(2)]
-    assert exact.token_entropy(space, logits_SV).flatten().tolist() == pytest.approx([entropy[0], 0.0, *entropy * 2])
 
 
 @pytest.mark.parametrize(("vocabulary", "length", "count"), [(3, 1, 3), (3, 3, 15), (4, 4, 121)])
 def test_every_response_with_its_probability(vocabulary: int, length: int, count: int):
-    space = exact.responses(vocabulary, length)
+    space = exact.space_of(vocabulary, length)
     logits_SV = random_logits(space, seed=length)
     walked = walk(logits_SV.numpy(), vocabulary, length)
     assert len(space) == len(walked) == count
@@ -72,7 +70,7 @@ def test_every_response_with_its_probability(vocabulary: int, length: int, count
 
 
 def test_the_policy_gradient_is_the_slope_of_the_expected_reward():
-    space = exact.responses(3, 3)
+    space = exact.space_of(3, 3)
     logits_SV = random_logits(space, seed=0)
     reward = np.random.default_rng(0).random(len(space))
     names = as_tuples(space)
@@ -89,8 +87,15 @@ def test_the_policy_gradient_is_the_slope_of_the_expected_reward():
         assert gradient_SV[s, v] == pytest.approx(slope, abs=1e-9)
 
 
+def test_the_slope_of_every_token():
+    space = exact.space_of(3, 3)
+    logits_SV = random_logits(space, seed=5)
+    wanted_BTSV = torch.autograd.functional.jacobian(lambda logits: exact.token_logp(space, logits), logits_SV)
+    assert torch.allclose(exact.token_slope(space, logits_SV), wanted_BTSV, atol=1e-14)
+
+
 def test_divergences_of_a_bandit_by_hand():
-    space = exact.responses(3, 1)
+    space = exact.space_of(3, 1)
     pi = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
     alpha = torch.tensor([[0.25, 0.25, 0.5]], dtype=torch.float64).log()
     found = exact.divergences(space, pi, alpha)
@@ -102,7 +107,7 @@ def test_divergences_of_a_bandit_by_hand():
 
 def test_the_estimators_converge_to_the_exact_divergences():
     """Oracle 7. A million responses of α; each tolerance is six standard errors of a bounded or moderate variable."""
-    space = exact.responses(3, 3)
+    space = exact.space_of(3, 3)
     pi, alpha = random_logits(space, 1, 0.6), random_logits(space, 2, 0.6)
     names, walked_pi, walked_alpha = as_tuples(space), walk(pi.numpy(), 3, 3), walk(alpha.numpy(), 3, 3)
     p, a = (np.array([walked[name] for name in names]) for walked in (walked_pi, walked_alpha))

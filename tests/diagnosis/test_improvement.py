@@ -12,7 +12,7 @@ from solera.diagnosis import exact, improvement
 def random_prompt(seed: int) -> tuple[np.ndarray, ...]:
     """π, π_k and α over the responses of a random tree, near each other or far apart, with rewards in [0, 1]."""
     rng = np.random.default_rng(seed)
-    space = exact.responses(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
+    space = exact.space_of(int(rng.integers(2, 5)), int(rng.integers(1, 4)))
     scale, far = 10.0 ** rng.uniform(-0.7, 0.5), 10.0 ** rng.uniform(-2, 0.3)
     base = scale * rng.normal(size=(space.prefixes, space.vocabulary))
     policies = [

@@ -1,0 +1,23 @@
+"""`solera lab`: exact answers on policies small enough to enumerate."""
+
+HELP = """What an objective does to a policy so small that every response can be written down: no model, no sampling
+error, minutes on one core. Tables on the console; plots and every number in a folder.
+
+  solera lab                                          all experiments
+  solera lab --quick                                  the same on smaller problems, in seconds
+  solera lab bias --lags 0 8 --objectives grpo topr   two objectives on fresh and on stale data
+"""
+
+
+def run(arguments: list[str]) -> int:
+    import tyro
+    from rich.console import Console
+
+    from solera.cli.options import parse
+    from solera.lab.options import LabOptions, check
+
+    options = check(parse(LabOptions(), arguments, "lab", "[EXPERIMENT ...]", HELP, tyro.conf.FlagCreatePairsOff))
+    from solera.lab import laboratory
+
+    laboratory.run(options, Console())
+    return 0
