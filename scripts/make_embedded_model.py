@@ -22,10 +22,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from solera.engines.decoding import decode
-from solera.engines.sampling import uniforms
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
+from solera.streams import uniforms
 from solera.tasks.arithmetic import Arithmetic, draw_pair
 
 CHARACTERS = "0123456789+-*= "

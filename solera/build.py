@@ -168,8 +168,8 @@ def build_loop(
     if objective.uses_reference:
         reference = Reference(model, config.objective.ref_period, config.objective.ref_ema)
     learner = Learner(
-        model, objective, config.learn, lineage=lineage, temperature=sampling.temperature, steps=config.run.steps,
-        compute=compute, reference=reference,
+        model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
+        limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
     )  # fmt: skip
     collector = Collector(
         task, engine, store, sampling=sampling, group_size=config.collect.group_size,

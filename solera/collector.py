@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from solera.protocols import Engine, Store, Task
 from solera.records import Completion, Prompt, Rollout, Sampling
+from solera.streams import stream_seed
 
 T = TypeVar("T")
 ROUNDS = 4
@@ -104,22 +105,6 @@ async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Samplin
         if not getattr(error, "__notes__", None):  # an engine gives one error to everyone in its batch
             error.add_note(f"while attempting prompt {prompt.key!r}")
         raise
-
-
-def stream_seed(*parts: int) -> int:
-    """One 64-bit seed from several numbers: run, prompt, member of the group, turn.
-
-    >>> stream_seed(0, 1, 2) == stream_seed(0, 1, 2), stream_seed(0, 1, 2) == stream_seed(0, 2, 1)
-    (True, False)
-    """
-    limit = 0xFFFFFFFFFFFFFFFF
-    state = 0
-    for part in parts:  # the finaliser of SplitMix64 over each number in turn
-        state = (state * 0xD1B54A32D192ED03 + part + 0x9E3779B97F4A7C15) & limit
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & limit
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & limit
-        state ^= state >> 31
-    return state
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

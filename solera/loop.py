@@ -59,7 +59,8 @@ class Loop:
             with clock("time/generate"):
                 generated, groups = self.draw()
             with clock("time/learn"):
-                batch = collate(groups, learner.objective, now=learner.version, lineage=learner.lineage)
+                now, lineage, seed = learner.version, learner.lineage, self.collector.seed
+                batch = collate(groups, learner.objective, now=now, lineage=lineage, seed=seed)
                 update = learner.update(batch)
             with clock("time/store"):
                 self.store.record(batch.uses)

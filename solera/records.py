@@ -210,6 +210,12 @@ class Rollout:
             raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
         return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
 
+    def stored(self, id_: int, rewards: tuple[Reward, ...]) -> "Rollout":
+        """The same attempt as a store gives it back: numbered, with the rewards that have come."""
+        return Rollout(
+            self.prompt_key, self.sequences, rewards, self.lineage, self.origin, self.finish_reason, self.sampling, id_
+        )
+
     @property
     def length(self) -> int:
         """Tokens the policy answers for, over all sequences."""
@@ -232,8 +238,8 @@ class Rollout:
     @property
     def version(self) -> int | None:
         """The oldest version that wrote one of its tokens; `None` for foreign text or an empty response."""
-        oldest = min((span.version for s in self.sequences for span in s.spans), default=NO_VERSION)
-        return oldest if oldest != NO_VERSION else None
+        versions = [version for sequence in self.sequences for _, _, version in sequence.spans]
+        return min(versions) if versions and min(versions) != NO_VERSION else None
 
     def age(self, now: int, lineage: str) -> int | None:
         """Batches learned from since it was written; `None` for text of another lineage."""

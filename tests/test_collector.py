@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from solera.collector import Collector, attempt_all, run_async, stream_seed
+from solera.collector import Collector, attempt_all, run_async
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+from solera.streams import stream_seed
 
 SAMPLING = Sampling(1.0, 4)
 

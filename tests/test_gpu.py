@@ -55,7 +55,7 @@ def test_autocast_keeps_float32_weights_and_a_gradient_of_the_right_direction(ti
     moved = LanguageModel(tiny.copy(torch.float32).module.to("cuda").requires_grad_(True))
     learner = make_learner(moved)
     learner.compute = torch.bfloat16
-    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     got = torch.cat([p.grad.flatten() for p in moved.parameters().values()])
     assert got.dtype == torch.float32
     assert torch.nn.functional.cosine_similarity(got.cpu(), expected, dim=0) > 0.98

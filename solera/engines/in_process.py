@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from solera.engines.decoding import decode
-from solera.engines.sampling import uniforms
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling, TensorSpec
+from solera.streams import uniforms
 
 
 @dataclass(frozen=True)

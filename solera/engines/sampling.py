@@ -1,27 +1,7 @@
-"""Drawing tokens: random numbers that depend on the request alone, and the distribution actually sampled from."""
+"""Drawing tokens, and their log-probability under the distribution actually sampled from."""
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-
-LARGEST_UNIFORM = 1.0 - 2.0**-22
-"""Below 1 by more than float32 rounds away, so that a draw never passes the end of the distribution."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-
-
-def uniforms(seed_B: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float32]:
-    """`count` numbers in [0, 1) for each seed: the generator SplitMix64, all rows at once.
-
-    A response's numbers depend on its seed alone, not on which others share its batch. `[B] -> [B, count]`
-    """
-    with np.errstate(over="ignore"):
-        state_BT = seed_B[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64)[None, :]
-        state_BT = (state_BT ^ (state_BT >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state_BT = (state_BT ^ (state_BT >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state_BT = state_BT ^ (state_BT >> np.uint64(31))
-    uniform_BT = (state_BT >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.minimum(uniform_BT, LARGEST_UNIFORM).astype(np.float32)
 
 
 def sample(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: float) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from solera.collector import attempt_all, stream_seed
+from solera.collector import attempt_all
 from solera.errors import SoleraError
 from solera.protocols import Engine, Task
 from solera.records import Prompt, Sampling
+from solera.streams import stream_seed
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""From drawn groups to what a step learns from: rewards to advantages, zero-variance groups masked, ages taken."""
+"""From drawn groups to what a step learns from: rewards to advantages, groups masked, responses dropped, ages taken."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,6 +11,7 @@ from solera.errors import SoleraError
 from solera.objectives.advantage import zero_variance
 from solera.objectives.objective import Objective
 from solera.records import Group, Rollout, Use
+from solera.streams import stream_seed, uniforms
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +23,7 @@ class Batch:
 
     rollouts: tuple[Rollout, ...]
     advantage_B: Tensor
+    reward_B: Tensor
     group_B: Tensor
     groups: int
     metrics: dict[str, float]
@@ -37,33 +40,44 @@ class Member(NamedTuple):
     age: int | None
 
 
-def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str) -> Batch:
-    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline."""
+def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str, seed: int) -> Batch:
+    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline.
+
+    `seed` is the run's; with `now` it gives the random numbers of RED-Drop.
+    """
     drawn = [
         Member(p, rollout, rollout.reward, rollout.length, rollout.age(now, lineage))
         for p, group in enumerate(groups)
         for rollout in group.rollouts
     ]
-    compared = [member for member in drawn if member.reward is not None and member.length]
-    reward_B = torch.tensor([member.reward for member in compared], dtype=torch.float64)
-    group_B = torch.tensor([member.group for member in compared], dtype=torch.int64)
-    flat_P = zero_variance(reward_B, group_B, len(groups))
-    advantage_B = objective.advantage(reward_B, group_B, len(groups))
-    taken_B = ~flat_P[group_B] if objective.zero_variance_mask else torch.ones_like(group_B, dtype=torch.bool)
-    trained = [member for member, taken in zip(compared, taken_B.tolist(), strict=True) if taken]
-    _need_behaviour(trained)
-    advantage_B = advantage_B[taken_B]
-    number_B = torch.unique(group_B[taken_B], return_inverse=True)[1]
-    advantage_of = {id(member): a for member, a in zip(trained, advantage_B.tolist(), strict=True)}
+    place_B = [b for b, member in enumerate(drawn) if member.reward is not None and member.length]
+    reward_B = torch.tensor([drawn[b].reward for b in place_B], dtype=torch.float64)
+    group_B = torch.tensor([drawn[b].group for b in place_B], dtype=torch.int64)
+    uniform_B = torch.from_numpy(uniforms(np.array([stream_seed(seed, now)], np.uint64), len(drawn))[0][place_B])
+    shaped = objective.shape(reward_B, group_B, len(groups), uniform_B)
+    taken = shaped.taken_B.tolist()
+    trained = [drawn[b].rollout for b, takes_part in zip(place_B, taken, strict=True) if takes_part]
+    if objective.uses_behaviour:
+        _need_behaviour(trained, objective.unknown_behaviour == "refuse")
+    advantage: list[float | None] = [None] * len(drawn)
+    for b, takes_part, value in zip(place_B, taken, shaped.advantage_B.tolist(), strict=True):
+        advantage[b] = value if takes_part else None
+    number_B = torch.unique(group_B[shaped.taken_B], return_inverse=True)[1]
     return Batch(
-        rollouts=tuple(member.rollout for member in trained),
-        advantage_B=advantage_B,
+        rollouts=tuple(trained),
+        advantage_B=shaped.advantage_B[shaped.taken_B],
+        reward_B=reward_B[shaped.taken_B],
         group_B=number_B,
         groups=int(number_B.max()) + 1 if trained else 0,
-        metrics=_account(drawn, trained, reward_B, flat_P, torch.unique(group_B)),
+        metrics=_account(drawn, len(groups))
+        | _rewards(reward_B, group_B, len(groups))
+        | {
+            "tokens/trained": sum([rollout.length for rollout in trained]),
+            "responses/dropped": shaped.dropped_B.sum().item() / max(1, len(drawn)),
+        },
         uses=[
-            Use(member.rollout.id, now, member.age, advantage_of.get(id(member)))
-            for member in drawn
+            Use(member.rollout.id, now, member.age, value)
+            for member, value in zip(drawn, advantage, strict=True)
             if member.rollout.id is not None
         ],
     )
@@ -74,29 +88,30 @@ def count_live_groups(groups: list[Group]) -> int:
     return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
 
 
-def _account(
-    drawn: list[Member], trained: list[Member], reward_B: Tensor, flat_P: Tensor, graded_P: Tensor
-) -> dict[str, float]:
-    ages = [member.age for member in drawn if member.age is not None]
-    metrics: dict[str, float] = {"tokens/trained": sum(m.length for m in trained), "groups/drawn": len(flat_P)}
+def _account(drawn: list[Member], groups: int) -> dict[str, float]:
+    metrics: dict[str, float] = {"groups/drawn": groups}
     if drawn:
-        metrics["response/length"] = sum(member.length for member in drawn) / len(drawn)
-        metrics["response/truncated"] = sum(m.rollout.finish_reason == "length" for m in drawn) / len(drawn)
-    if len(reward_B):
-        metrics["reward/mean"] = reward_B.mean().item()
-        metrics["reward/zero_variance_fraction"] = flat_P[graded_P].double().mean().item()
-    if ages:
+        metrics["response/length"] = sum([member.length for member in drawn]) / len(drawn)
+        metrics["response/truncated"] = sum([m.rollout.finish_reason == "length" for m in drawn]) / len(drawn)
+    if ages := [member.age for member in drawn if member.age is not None]:
         metrics["age/mean"] = sum(ages) / len(ages)
         metrics["age/max"] = max(ages)
     return metrics
 
 
-def _need_behaviour(trained: list[Member]) -> None:
-    for rollout in (member.rollout for member in trained):
-        if any(sequence.span_logp is None for sequence in rollout.sequences):
+def _rewards(reward_B: Tensor, group_B: Tensor, groups: int) -> dict[str, float]:
+    if not len(reward_B):
+        return {}
+    flat_P = zero_variance(reward_B, group_B, groups)[torch.unique(group_B)]
+    return {"reward/mean": reward_B.mean().item(), "reward/zero_variance_fraction": flat_P.double().mean().item()}
+
+
+def _need_behaviour(trained: list[Rollout], refuse_unknown: bool) -> None:
+    for rollout in trained:
+        if refuse_unknown and any(sequence.span_logp is None for sequence in rollout.sequences):
             raise SoleraError(
                 f"rollout {rollout.id} from {rollout.origin!r} has no log-probabilities of its own sampler, which the "
-                "objective's ratio needs: leave it out of the draw"
+                "objective's ratio needs: set objective.unknown_behaviour = proximal, or leave it out of the draw"
             )
         if rollout.sampling is not None and rollout.sampling.truncated:
             raise SoleraError(

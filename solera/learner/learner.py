@@ -1,5 +1,6 @@
 """One update: `i` passes over a batch, each cut into minibatches of whole groups and micro-batches by token budget."""
 
+import dataclasses
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,25 +19,29 @@ from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective, Share
-from solera.objectives.terms import Tokens
+from solera.objectives.tokens import Responses, Tokens
 from solera.protocols import Weights
 from solera.records import Manifest, TensorSpec
 
 
 @dataclass(eq=False)
 class Part:
-    """A micro-batch with what the objective needs beside the model: all of it constant through the passes."""
+    """A micro-batch with what the objective needs beside the model: all of it constant through the passes.
+
+    `first` is the batch's number of the minibatch's first response.
+    """
 
     micro: MicroBatch
-    advantage_T: Tensor
-    aggregation_T: Tensor
+    responses: Responses
+    first: int
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What an update did. `log_ratio_T` is `log π_k − log α` of every token trained on, before the first step."""
+    """What an update did. `log_ratio_T` is `log π_k − log α` of every token trained on, before the first step, but of
+    responses whose author's probabilities nobody recorded."""
 
     metrics: dict[str, float]
     log_ratio_T: Tensor
@@ -55,6 +60,7 @@ class Learner:
         *,
         lineage: str,
         temperature: float,
+        limit: int,
         steps: int,
         compute: torch.dtype,
         reference: Reference | None,
@@ -66,6 +72,7 @@ class Learner:
         self.lineage = lineage
         self.version = 0
         self.temperature = temperature
+        self.limit = limit
         self.steps = steps
         self.compute = compute
         self.reference = reference
@@ -109,21 +116,24 @@ class Learner:
         metrics = {name: mean for name, several in shares.items() if (mean := _mean(several)) is not None}
         if norms:
             metrics["learn/grad_norm"] = sum(norms) / len(norms)
-        return self._account(parts, metrics | {"learn/lr": rate}, len(batch.rollouts))
+        return self._account(parts, metrics | {"learn/lr": rate})
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut."""
-        rollouts = batch.rollouts[chosen.start : chosen.stop]
+        rollouts, device = batch.rollouts[chosen.start : chosen.stop], self.model.device
         length_B = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
-        aggregation_B = self.objective.aggregation(length_B)
+        group_B = batch.group_B[chosen.start : chosen.stop]
+        responses = Responses(
+            advantage_B=batch.advantage_B[chosen.start : chosen.stop].float().to(device),
+            reward_B=batch.reward_B[chosen.start : chosen.stop].float().to(device),
+            length_B=length_B.float().to(device),
+            group_B=group_B.to(device),
+            groups=batch.groups,
+            weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
+        )
         pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        parts = []
-        for micro in micro_batches(rollouts, chosen.start, self.config.micro_batch_tokens, pack):
-            advantage_T = batch.advantage_B[micro.response_T].float()
-            aggregation_T = aggregation_B[micro.response_T - chosen.start].float()
-            device = self.model.device
-            parts.append(Part(micro.to(device), advantage_T.to(device), aggregation_T.to(device)))
-        return parts
+        cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
+        return [Part(micro.to(device), responses, chosen.start) for micro in cut]
 
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
@@ -139,11 +149,12 @@ class Learner:
         # transformers checkpoints in training mode only, and keeps no cache in it: evaluation must not meet it.
         self.model.module.train(self.config.gradient_checkpointing)
         self._optimiser.zero_grad(set_to_none=True)
+        statistic = self._statistic(minibatch)
         for part in minibatch:
-            logp_T, entropy_T = self._score(self.model, part.micro)
-            if part.proximal_logp_T is None:
-                part.proximal_logp_T = logp_T.detach()
-            loss, did = self.objective.loss(_tokens(part, logp_T, entropy_T))
+            tokens = self._tokens(part)
+            if len(minibatch) == 1:
+                statistic = self.objective.statistic_of([tokens])
+            loss, did = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
             for name, share in did.items():
                 shares[name].append(share)
@@ -153,6 +164,29 @@ class Learner:
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
         return float(norm)
+
+    @torch.no_grad()
+    def _statistic(self, minibatch: list[Part]) -> Tensor | None:
+        """What the objective must know of the policy on the whole minibatch; of a single part, its own pass tells."""
+        if self.objective.statistic is None or len(minibatch) == 1:
+            return None
+        return self.objective.statistic_of([self._tokens(part) for part in minibatch])
+
+    def _tokens(self, part: Part) -> Tokens:
+        """What the objective sees of a part under the current policy, which is π_k at the first look."""
+        micro = part.micro
+        logp_T, entropy_T = self._score(self.model, micro)
+        if part.proximal_logp_T is None:
+            part.proximal_logp_T = logp_T.detach()
+        return Tokens(
+            logp_T=logp_T,
+            behaviour_logp_T=self.objective.known_behaviour(micro.behaviour_logp_T, part.proximal_logp_T),
+            proximal_logp_T=part.proximal_logp_T,
+            entropy_T=entropy_T,
+            response_T=micro.response_T,
+            responses=part.responses,
+            ref_logp_T=part.ref_logp_T,
+        )
 
     def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         with torch.autocast(model.device.type, self.compute, enabled=self.compute != torch.float32):
@@ -164,13 +198,16 @@ class Learner:
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
 
-    def _account(self, parts: list[Part], metrics: dict[str, float], responses: int) -> Update:
+    def _account(self, parts: list[Part], metrics: dict[str, float]) -> Update:
         ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
         for part in parts:
             assert part.proximal_logp_T is not None
             ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
-            numbers.append(part.micro.response_T.cpu())
-        return Update(metrics, torch.cat(ratios), torch.cat(numbers), responses)
+            numbers.append(part.micro.response_T.cpu() + part.first)
+        ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
+        unknown_T = torch.isin(number_T, number_T[ratio_T.isnan()])
+        number_T, response_T = torch.unique(number_T[~unknown_T], return_inverse=True)
+        return Update(metrics, ratio_T[~unknown_T], response_T, len(number_T))
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:
@@ -182,21 +219,6 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
     edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
     for start, stop in itertools.pairwise(edges):
         yield range(start, stop)
-
-
-def _tokens(part: Part, logp_T: Tensor, entropy_T: Tensor) -> Tokens:
-    assert part.proximal_logp_T is not None
-    return Tokens(
-        logp_T=logp_T,
-        behaviour_logp_T=part.micro.behaviour_logp_T,
-        proximal_logp_T=part.proximal_logp_T,
-        advantage_T=part.advantage_T,
-        aggregation_T=part.aggregation_T,
-        response_T=part.micro.response_T,
-        responses=part.micro.responses,
-        entropy_T=entropy_T,
-        ref_logp_T=part.ref_logp_T,
-    )
 
 
 def _mean(shares: list[Share]) -> float | None:

@@ -20,6 +20,7 @@ from solera.records import Rollout, Sequence
 class MicroBatch:
     """One forward pass. `_R` rows of `_L` places; `_T` the tokens that the policy answers for, in the batch's order.
 
+    `behaviour_logp_T` is NaN where nobody recorded it.
     `segment_RL` numbers the response at each place (0 the prompt, −1 padding), `None` where no row holds two.
     """
 
@@ -30,7 +31,6 @@ class MicroBatch:
     target_T: Tensor
     behaviour_logp_T: Tensor
     response_T: Tensor
-    responses: int
 
     def mask(self) -> Tensor | None:
         """Who sees whom, `[R, 1, L, L]`: a place sees the prompt and its own response, never what comes later."""
@@ -62,22 +62,17 @@ Unit = list[Row]
 """Rows that must stay in one forward pass, since one response spans them."""
 
 
-def micro_batches(
-    rollouts: tuple[Rollout, ...], first_response: int, token_budget: int, pack_tokens: int
-) -> list[MicroBatch]:
-    """Rows sorted by length, cut so that rows times the longest stay within the budget (one unit alone may exceed it).
-
-    Responses are numbered from `first_response`.
-    """
-    units = sorted(_units(rollouts, first_response, pack_tokens), key=lambda unit: max(row.length for row in unit))
+def micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, pack_tokens: int) -> list[MicroBatch]:
+    """Rows sorted by length, cut so that rows times the longest stay within the budget, but one unit alone may not."""
+    units = sorted(_units(rollouts, pack_tokens), key=lambda unit: max(row.length for row in unit))
     return [_lay_out(rows) for rows in _cut(units, token_budget)]
 
 
-def _units(rollouts: tuple[Rollout, ...], first_response: int, pack_tokens: int) -> list[Unit]:
+def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
     units: list[Unit] = []
     open_rows: dict[bytes, Row] = {}  # by prompt
     placed: dict[bytes, list[tuple[Sequence, int]]] = {}  # by whole text
-    for response, rollout in enumerate(rollouts, first_response):
+    for response, rollout in enumerate(rollouts):
         if len(rollout.sequences) > 1:
             units.append([_row_of(sequence, response) for sequence in rollout.sequences if sequence.spans])
             continue
@@ -136,8 +131,8 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
                     predictor = r * width + row.prefix - 1 if start == row.prefix else first - 1
                     spans.append((first, stop - start, predictor, response))
                     targets.append(sequence.token_ids_T[start:stop])
-                assert sequence.span_logp is not None
-                logps.append(sequence.span_logp)
+                known = sequence.span_logp
+                logps.append(known if known is not None else np.full(sequence.length, np.nan, np.float32))
             place += len(tail)
     first, length, position, segment_of = np.array(stretches).T
     within = _count_up(length)
@@ -160,7 +155,6 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
         target_T=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         behaviour_logp_T=torch.from_numpy(np.concatenate(logps)),
         response_T=torch.from_numpy(np.repeat(response_of, span_length)),
-        responses=int(response_of.max()) + 1,
     )
 
 

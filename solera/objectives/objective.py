@@ -1,69 +1,167 @@
-"""An objective: one composition of advantage, policy term, penalties and aggregation."""
+"""An objective: one composition of data shaping, advantage, policy term, penalties and aggregation."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from solera.config import ObjectiveConfig
-from solera.objectives.advantage import ADVANTAGES, Advantage
-from solera.objectives.table import find
-from solera.objectives.terms import AGGREGATIONS, TERMS, Term, Tokens, kl_loss
+from solera.objectives.advantage import ADVANTAGES, Advantage, red_drop, zero_variance
+from solera.objectives.aggregation import AGGREGATIONS, Aggregation
+from solera.objectives.penalties import REGULARISERS, kl_loss
+from solera.objectives.table import find, needs_behaviour, needs_reference
+from solera.objectives.terms import STATISTICS, TERMS, Term
+from solera.objectives.tokens import Tokens
 
 Share = tuple[Tensor, Tensor]
 """Numerator and denominator of a mean, so that parts of a batch can be added up."""
 
 
+@dataclass(frozen=True, eq=False)
+class Shaped:
+    """Which responses of a batch take part, with which advantage, and which RED-Drop set aside. `[B]` each."""
+
+    taken_B: Tensor
+    advantage_B: Tensor
+    dropped_B: Tensor
+
+
 @dataclass(frozen=True)
 class Objective:
-    """What the learner minimises, and what it must supply for it."""
+    """What the learner minimises, and what it must supply for it.
 
-    advantage: Advantage
+    `advantage` is `None` where the term takes the rewards themselves.
+    """
+
+    advantage: Advantage | None
     term: Callable[[Tokens], Term]
+    aggregation: Aggregation
+    statistic: Callable[[Tokens], Tensor] | None
     kl: Callable[[Tokens], Tensor]
-    aggregation: Callable[[Tensor], Tensor]
     beta: float
+    regulariser: Callable[[Tokens], Tensor] | None
+    regulariser_weight: float
     entropy_bonus: float
     zero_variance_mask: bool
+    drop: str
+    keep_denominator: bool
+    threshold: float | None
+    uses_reference: bool
+    uses_behaviour: bool
+    unknown_behaviour: str
 
-    @property
-    def uses_reference(self) -> bool:
-        return self.beta > 0
+    def shape(self, reward_B: Tensor, group_B: Tensor, groups: int, uniform_B: Tensor | None = None) -> Shaped:
+        """Zero-variance mask, RED-Drop, selection by reward, then advantages over those that are left.
+
+        `uniform_B` holds a random number for each response, for RED-Drop.
+        """
+        taken_B = torch.ones_like(group_B, dtype=torch.bool)
+        dropped_B = torch.zeros_like(taken_B)
+        if self.zero_variance_mask:
+            taken_B = ~zero_variance(reward_B, group_B, groups)[group_B]
+        if self.drop != "none":
+            assert uniform_B is not None, "RED-Drop needs a uniform number a response"
+            dropped_B = taken_B & red_drop(reward_B, group_B, groups, uniform_B, worst=self.drop == "worst")
+        if self.threshold is not None:
+            taken_B = taken_B & (reward_B >= self.threshold)
+        left_B = taken_B & ~dropped_B
+        advantage_B = torch.zeros_like(reward_B)
+        if self.advantage is not None:
+            advantage_B[left_B] = self.advantage(reward_B[left_B], group_B[left_B], groups)
+        return Shaped(taken_B if self.keep_denominator else left_B, advantage_B, dropped_B)
+
+    def known_behaviour(self, behaviour_logp_T: Tensor, proximal_logp_T: Tensor) -> Tensor:
+        """`b`, and `b := p` where nobody recorded it (NaN) and the objective may assume so."""
+        if self.unknown_behaviour != "proximal":
+            return behaviour_logp_T
+        return torch.where(behaviour_logp_T.isnan(), proximal_logp_T, behaviour_logp_T)
+
+    def statistic_of(self, parts: list[Tokens]) -> Tensor | None:
+        """What the term must know of the whole minibatch, given in parts; gradients do not pass through it."""
+        if self.statistic is None:
+            return None
+        with torch.no_grad():
+            return self.statistic(Tokens.join(parts))
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Share]]:
         """The micro-batch's part of the loss, and what the objective did, as sums to be added up.
 
-        `Σ_t a_t·(term_t + β·KL_t − η·H_t)`, a_t the aggregation's weight.
+        `Σ_t a_t·(term_t + λ·R_t + β·KL_t − η·H_t)`, a_t the aggregation's weight.
         """
         term = self.term(tokens)
+        weight_T = tokens.responses.weight_B[tokens.response_T]
         loss_T = term.loss_T
-        acting_T = tokens.advantage_T != 0
+        shares = account(term, tokens.advantage_T, weight_T)
         one = torch.ones_like(tokens.logp_T).sum()
-        shares: dict[str, Share] = {
-            "clip/fraction": ((term.silenced_T & acting_T).sum(), acting_T.sum()),
-            "policy/entropy": (tokens.entropy_T.detach().sum(), one),
-        }
-        if self.uses_reference:
+        shares["policy/entropy"] = (tokens.entropy_T.detach().sum(), one)
+        if self.regulariser is not None:
+            loss_T = loss_T + self.regulariser_weight * self.regulariser(tokens)
+        if self.beta > 0:
             kl_T = self.kl(tokens)
             loss_T = loss_T + self.beta * kl_T
             shares["kl/ref"] = (kl_T.detach().sum(), one)
         if self.entropy_bonus > 0:
             loss_T = loss_T - self.entropy_bonus * tokens.entropy_T
-        return (loss_T * tokens.aggregation_T).sum(), shares
+        return (loss_T * weight_T).sum(), shares
+
+
+def account(term: Term, advantage_T: Tensor, weight_T: Tensor) -> dict[str, Share]:
+    """What the term did to its tokens; nothing where it has no advantage to act on."""
+    if term.weight_T is None:
+        return {}
+    better_T, worse_T = advantage_T > 0, advantage_T < 0
+    acting_T = better_T | worse_T
+    acting = acting_T.sum()
+    size_T = (term.loss_T.detach() * weight_T).abs()
+    shares = {
+        "weight/mean": (torch.where(acting_T, term.weight_T, 0.0).sum(), acting),
+        "tokens/masked": (((term.weight_T == 0) | ~acting_T).sum(), torch.ones_like(advantage_T).sum()),
+        "loss/positive_share": (size_T[better_T].sum(), size_T.sum()),
+        "loss/negative_share": (size_T[worse_T].sum(), size_T.sum()),
+    }
+    if term.silenced_T is None:
+        return shares | {"clip/fraction": (torch.zeros_like(acting), acting)}
+    assert term.ratio_T is not None
+    silenced_T = term.silenced_T & acting_T
+    return shares | {
+        "clip/fraction": (silenced_T.sum(), acting),
+        "clip/high": ((silenced_T & (term.ratio_T > 1)).sum(), acting),
+        "clip/low": ((silenced_T & (term.ratio_T < 1)).sum(), acting),
+        "clip/positive": ((silenced_T & better_T).sum(), better_T.sum()),
+        "clip/negative": ((silenced_T & worse_T).sum(), worse_T.sum()),
+    }
 
 
 def compose(config: ObjectiveConfig) -> Objective:
     """The objective of a resolved config."""
     row = find(config.name)
-    assert config.advantage and config.aggregation, "resolve the config first"
+    assert config.aggregation and config.drop, "resolve the config first"
+    statistic = STATISTICS.get(row.term)
     return Objective(
-        advantage=ADVANTAGES[config.advantage],
-        term=partial(TERMS[row.term], **{name: getattr(config, name) for name in row.constants}),
-        kl=partial(kl_loss, kl=str(config.kl), kl_weight=str(config.kl_weight)),
+        advantage=_filled(ADVANTAGES[config.advantage], config) if config.advantage else None,
+        term=_filled(TERMS[row.term], config),
         aggregation=AGGREGATIONS[config.aggregation],
+        statistic=_filled(statistic, config) if statistic else None,
+        kl=partial(kl_loss, kl=str(config.kl), kl_weight=str(config.kl_weight)),
         beta=config.beta or 0.0,
+        regulariser=REGULARISERS.get(config.regulariser or "none"),
+        regulariser_weight=config.regulariser_weight or 0.0,
         entropy_bonus=config.entropy_bonus or 0.0,
         zero_variance_mask=bool(config.zero_variance_mask),
+        drop=config.drop,
+        keep_denominator=bool(config.keep_denominator),
+        threshold=config.threshold,
+        uses_reference=needs_reference(config),
+        uses_behaviour=needs_behaviour(config),
+        unknown_behaviour=config.unknown_behaviour or "refuse",
     )
+
+
+def _filled(function: Callable[..., Any], config: ObjectiveConfig) -> Callable[..., Any]:
+    """The function with its keyword-only parameters taken from the config's fields of the same names."""
+    parameters = inspect.signature(function).parameters.values()
+    return partial(function, **{p.name: getattr(config, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY})

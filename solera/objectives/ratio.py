@@ -1,4 +1,4 @@
-"""Ratios of probabilities, on a flat vector of tokens (`_T`) that each name their response (`response_T`)."""
+"""Exponentials that stay finite, and sums over responses, on a flat vector of tokens (`_T`)."""
 
 import torch
 from torch import Tensor
@@ -13,20 +13,6 @@ def bounded_exp(exponent: Tensor) -> Tensor:
     """
     clamped = exponent.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
     return torch.exp(exponent + (clamped - exponent.detach()))
-
-
-def token_ratio(logp_T: Tensor, behaviour_logp_T: Tensor) -> Tensor:
-    """`ρ_t = exp(ℓ_t − b_t)`"""
-    assert logp_T.shape == behaviour_logp_T.shape
-    assert logp_T.ndim == 1
-    return bounded_exp(logp_T - behaviour_logp_T)
-
-
-def sequence_ratio(logp_T: Tensor, behaviour_logp_T: Tensor, response_T: Tensor, responses: int) -> Tensor:
-    """`w_i = exp(Σ_t (ℓ_t − b_t))`, standing on every token of its response."""
-    assert logp_T.shape == behaviour_logp_T.shape == response_T.shape
-    assert logp_T.ndim == 1
-    return bounded_exp(response_sum(logp_T - behaviour_logp_T, response_T, responses))[response_T]
 
 
 def response_sum(value_T: Tensor, response_T: Tensor, responses: int) -> Tensor:

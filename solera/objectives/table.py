@@ -1,45 +1,205 @@
 """The table of names: each objective is a composition of parts with its constants. No torch, so that it loads at once.
 
-A name is a starting point. What a config leaves unset comes from its row; what the row cannot use is refused.
+A name is a starting point. What a config leaves unset comes from its row, or from the part chosen in place of the
+row's; what cannot act is refused.
 """
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from solera.config import AdvantageName, AggregationName, CollectConfig, Config, ObjectiveConfig, check
 from solera.errors import SoleraError
 
+YAO = "Yao et al., arXiv 2509.24203"
+MROUEH = "Mroueh et al., arXiv 2505.22257"
+
 
 @dataclass(frozen=True)
 class Row:
-    """One named objective. `constants` are the fields its policy term takes, with their defaults."""
+    """One named objective: its policy term, and the values its fields take where they are left unset.
+
+    `constants` are the fields of the term beside those that every objective has. `advantage` is `None` where the term
+    takes the rewards themselves.
+    """
 
     term: str
-    advantage: AdvantageName
+    advantage: AdvantageName | None
     aggregation: AggregationName
-    constants: Mapping[str, Any]
+    formula: str
+    use: str
+    reference: str
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     zero_variance_mask: bool = True
     refill: bool = False
-    beta: float = 0.0
-    entropy_bonus: float = 0.0
+    drop: str = "none"
+    regulariser: str = "none"
+
+    def defaults(self) -> dict[str, Any]:
+        """Every field that acts when the user sets none, and some that act only with parts of the row's own choice."""
+        shared: dict[str, Any] = {
+            "advantage": self.advantage, "aggregation": self.aggregation,
+            "zero_variance_mask": self.zero_variance_mask, "refill": self.refill, "drop": self.drop,
+        }  # fmt: skip
+        if self.term not in WHOLE_RESPONSE_TERMS:
+            shared |= {"regulariser": self.regulariser, "beta": 0.0, "entropy_bonus": 0.0}
+        return {name: value for name, value in shared.items() if value is not None} | dict(self.constants)
+
+
+WHOLE_RESPONSE_TERMS = ("opmd_kimi", "opmd_pairwise")
+"""Losses of a whole response, to which nothing is added token by token."""
+REFERENCE_TERMS = ("opmd_kimi", "opmd_pairwise")
+SAMPLER_FREE_TERMS = ("opmd", "opmd_kimi", "opmd_pairwise", "sft")
+"""Terms that never ask who wrote a response, nor with which probability."""
+
+BAND = {"epsilon_low": 0.2, "epsilon_high": 0.2}
+RING = {**BAND, "ring_low": 0.6, "ring_high": 2.0}
+WIDE_BAND = {"epsilon_low": 0.6, "epsilon_high": 2.0}
+WIDE_RING = {**WIDE_BAND, "ring_low": 0.8, "ring_high": 4.0}
+PLAIN = {"clip": "none", "weight": "none"}
+TEMPERED = {"clip": "none", "weight": "exp_advantage"}
+
+PARTS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
+    "advantage": {"shifted": {"delta": -0.1}, "logavgexp": {"advantage_tau": 1.0}},
+    "clip": {"one_side": BAND, "two_side": BAND, "ring": RING},
+    "weight": {"exp_advantage": {"adaptive_temperature": False}},
+    "adaptive_temperature": {False: {"weight_temperature": 1.0}},
+    "regulariser": {name: {"regulariser_weight": 0.1} for name in ("forward_kl", "k2_token", "k2_sequence")},
+    "drop": {name: {"keep_denominator": False} for name in ("random", "worst")},
+}
+"""Fields that a choice brings with it: `PARTS[field][choice]` are those fields and their defaults."""
+KL_FIELDS: Mapping[str, Any] = {"kl": "k3", "kl_weight": "importance"}
+"""Fields that beta above 0 brings with it."""
+REFERENCE_UPDATES = ("ref_period", "ref_ema")
+"""Fields that act where there is a reference, and may stay unset even then."""
+
+
+def _rec_rows() -> Iterator[tuple[str, Row]]:
+    """`rec_{oneside,twoside,ring}_{is,nois}` and each of them wide."""
+    clips = {
+        "oneside": ("one_side", "a token counts until its ratio passes the edge its advantage drives it to"),
+        "twoside": ("two_side", "a token counts while its ratio lies within both edges"),
+        "ring": ("ring", "as twoside, and far outside again where it is pulled back"),
+    }
+    for wide, (name, (clip, meaning)), (suffix, weight) in product(
+        (False, True), clips.items(), (("is", "importance"), ("nois", "none"))
+    ):
+        edges = {True: {"ring": WIDE_RING}, False: {"ring": RING}}[wide].get(clip, WIDE_BAND if wide else BAND)
+        use = "faster than the narrow clip, except on data that is never renewed" if wide else meaning
+        yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", Row(
+            "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
+            YAO, {"clip": clip, "weight": weight, **edges},
+        )  # fmt: skip
 
 
 TABLE: dict[str, Row] = {
-    "grpo": Row("ppo", "whiten", "sequence_mean", {"epsilon_low": 0.2, "epsilon_high": 0.2}),
-    "off_policy_grpo": Row(
-        "off_policy", "whiten", "sequence_mean", {"epsilon": 0.2, "centre": "one", "level": "token"}
+    "reinforce": Row(
+        "rec", "mean", "token_mean", "−A·ℓ", "on-policy, or as the baseline that collapses off-policy", YAO, PLAIN
     ),
-}
-
-SHARED = ("advantage", "aggregation", "zero_variance_mask", "refill", "beta", "entropy_bonus")
-"""Fields that every objective has, with defaults in its row."""
-KL_DEFAULTS: Mapping[str, Any] = {"kl": "k3", "kl_weight": "importance"}
-"""Fields that act where beta is above 0 …"""
-REFERENCE_UPDATES = ("ref_period", "ref_ema")
-"""… and those that may stay unset even then."""
+    "rloo": Row(
+        "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy with small groups: an unbiased baseline",
+        "Ahmadian et al., arXiv 2402.14740", PLAIN,
+    ),
+    "grpo": Row(
+        "ppo", "whiten", "sequence_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A) + β·KL",
+        "the common baseline; data at most some tens of batches old", "Shao et al., arXiv 2402.03300", BAND,
+    ),
+    "dapo": Row(
+        "ppo", "whiten", "token_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
+        "long responses; draws further groups in place of those that teach nothing", "Yu et al., arXiv 2503.14476",
+        {"epsilon_low": 0.2, "epsilon_high": 0.28}, refill=True,
+    ),
+    "dr_grpo": Row(
+        "ppo", "mean", "fixed_length", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
+        "where GRPO's preference for long wrong answers and easy prompts must go", "Liu et al., arXiv 2503.20783", BAND,
+    ),
+    "off_policy_grpo": Row(
+        "off_policy", "whiten", "sequence_mean", "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL",
+        "an engine synced every v batches", MROUEH, {"epsilon": 0.2, "centre": "one", "level": "token"},
+    ),
+    "gspo": Row(
+        "gspo", "whiten", "sequence_mean", "−min(sA, clip(s, 1−ε_l, 1+ε_h)·A), s = exp(mean(ℓ−b))",
+        "mixture-of-experts models, whose token ratios are noisy", "Zheng et al., arXiv 2507.18071",
+        {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
+    ),
+    "cispo": Row(
+        "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "rare tokens that a clip would silence",
+        "MiniMax, arXiv 2506.13585", {"cap": 5.0},
+    ),
+    "topr": Row(
+        "topr", "mean", "token_mean", "−sg(a)·A·ℓ, a = 1 where A > 0, else min(w, 1)",
+        "old data: what is wrong is unlearned only as far as the policy still says it",
+        "Le Roux et al., arXiv 2503.14286", {"level": "sequence"},
+    ),
+    "decoupled": Row(
+        "decoupled", "whiten", "token_mean", "−sg(q)·min(uA, clip(u)·A), u = π_θ/π_k, q = π_k/α",
+        "several passes over stale data: the clip is around the policy before the batch",
+        "Hilton et al., arXiv 2110.00641", BAND,
+    ),
+    "tis": Row(
+        "tis", "whiten", "token_mean", "decoupled with min(q, weight_high) for q",
+        "an engine whose probabilities differ a little from the learner's", "Yao et al., 2025 (truncated IS)",
+        {**BAND, "weight_high": 2.0},
+    ),
+    "mis": Row(
+        "mis", "whiten", "token_mean", "decoupled with q where weight_low ≤ q ≤ weight_high, else 0",
+        "as tis, where single tokens differ much", "Liu et al., 2025 (masked IS)",
+        {**BAND, "weight_low": 0.5, "weight_high": 2.0},
+    ),
+    "m2po": Row(
+        "m2po", "whiten", "token_mean", "−ρA on all tokens but those of largest (log ρ)², until its mean is ≤ bound",
+        "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
+    ),
+    "dppo": Row(
+        "dppo", "whiten", "token_mean", "−ρA but where |π − α| > tolerance and the update would carry it further",
+        "large vocabularies, where ratios of rare tokens say little", "Qi et al., arXiv 2602.04879",
+        {"tolerance": 0.1},
+    ),
+    "sapo": Row(
+        "sapo", "whiten", "sequence_mean", "−(4/τ)·σ(τ(ρ−1))·A", "a soft gate in place of the clip",
+        "Gao et al., arXiv 2511.20347", {"tau_positive": 1.0, "tau_negative": 1.05},
+    ),
+    **dict(_rec_rows()),
+    "red_drop": Row(
+        "rec", "mean", "token_mean", "−A·ℓ after dropping surplus negatives",
+        "off-policy without any ratio: groups with many failures", YAO, PLAIN, drop="random",
+    ),
+    "red_weight": Row(
+        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ", "off-policy without any ratio: good answers weigh more", YAO,
+        {**TEMPERED, "adaptive_temperature": False, "weight_temperature": 1.0},
+    ),
+    "red_weight_adaptive": Row(
+        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ, T so that Σ A·exp(A/T)·n = 0",
+        "as red_weight, where failures outnumber successes by a varying amount", "Yao et al., follow-up",
+        {**TEMPERED, "adaptive_temperature": True},
+    ),
+    "opmd": Row(
+        "opmd", "mean", "token_mean", "−A·ℓ/(1+τ)", "mirror descent in its simplest form", YAO, {"tau": 1.0}
+    ),
+    "opmd_kimi": Row(
+        "opmd_kimi", None, "sequence_sum", "(r − τ·log Ẑ − τ·Σ(ℓ−f))²",
+        "data written by the reference policy", "Kimi, arXiv 2501.12599", {"tau": 1.0}, zero_variance_mask=False,
+    ),
+    "opmd_pairwise": Row(
+        "opmd_pairwise", None, "group_sum", "Σ_{i<j}(a_i − a_j)²/(2τG), a = r − τ·Σ(ℓ−f)",
+        "data of any author: no sampler enters it", YAO, {"tau": 1.0}, zero_variance_mask=False,
+    ),
+    "opmd_k2": Row(
+        "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the author in place of a clip", YAO, PLAIN,
+        zero_variance_mask=False, regulariser="k2_token",
+    ),
+    "asymre": Row(
+        "rec", "shifted", "token_mean", "−(r − mean − δ)·ℓ", "off-policy with a lean towards imitation",
+        "Arnal et al., arXiv 2506.20520", PLAIN, zero_variance_mask=False,
+    ),
+    "sft": Row(
+        "sft", None, "token_mean", "−ℓ where r ≥ threshold", "a warm start on good answers", "", {"threshold": 0.5},
+        zero_variance_mask=False,
+    ),
+}  # fmt: skip
 
 
 def find(name: str) -> Row:
@@ -53,21 +213,63 @@ def find(name: str) -> Row:
 def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
     """The config with every field that acts filled in, and every field that cannot act refused."""
     row = find(config.name)
-    defaults = {**{name: getattr(row, name) for name in SHARED}, **row.constants}
-    beta = config.beta if config.beta is not None else row.beta
-    if beta > 0:
-        defaults |= KL_DEFAULTS
-    for name in (f.name for f in dataclasses.fields(config) if f.name != "name"):
-        if getattr(config, name) is None or name in defaults:
-            continue
-        if name not in (*KL_DEFAULTS, *REFERENCE_UPDATES):
-            raise SoleraError(f"objective.{name} is not used by {config.name}: remove it")
-        if not beta > 0:
-            raise SoleraError(f"objective.{name} needs a reference policy: set objective.beta above 0 or remove it")
-    filled = {name: value for name, value in defaults.items() if getattr(config, name) is None}
-    resolved = dataclasses.replace(config, **filled)
-    _check(resolved)
-    return resolved
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "name"}
+    given = {name: value for name, value in given.items() if value is not None}
+    acting = _acting(row, given)
+    filled = dataclasses.replace(config, **{name: given.get(name, value) for name, value in acting.items()})
+    if needs_behaviour(filled) and config.unknown_behaviour is None:
+        filled = dataclasses.replace(filled, unknown_behaviour="refuse")
+    for name in given.keys() - acting.keys():
+        _refuse_idle(name, filled)
+    _check(filled)
+    return filled
+
+
+def _acting(row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field that acts, with its default; a field that belongs to a part acts only while that part is chosen."""
+    defaults = row.defaults()
+    owned = {name for field in PARTS if field in defaults for fields in PARTS[field].values() for name in fields}
+    acting = {name: value for name, value in defaults.items() if name not in owned}
+    pending = list(acting)
+    while pending:
+        field = pending.pop()
+        choice = given.get(field, acting[field])
+        brought = KL_FIELDS if field == "beta" and choice > 0 else PARTS.get(field, {}).get(choice, {})
+        for name, value in brought.items():
+            acting[name] = defaults.get(name, value)
+            pending.append(name)
+    return acting
+
+
+def needs_reference(config: ObjectiveConfig) -> bool:
+    """Whether a resolved objective asks for `ref_logp`."""
+    return find(config.name).term in REFERENCE_TERMS or (config.beta or 0) > 0
+
+
+def needs_behaviour(config: ObjectiveConfig) -> bool:
+    """Whether a resolved objective asks for the log-probabilities that its data was sampled with."""
+    row = find(config.name)
+    if row.term == "rec":
+        in_term = config.clip != "none" or config.weight == "importance"
+    else:
+        in_term = row.term not in SAMPLER_FREE_TERMS
+    weighted_kl = (config.beta or 0) > 0 and config.kl_weight == "importance"
+    return in_term or weighted_kl or config.regulariser in ("k2_token", "k2_sequence")
+
+
+def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
+    """A field that was set though it has no default here: some may act all the same."""
+    if name == "unknown_behaviour" and needs_behaviour(resolved):
+        return
+    if name in REFERENCE_UPDATES and needs_reference(resolved):
+        return
+    if name in (*KL_FIELDS, *REFERENCE_UPDATES) and "beta" in find(resolved.name).defaults():
+        raise SoleraError(f"objective.{name} needs a reference policy: set objective.beta above 0 or remove it")
+    for field, choices in PARTS.items():
+        owners = [str(choice) for choice, fields in choices.items() if name in fields]
+        if owners and getattr(resolved, field) is not None:
+            raise SoleraError(f"objective.{name} acts with objective.{field} = {' or '.join(owners)} only: remove it")
+    raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it")
 
 
 def resolve_config(config: Config) -> Config:
@@ -87,25 +289,43 @@ def resolve_config(config: Config) -> Config:
 def describe() -> str:
     """Every name with the values its unset fields take, a line each."""
     lines = []
-    for name, row in TABLE.items():
-        fields = {field: getattr(row, field) for field in SHARED} | dict(row.constants)
+    for name in TABLE:
+        fields = {f: v for f, v in dataclasses.asdict(resolve(ObjectiveConfig(name))).items() if v is not None}
+        del fields["name"]
         lines.append(f"  {name}: " + ", ".join(f"{field} {value}" for field, value in fields.items()))
     return "\n".join(lines)
 
 
-def _check(c: ObjectiveConfig) -> None:
-    def within(name: str, holds: bool, wanted: str) -> None:
-        value = getattr(c, name)
-        if value is not None and not holds:
-            raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
+RANGES: Mapping[str, tuple[float, float, str]] = {
+    "epsilon": (1e-300, float("inf"), "above 0: an empty band clips everything"),
+    "epsilon_low": (0, 1, "between 0 and 1: ratios are never negative"),
+    "epsilon_high": (0, float("inf"), "at least 0"),
+    "ring_low": (0, 1, "between 0 and 1: ratios are never negative"),
+    "ring_high": (0, float("inf"), "at least 0"),
+    "beta": (0, float("inf"), "at least 0"),
+    "entropy_bonus": (0, float("inf"), "at least 0"),
+    "ref_period": (1, float("inf"), "at least 1"),
+    "ref_ema": (1e-300, 1 - 1e-16, "between 0 and 1, both excluded"),
+    "regulariser_weight": (1e-300, float("inf"), "above 0: at 0 it does nothing"),
+    "weight_temperature": (1e-300, float("inf"), "above 0"),
+    "advantage_tau": (1e-300, float("inf"), "above 0"),
+    "tau": (1e-300, float("inf"), "above 0"),
+    "tau_positive": (1e-300, float("inf"), "above 0"),
+    "tau_negative": (1e-300, float("inf"), "above 0"),
+    "cap": (1e-300, float("inf"), "above 0"),
+    "weight_low": (0, float("inf"), "at least 0"),
+    "weight_high": (1e-300, float("inf"), "above 0"),
+    "second_moment": (0, float("inf"), "at least 0"),
+    "tolerance": (0, 1, "between 0 and 1: it bounds a difference of probabilities"),
+}
+"""Lowest and highest value of a field, both allowed, and how to say so."""
 
-    within("epsilon", (c.epsilon or 0) > 0, "above 0: an empty band clips everything")
-    within("epsilon_low", 0 <= (c.epsilon_low or 0) <= 1, "between 0 and 1: ratios are never negative")
-    within("epsilon_high", (c.epsilon_high or 0) >= 0, "at least 0")
-    within("beta", (c.beta or 0) >= 0, "at least 0")
-    within("entropy_bonus", (c.entropy_bonus or 0) >= 0, "at least 0")
-    within("ref_period", (c.ref_period or 0) >= 1, "at least 1")
-    within("ref_ema", 0 < (c.ref_ema or 0) < 1, "between 0 and 1, both excluded")
+
+def _check(c: ObjectiveConfig) -> None:
+    for name, (low, high, wanted) in RANGES.items():
+        value = getattr(c, name)
+        if value is not None and not low <= value <= high:
+            raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
     if c.ref_period is not None and c.ref_ema is not None:
         raise SoleraError("objective.ref_period and objective.ref_ema both move the reference: choose one")
     if c.kl == "k1" and c.kl_weight == "none":
@@ -114,6 +334,17 @@ def _check(c: ObjectiveConfig) -> None:
         )
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
+    if c.adaptive_temperature and c.aggregation == "sequence_mean":
+        raise SoleraError(
+            "objective.adaptive_temperature balances tokens, whose number cancels under sequence_mean: choose another "
+            "aggregation"
+        )
+    if c.ring_low is not None and c.epsilon_low is not None and c.ring_low < c.epsilon_low:
+        raise SoleraError(f"objective.ring_low is {c.ring_low}; it must be at least epsilon_low, {c.epsilon_low}")
+    if c.ring_high is not None and c.epsilon_high is not None and c.ring_high < c.epsilon_high:
+        raise SoleraError(f"objective.ring_high is {c.ring_high}; it must be at least epsilon_high, {c.epsilon_high}")
+    if c.weight_low is not None and c.weight_high is not None and c.weight_low > c.weight_high:
+        raise SoleraError(f"objective.weight_low is {c.weight_low}, above weight_high, {c.weight_high}")
 
 
 def notices(config: Config) -> list[str]:

@@ -1,7 +1,7 @@
-"""The parts an objective is composed of: clipped surrogates, KL estimators, aggregations. Losses are minimised.
+"""The policy terms: a loss for each token, minimised. (FORMULAS, sections 3 to 5)
 
-Everything lives on a flat vector of the tokens the policy answers for: padding and masked tokens are not in it, so no
-formula has to multiply them away.
+A term is a pure function of the tokens. Its keyword-only parameters are fields of the config, filled from the name's
+row in `table.py`. ℓ is the policy's log-probability, ρ = π_θ/α of a token, w of a response, A the advantage.
 """
 
 from collections.abc import Callable
@@ -10,65 +10,167 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from solera.objectives.ratio import bounded_exp, sequence_ratio, token_ratio
+from solera.objectives.advantage import group_logmeanexp, group_mean
+from solera.objectives.ratio import bounded_exp
+from solera.objectives.tokens import Responses, Tokens
 
 
-@dataclass(frozen=True)
-class Tokens:
-    """What an objective sees of a micro-batch. Vectors are `[T]`; `response_T` numbers the response of each token.
+@dataclass(frozen=True, eq=False)
+class Term:
+    """A loss for each token, and what was done to get it (`None` where a term has no such thing).
 
-    `aggregation_T` is each token's weight in the loss, counted over the whole minibatch before it was cut.
+    `weight_T` multiplies −A·∇log π; `silenced_T` are the tokens whose gradient the clip took away, judged by
+    `ratio_T`.
     """
 
-    logp_T: Tensor
-    behaviour_logp_T: Tensor
-    proximal_logp_T: Tensor
-    advantage_T: Tensor
-    aggregation_T: Tensor
-    response_T: Tensor
-    responses: int
-    entropy_T: Tensor
-    ref_logp_T: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("behaviour_logp_T", "proximal_logp_T", "advantage_T", "aggregation_T", "response_T", "entropy_T"):
-            assert getattr(self, name).shape == self.logp_T.shape, f"{name} and logp_T differ in shape"
-        assert self.ref_logp_T is None or self.ref_logp_T.shape == self.logp_T.shape
-
-    def ratio(self, level: str) -> Tensor:
-        """π_θ over α, of each token or of its whole response."""
-        return self._against_behaviour(self.logp_T, level)
-
-    def proximal_ratio(self, level: str) -> Tensor:
-        """π_k over α: where this batch found the policy."""
-        return self._against_behaviour(self.proximal_logp_T, level)
-
-    def _against_behaviour(self, logp_T: Tensor, level: str) -> Tensor:
-        if level == "sequence":
-            return sequence_ratio(logp_T, self.behaviour_logp_T, self.response_T, self.responses)
-        return token_ratio(logp_T, self.behaviour_logp_T)
-
-
-@dataclass(frozen=True)
-class Term:
-    """A loss for each token, and which tokens' policy gradient the clip silenced."""
-
     loss_T: Tensor
-    silenced_T: Tensor
+    weight_T: Tensor | None = None
+    silenced_T: Tensor | None = None
+    ratio_T: Tensor | None = None
 
 
 def clipped_surrogate(ratio_T: Tensor, low_T: Tensor, high_T: Tensor, advantage_T: Tensor) -> Term:
     """`−min(ρA, clip(ρ, low, high)·A)`; bounds are inclusive: on the edge the gradient is whole."""
     silenced_T = ((advantage_T > 0) & (ratio_T > high_T)) | ((advantage_T < 0) & (ratio_T < low_T))
     bound_T = torch.where(advantage_T > 0, high_T, low_T)
-    return Term(-torch.where(silenced_T, bound_T, ratio_T) * advantage_T, silenced_T)
+    loss_T = -torch.where(silenced_T, bound_T, ratio_T) * advantage_T
+    return Term(loss_T, ratio_T.detach().masked_fill(silenced_T, 0.0), silenced_T, ratio_T.detach())
+
+
+def clipped_around_one(ratio_T: Tensor, epsilon_low: float, epsilon_high: float, advantage_T: Tensor) -> Term:
+    one_T = torch.ones_like(ratio_T)
+    return clipped_surrogate(ratio_T, one_T - epsilon_low, one_T + epsilon_high, advantage_T)
+
+
+def weighted_likelihood(tokens: Tokens, weight_T: Tensor) -> Tensor:
+    """`−sg(W)·A·ℓ`"""
+    return -weight_T.detach() * tokens.advantage_T * tokens.logp_T
+
+
+# The REC family: −sg(W·M)·A·ℓ. (Yao et al.)
+
+
+def rec(
+    tokens: Tokens, *, clip: str, weight: str, epsilon_low: float | None, epsilon_high: float | None,
+    ring_low: float | None, ring_high: float | None, weight_temperature: float | None,
+    adaptive_temperature: bool | None,
+) -> Term:  # fmt: skip
+    """`−sg(W·M)·A·ℓ`, M the clip and W the weight of a token."""
+    ratio_T = tokens.ratio("token").detach() if clip != "none" or weight == "importance" else None
+    weight_T = torch.ones_like(tokens.logp_T)
+    if weight == "importance":
+        assert ratio_T is not None
+        weight_T = ratio_T
+    elif weight == "exp_advantage":
+        weight_T = advantage_weight(tokens.responses, None if adaptive_temperature else weight_temperature)
+        weight_T = weight_T[tokens.response_T]
+    silenced_T = None
+    if ratio_T is not None and clip != "none":
+        edges = (epsilon_low, epsilon_high, ring_low, ring_high)
+        silenced_T = ~keeps(clip, ratio_T, tokens.advantage_T, *edges)
+        weight_T = weight_T.masked_fill(silenced_T, 0.0)
+    return Term(weighted_likelihood(tokens, weight_T), weight_T, silenced_T, ratio_T)
+
+
+def keeps(
+    clip: str, ratio_T: Tensor, advantage_T: Tensor, low: float | None, high: float | None, ring_low: float | None,
+    ring_high: float | None,
+) -> Tensor:  # fmt: skip
+    """M of a token, bounds inclusive.
+
+    `one_side` keeps what lies within the edge its advantage drives it to; `two_side` what lies within both; `ring` also
+    what lies far outside and is pulled back.
+    """
+    assert low is not None and high is not None
+    better_T, worse_T = advantage_T >= 0, advantage_T <= 0
+    below_high_T, above_low_T = ratio_T <= 1 + high, ratio_T >= 1 - low
+    if clip == "one_side":
+        return (better_T & below_high_T) | (worse_T & above_low_T)
+    inside_T = below_high_T & above_low_T
+    if clip == "two_side":
+        return inside_T
+    assert clip == "ring" and ring_low is not None and ring_high is not None
+    return inside_T | (better_T & (ratio_T <= 1 - ring_low)) | (worse_T & (ratio_T >= 1 + ring_high))
+
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE, HALVINGS = 0.8, 100.0, 20
+
+
+def advantage_weight(responses: Responses, temperature: float | None) -> Tensor:
+    """`exp(A/T)` of each response (RED-Weight). `[B]`
+
+    Without a temperature it is the one at which `Σ A·exp(A/T)·n = 0` over the minibatch, and 1 where no negative
+    surplus is to be balanced. (adaptive RED-Weight)
+    """
+    advantage_B = responses.advantage_B
+    if temperature is not None:
+        return bounded_exp(advantage_B / temperature)
+    exact_B, length_B = advantage_B.double(), responses.length_B.double()
+    if (exact_B * length_B).sum() >= -1e-9 * (exact_B.abs() * length_B).sum():
+        return torch.ones_like(advantage_B)
+
+    def surplus(t: float) -> float:
+        return float((exact_B * bounded_exp(exact_B / t) * length_B).sum())
+
+    return bounded_exp(advantage_B / _root_of_falling(surplus, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE))
+
+
+def _root_of_falling(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a falling function passes 0, by bisection; the nearer end where it does not."""
+    if function(low) <= 0:
+        return low
+    if function(high) >= 0:
+        return high
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+# Mirror descent and imitation.
+
+
+def opmd(tokens: Tokens, *, tau: float) -> Term:
+    """`−A·ℓ/(1+τ)`"""
+    weight_T = torch.full_like(tokens.logp_T, 1 / (1 + tau))
+    return Term(weighted_likelihood(tokens, weight_T), weight_T)
+
+
+def opmd_kimi(tokens: Tokens, *, tau: float) -> Term:
+    """`(r − τ·log Ẑ − τ·Σ(ℓ−f))²` once a response, Ẑ the group's mean of exp(r/τ)."""
+    responses = tokens.responses
+    log_z_B = group_logmeanexp(responses.reward_B / tau, responses.group_B, responses.groups)
+    return Term(tokens.once((_kl_shifted_reward(tokens, tau) - tau * log_z_B).square()))
+
+
+def opmd_pairwise(tokens: Tokens, *, tau: float) -> Term:
+    """`Σ_{i<j}(a_i − a_j)²/(2τG)` of a group, a = r − τ·Σ(ℓ−f), as `Σ(a_i − ā)²/(2τ)` with ā as a number."""
+    assert tokens.statistic is not None, "ā is taken over the minibatch"
+    return Term(tokens.once((_kl_shifted_reward(tokens, tau) - tokens.statistic).square() / (2 * tau)))
+
+
+def mean_shifted_reward(tokens: Tokens, *, tau: float) -> Tensor:
+    """ā of each response's group, over the whole minibatch. `[B]`"""
+    responses = tokens.responses
+    return group_mean(_kl_shifted_reward(tokens, tau).detach(), responses.group_B, responses.groups)
+
+
+def _kl_shifted_reward(tokens: Tokens, tau: float) -> Tensor:
+    assert tokens.ref_logp_T is not None
+    return tokens.responses.reward_B - tau * tokens.total(tokens.logp_T - tokens.ref_logp_T)
+
+
+def sft(tokens: Tokens) -> Term:
+    """`−ℓ`, on the responses that were good enough."""
+    return Term(-tokens.logp_T)
+
+
+# Clipped surrogates.
 
 
 def ppo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
     """`−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)`. (Schulman et al., 2017)"""
-    ratio_T = tokens.ratio("token")
-    one_T = torch.ones_like(ratio_T)
-    return clipped_surrogate(ratio_T, one_T - epsilon_low, one_T + epsilon_high, tokens.advantage_T)
+    return clipped_around_one(tokens.ratio("token"), epsilon_low, epsilon_high, tokens.advantage_T)
 
 
 def off_policy(tokens: Tokens, *, epsilon: float, centre: str, level: str) -> Term:
@@ -78,46 +180,105 @@ def off_policy(tokens: Tokens, *, epsilon: float, centre: str, level: str) -> Te
     return clipped_surrogate(ratio_T, (centre_T - epsilon).clamp_min(0), centre_T + epsilon, tokens.advantage_T)
 
 
-def k1(logp_T: Tensor, ref_logp_T: Tensor) -> Tensor:
-    """`−d`, d = f − ℓ."""
-    return logp_T - ref_logp_T
+def gspo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
+    """`−min(sA, clip(s)·A)`, s = exp(mean_t(ℓ−b)) of the response, gradient through it. (Zheng et al., 2025)"""
+    return clipped_around_one(tokens.ratio("geometric"), epsilon_low, epsilon_high, tokens.advantage_T)
 
 
-def k2(logp_T: Tensor, ref_logp_T: Tensor) -> Tensor:
-    """`d²/2`, d = f − ℓ."""
-    return (ref_logp_T - logp_T).square() / 2
+def cispo(tokens: Tokens, *, cap: float) -> Term:
+    """`−sg(min(ρ, cap))·A·ℓ`. (MiniMax, 2025)"""
+    weight_T = tokens.ratio("token").detach().clamp_max(cap)
+    return Term(weighted_likelihood(tokens, weight_T), weight_T)
 
 
-def k3(logp_T: Tensor, ref_logp_T: Tensor) -> Tensor:
-    """`exp(d) − d − 1`, d = f − ℓ."""
-    d_T = ref_logp_T - logp_T
-    return bounded_exp(d_T) - d_T - 1
+def topr(tokens: Tokens, *, level: str) -> Term:
+    """`−sg(a)·A·ℓ`, a = 1 where A > 0, else min(w, 1) of the response or min(ρ, 1) of the token. (Le Roux et al.)"""
+    tapered_T = tokens.ratio(level).detach().clamp_max(1.0)
+    weight_T = torch.where(tokens.advantage_T > 0, 1.0, tapered_T)
+    return Term(weighted_likelihood(tokens, weight_T), weight_T)
 
 
-def kl_loss(tokens: Tokens, *, kl: str, kl_weight: str) -> Tensor:
-    """KL(π‖π_ref) as a loss for each token, on responses written by α.
+def decoupled(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
+    """`−sg(q)·min(uA, clip(u)·A)`, u = π_θ/π_k, q = π_k/α. (Hilton et al., 2022)"""
+    return _decoupled(tokens, tokens.proximal_ratio(), epsilon_low, epsilon_high)
 
-    Weighted by ρ the gradient is that of the divergence: through ρ for k1 and k3; k2 already has the right gradient
-    under its own policy's samples and takes ρ as a number. Unweighted k3 has the gradient of KL(π_ref‖π).
-    """
-    assert tokens.ref_logp_T is not None, "the KL term needs ref_logp"
-    estimate_T = KL_ESTIMATORS[kl](tokens.logp_T, tokens.ref_logp_T)
-    if kl_weight == "none":
-        return estimate_T
+
+def tis(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_high: float) -> Term:
+    """`decoupled` with min(q, cap) for q."""
+    return _decoupled(tokens, tokens.proximal_ratio().clamp_max(weight_high), epsilon_low, epsilon_high)
+
+
+def mis(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_low: float, weight_high: float) -> Term:
+    """`decoupled` with q where low ≤ q ≤ high, else 0."""
+    q_T = tokens.proximal_ratio().detach()
+    outside_T = (q_T < weight_low) | (q_T > weight_high)
+    term = _decoupled(tokens, q_T.masked_fill(outside_T, 0.0), epsilon_low, epsilon_high)
+    assert term.silenced_T is not None and term.ratio_T is not None
+    judged_T = torch.where(outside_T, q_T, term.ratio_T)
+    return Term(term.loss_T, term.weight_T, term.silenced_T | outside_T, judged_T)
+
+
+def _decoupled(tokens: Tokens, q_T: Tensor, epsilon_low: float, epsilon_high: float) -> Term:
+    q_T = q_T.detach()
+    u_T = bounded_exp(tokens.logp_T - tokens.proximal_logp_T)
+    term = clipped_around_one(u_T, epsilon_low, epsilon_high, tokens.advantage_T)
+    assert term.weight_T is not None
+    return Term(q_T * term.loss_T, q_T * term.weight_T, term.silenced_T, term.ratio_T)
+
+
+def m2po(tokens: Tokens, *, second_moment: float) -> Term:
+    """`−ρA` but for tokens driven further from α whose (log ρ)² lies beyond the minibatch's threshold."""
+    assert tokens.statistic is not None, "the threshold is taken over the minibatch"
+    dropped_T = _driven_away(tokens) & (tokens.log_ratio_T.detach().square() > tokens.statistic)
+    return _masked_surrogate(tokens, dropped_T)
+
+
+def second_moment_threshold(tokens: Tokens, *, second_moment: float) -> Tensor:
+    """The largest (log ρ)² to keep, so that their mean over the candidates kept is at most `second_moment`."""
+    square_T = tokens.log_ratio_T.detach().square()[_driven_away(tokens)].double().sort().values
+    if not len(square_T):
+        return square_T.new_tensor(torch.inf)
+    counts = torch.arange(1, len(square_T) + 1, device=square_T.device)
+    last_of_its_value = torch.cat([square_T[1:] > square_T[:-1], torch.ones_like(square_T[:1], dtype=torch.bool)])
+    allowed = last_of_its_value & (square_T.cumsum(0) / counts <= second_moment)
+    kept = torch.where(allowed, counts, 0).max()
+    # Between the last kept and the first dropped, so that rounding in a second forward pass moves neither.
+    edges = torch.cat([-square_T[:1] - 1, square_T, square_T[-1:] + 1])
+    return (edges[kept] + edges[kept + 1]) / 2
+
+
+def dppo(tokens: Tokens, *, tolerance: float) -> Term:
+    """`−ρA` but for tokens driven further from α whose probability moved by more than the tolerance."""
+    moved_T = (bounded_exp(tokens.logp_T.detach()) - bounded_exp(tokens.behaviour_logp_T)).abs()
+    return _masked_surrogate(tokens, (moved_T > tolerance) & _driven_away(tokens))
+
+
+def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> Term:
+    """`−(4/τ)·σ(τ(ρ−1))·A`, gradient through ρ; τ by the sign of A. (Soft adaptive policy optimisation)"""
+    ratio_T, advantage_T = tokens.ratio("token"), tokens.advantage_T
+    tau_T = torch.where(advantage_T > 0, torch.full_like(ratio_T, tau_positive), tau_negative)
+    gate_T = torch.sigmoid(tau_T * (ratio_T - 1))
+    weight_T = (4 * gate_T * (1 - gate_T) * ratio_T).detach()
+    return Term(-(4 / tau_T) * gate_T * advantage_T, weight_T, None, ratio_T.detach())
+
+
+def _driven_away(tokens: Tokens) -> Tensor:
+    """Tokens that an update would carry further from who wrote them: A > 0 and ρ > 1, or A < 0 and ρ < 1."""
+    advantage_T, log_ratio_T = tokens.advantage_T, tokens.log_ratio_T.detach()
+    return ((advantage_T > 0) & (log_ratio_T > 0)) | ((advantage_T < 0) & (log_ratio_T < 0))
+
+
+def _masked_surrogate(tokens: Tokens, masked_T: Tensor) -> Term:
+    """`−ρA`, 0 where masked."""
     ratio_T = tokens.ratio("token")
-    return (ratio_T.detach() if kl == "k2" else ratio_T) * estimate_T
+    kept_T = ratio_T.masked_fill(masked_T, 0.0)
+    return Term(-kept_T * tokens.advantage_T, kept_T.detach(), masked_T, ratio_T.detach())
 
 
-def token_mean(length_B: Tensor) -> Tensor:
-    """Weight of each token of a response: `1/Σ n`, so that all tokens count alike."""
-    return torch.full_like(length_B, 1.0) / length_B.sum()
-
-
-def sequence_mean(length_B: Tensor) -> Tensor:
-    """Weight of each token of a response: `1/(B·n_i)`, so that all responses count alike."""
-    return 1.0 / (len(length_B) * length_B)
-
-
-TERMS: dict[str, Callable[..., Term]] = {"ppo": ppo, "off_policy": off_policy}
-KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-AGGREGATIONS: dict[str, Callable[[Tensor], Tensor]] = {"token_mean": token_mean, "sequence_mean": sequence_mean}
+TERMS: dict[str, Callable[..., Term]] = {
+    "rec": rec, "opmd": opmd, "opmd_kimi": opmd_kimi, "opmd_pairwise": opmd_pairwise, "sft": sft, "ppo": ppo,
+    "off_policy": off_policy, "gspo": gspo, "cispo": cispo, "topr": topr, "decoupled": decoupled, "tis": tis,
+    "mis": mis, "m2po": m2po, "dppo": dppo, "sapo": sapo,
+}  # fmt: skip
+STATISTICS: dict[str, Callable[..., Tensor]] = {"opmd_pairwise": mean_shifted_reward, "m2po": second_moment_threshold}
+"""What a term must know of the policy on the whole minibatch before it is cut."""

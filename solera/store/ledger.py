@@ -1,7 +1,7 @@
 """The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from functools import cache
@@ -50,6 +50,11 @@ _READ = (
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
+_READ_REWARDS = select(_w.rollout_id, _w.value, _w.part, _w.source, _w.revision).order_by(
+    _w.rollout_id, _w.part, _w.revision
+)
+RECENT = 16_384
+"""Most rollouts kept in memory between being written and being drawn."""
 _COUNT_USES = (
     update(rollouts)
     .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
@@ -73,6 +78,8 @@ class Ledger:
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
+        self._recent: dict[int, Rollout] = {}
+        """Written here and not yet drawn: what they hold never changes, so only their rewards are read again."""
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
@@ -82,6 +89,7 @@ class Ledger:
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
             graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
             self._add_rewards.run(self._connection, graded)
+        self._recent.update(numbered[: RECENT - len(self._recent)])
         return [i for i, _ in numbered]
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
@@ -102,7 +110,8 @@ class Ledger:
         with self._transaction():
             unused = self._connection.execute(_LIST_UNUSED).all()
             chosen = _first_groups(unused, groups, group_size)
-            found = self._read({id_ for _, members in chosen for id_ in members})
+            ids = [id_ for _, members in chosen for id_ in members]
+            found = self._read_recent(ids) if self._recent.keys() >= set(ids) else self._read(set(ids))
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
@@ -145,12 +154,18 @@ class Ledger:
         self._connection.close()
         self._engine.dispose()
 
+    def _read_recent(self, ids: list[int]) -> dict[int, Rollout]:
+        """The rollouts from memory, with the rewards they have by now."""
+        rows = self._connection.execute(_READ_REWARDS.where(_among(_w.rollout_id, ids))).all()
+        graded: dict[int, list[Any]] = {id_: [] for id_ in ids}
+        for row in rows:
+            if row[0] in graded:
+                graded[row[0]].append(row)
+        return {id_: _regraded(self._recent.pop(id_), id_, rewards) for id_, rewards in graded.items()}
+
     def _read(self, ids: set[int]) -> dict[int, Rollout]:
-        """Rollouts with their rewards. Ids drawn together mostly lie together: then a range is read, faster."""
-        if not ids:
-            return {}
-        dense = max(ids) - min(ids) < 4 * len(ids)
-        rows = self._connection.execute(_READ.where(_r.id.between(min(ids), max(ids)) if dense else _r.id.in_(ids)))
+        """Rollouts with their rewards."""
+        rows = self._connection.execute(_READ.where(_among(_r.id, ids)))
         found = {}
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
@@ -170,6 +185,12 @@ class Many:
     def run(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             connection.exec_driver_sql(self._sql, rows)
+
+
+def _among(column: Any, ids: Collection[int]) -> Any:
+    """Ids drawn together mostly lie together: then a range is asked for, which is faster and may hold others too."""
+    dense = ids and max(ids) - min(ids) < 4 * len(ids)
+    return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
 def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
@@ -201,6 +222,12 @@ def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
     id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
     sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
     return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)
+
+
+def _regraded(rollout: Rollout, id_: int, rows: list[Any]) -> Rollout:
+    """The rollout with the rewards of `rows`. Rewards are added, never changed: as many are the same."""
+    same = len(rows) == len(rollout.rewards)
+    return rollout.stored(id_, rollout.rewards if same else tuple(Reward(*tuple(row)[1:]) for row in rows))
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts

@@ -8,11 +8,12 @@ import torch
 
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
-from solera.engines.sampling import sample, uniforms
+from solera.engines.sampling import sample
 from solera.errors import SoleraError
 from solera.learner.learner import Weights
 from solera.models.language_model import LanguageModel
 from solera.records import Completion, Manifest, Sampling
+from solera.streams import uniforms
 from tests.conftest import END, VOCABULARY, random_prompt
 
 SAMPLING = Sampling(temperature=1.3, max_tokens=12)

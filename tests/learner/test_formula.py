@@ -117,10 +117,10 @@ def test_an_update_is_what_the_formula_does(tiny, trial):
     by_formula(expected, ref, groups, objective, learn)
     composed = compose(objective)
     learner = Learner(
-        tiny, composed, learn, lineage="test", temperature=TEMPERATURE, steps=10, compute=torch.float32,
+        tiny, composed, learn, lineage="test", temperature=TEMPERATURE, limit=8, steps=10, compute=torch.float32,
         reference=Reference(ref, None, None),
     )  # fmt: skip
-    learner.update(collate(groups, composed, now=0, lineage="test"))
+    learner.update(collate(groups, composed, now=0, lineage="test", seed=0))
     moved = torch.linalg.norm(flat(expected) - start)
     assert moved > 0.1
     assert torch.linalg.norm(flat(tiny) - flat(expected)) < 1e-5 * moved

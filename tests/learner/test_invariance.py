@@ -13,8 +13,10 @@ from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
-from solera.objectives.table import resolve
+from solera.objectives.padded import padded_loss
+from solera.objectives.table import TABLE, resolve
 from solera.records import Completion, Group, Reward, Rollout, Sequence
+from solera.streams import stream_seed, uniforms
 from tests.conftest import random_prompt, random_rollout
 
 GRPO = ObjectiveConfig("grpo", epsilon_low=0.5, epsilon_high=2.0)
@@ -50,6 +52,7 @@ def make_learner(model: LanguageModel, objective: ObjectiveConfig = GRPO, **lear
         config,
         lineage="test",
         temperature=TEMPERATURE,
+        limit=8,
         steps=10,
         compute=torch.float32,
         reference=reference,
@@ -59,7 +62,7 @@ def make_learner(model: LanguageModel, objective: ObjectiveConfig = GRPO, **lear
 def gradient(model: LanguageModel, groups: list[Group], objective: ObjectiveConfig = GRPO, **learn) -> torch.Tensor:
     """The gradient that one update leaves behind, nothing clipped, nothing moved."""
     learner = make_learner(model, objective, **learn)
-    learner.update(collate(groups, learner.objective, now=0, lineage="test"))
+    learner.update(collate(groups, learner.objective, now=0, lineage="test", seed=0))
     return torch.cat([p.grad.flatten() for p in model.parameters().values()]).clone()
 
 
@@ -86,7 +89,7 @@ def assert_same(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-6) -> No
 
 def test_the_gradient_is_that_of_the_formula(tiny):
     groups = make_groups()
-    batch = collate(groups, make_learner(tiny).objective, now=0, lineage="test")
+    batch = collate(groups, make_learner(tiny).objective, now=0, lineage="test", seed=0)
     assert len(batch.rollouts) == 4 * 7 - 4 - 2
     expected = formula_gradient(tiny, batch)
     assert torch.linalg.norm(expected) > 0.01
@@ -158,7 +161,7 @@ def test_proximal_logp_is_taken_before_the_first_step(tiny):
     """With several passes and minibatches, the reported ratio is that of the weights before the batch."""
     groups = make_groups()
     plain = make_learner(tiny)
-    batch = collate(groups, plain.objective, now=0, lineage="test")
+    batch = collate(groups, plain.objective, now=0, lineage="test", seed=0)
     before = plain.update(batch)
     learner = make_learner(tiny, lr=0.05, passes=2, minibatches=3)
     after = learner.update(batch)
@@ -166,3 +169,45 @@ def test_proximal_logp_is_taken_before_the_first_step(tiny):
     for (response, expected), (same, value) in zip(by_token(before), by_token(after), strict=True):
         assert response == same
         assert math.isclose(expected, value, abs_tol=1e-6)
+
+
+def padded_gradient(model: LanguageModel, reference: LanguageModel, groups: list[Group], name: str) -> torch.Tensor:
+    """The same objective by plain forward passes, response by response, and the padded loss over all of them."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    width = max(len(rollout.sequences[0].token_ids_T) for rollout in rollouts)
+    shape = (len(rollouts), width)
+    mask_BT = torch.zeros(shape, dtype=torch.bool)
+    behaviour_BT, rows, ref_rows = torch.zeros(shape, dtype=torch.float64), [], []
+    for b, rollout in enumerate(rollouts):
+        (sequence,) = rollout.sequences
+        ids, length = torch.tensor(sequence.token_ids_T.tolist()), len(sequence.token_ids_T)
+        mask_BT[b, :length] = torch.from_numpy(sequence.mask_T)
+        behaviour_BT[b, :length] = torch.from_numpy(sequence.behaviour_logp_T).double()
+        for policy, several in ((model, rows), (reference, ref_rows)):
+            logp = torch.log_softmax(policy.module(input_ids=ids[None]).logits[0, :-1] / TEMPERATURE, -1)
+            taken = logp.gather(1, ids[1:, None])[:, 0]
+            several.append(torch.nn.functional.pad(taken, (1, width - length)))
+    numbers = uniforms(np.array([stream_seed(0, 0)], np.uint64), len(rollouts))[0]
+    model.module.zero_grad()
+    loss, _ = padded_loss(
+        compose(resolve(ObjectiveConfig(name))),
+        logp_BT=torch.stack(rows),
+        mask_BT=mask_BT,
+        reward_B=torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts], dtype=torch.float64),
+        group_B=torch.tensor([p for p, group in enumerate(groups) for _ in group.rollouts]),
+        behaviour_logp_BT=behaviour_BT,
+        ref_logp_BT=torch.stack(ref_rows).detach(),
+        uniform_B=torch.from_numpy(numbers),
+        limit=8,
+    )
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters().values()]).clone()
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_objective_is_the_same_in_one_piece_and_in_any_cut(tiny, name):
+    groups = make_groups()
+    expected = padded_gradient(tiny, tiny.copy(torch.float64), groups, name)
+    assert torch.linalg.norm(expected) > 1e-4
+    for cut in ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}, {"micro_batch_tokens": 40}):
+        assert_same(gradient(tiny, groups, ObjectiveConfig(name), **cut), expected, tolerance=5e-6)

@@ -28,13 +28,13 @@ def steps_of(learner) -> int:
 @pytest.mark.parametrize(("passes", "minibatches", "steps"), [(1, 1, 1), (3, 1, 3), (1, 4, 4), (2, 3, 6), (1, 50, 6)])
 def test_passes_times_minibatches_optimiser_steps_and_one_version(tiny, passes, minibatches, steps):
     learner = make_learner(tiny, lr=1e-3, passes=passes, minibatches=minibatches)
-    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     assert steps_of(learner) == steps  # six groups are left after the mask
     assert learner.version == 1
 
 
 def test_minibatches_are_whole_groups(tiny):
-    batch = collate(make_groups(), make_learner(tiny).objective, now=0, lineage="test")
+    batch = collate(make_groups(), make_learner(tiny).objective, now=0, lineage="test", seed=0)
     for minibatches in range(1, 9):
         ranges = list(_split(batch, minibatches))
         assert [i for chosen in ranges for i in chosen] == list(range(len(batch.rollouts)))
@@ -47,13 +47,13 @@ def test_nothing_to_learn_advances_the_version_without_a_step(tiny):
     prompt = random_prompt(rng)
     group = Group("prompt/0", tuple(random_rollout(rng, 0, prompt, 1.0, id=i) for i in range(4)))
     learner, before = make_learner(tiny, lr=1e-3), flat(tiny)
-    batch = collate([group], learner.objective, now=0, lineage="test")
+    batch = collate([group], learner.objective, now=0, lineage="test", seed=0)
     update = learner.update(batch)
     assert learner.version == 1
     assert torch.equal(flat(tiny), before)
     assert update.responses == 0
     assert [use.advantage for use in batch.uses] == [None] * 4
-    assert learner.update(collate([], learner.objective, now=1, lineage="test")).responses == 0
+    assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).responses == 0
 
 
 def test_batch_accounts_for_everything_drawn():
@@ -61,13 +61,13 @@ def test_batch_accounts_for_everything_drawn():
     from solera.objectives.objective import compose
     from solera.objectives.table import resolve
 
-    batch = collate(groups, compose(resolve(GRPO)), now=5, lineage="test")
+    batch = collate(groups, compose(resolve(GRPO)), now=5, lineage="test", seed=0)
     assert batch.metrics["reward/zero_variance_fraction"] == pytest.approx(1 / 7)
     assert len(batch.uses) == 28
     assert {use.age for use in batch.uses} == {5, None}  # the empty response has no version
     assert batch.metrics["age/max"] == 5
     assert count_live_groups(groups) == 6
-    foreign = collate(groups, compose(resolve(GRPO)), now=5, lineage="another")
+    foreign = collate(groups, compose(resolve(GRPO)), now=5, lineage="another", seed=0)
     assert "age/mean" not in foreign.metrics
 
 
@@ -79,14 +79,22 @@ def test_a_response_without_log_probabilities_is_refused_by_an_objective_that_ne
     foreign = random_rollout(rng, 0, (2,), 1.0, id=77, origin="model:other")
     object.__setattr__(foreign, "sequences", (text,))
     with pytest.raises(SoleraError, match="rollout 77 from 'model:other' has no log-probabilities"):
-        collate([Group("prompt/0", (*group.rollouts, foreign))], make_learner(tiny).objective, now=0, lineage="test")
+        collate(
+            [Group("prompt/0", (*group.rollouts, foreign))], make_learner(tiny).objective, now=0, lineage="test", seed=0
+        )
 
 
 def test_a_response_of_a_truncated_sampler_is_refused(tiny):
     group = make_groups()[0]
     greedy = dataclasses.replace(group.rollouts[0], sampling=Sampling(0.0, 8), id=5)
     with pytest.raises(SoleraError, match="rollout 5 was sampled greedily"):
-        collate([Group("prompt/0", (greedy, *group.rollouts[1:]))], make_learner(tiny).objective, now=0, lineage="test")
+        collate(
+            [Group("prompt/0", (greedy, *group.rollouts[1:]))],
+            make_learner(tiny).objective,
+            now=0,
+            lineage="test",
+            seed=0,
+        )
 
 
 @pytest.mark.parametrize(("period", "ema"), [(2, None), (None, 0.25), (None, None)])
@@ -96,7 +104,7 @@ def test_the_reference_is_swapped_mixed_or_frozen(tiny, period, ema):
     start = flat(tiny)
     expected = start.clone()
     for version in range(1, 5):
-        learner.update(collate(make_groups(version), learner.objective, now=version - 1, lineage="test"))
+        learner.update(collate(make_groups(version), learner.objective, now=version - 1, lineage="test", seed=0))
         if ema:
             expected = (1 - ema) * expected + ema * flat(tiny)
         elif period and version % period == 0:
@@ -107,13 +115,13 @@ def test_the_reference_is_swapped_mixed_or_frozen(tiny, period, ema):
 
 def test_kl_to_the_reference_is_zero_while_it_is_the_policy(tiny):
     learner = make_learner(tiny, ObjectiveConfig("grpo", beta=0.1))
-    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     assert update.metrics["kl/ref"] == pytest.approx(0.0, abs=1e-4)
 
 
 def test_weights_name_every_tensor_once_with_its_version(tiny):
     learner = make_learner(tiny)
-    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     weights = learner.weights()
     assert (weights.manifest.lineage, weights.manifest.version) == ("test", 1)
     tensors = dict(weights.tensors)
@@ -123,7 +131,7 @@ def test_weights_name_every_tensor_once_with_its_version(tiny):
 
 def test_gradient_clipping_bounds_the_step(tiny):
     learner = make_learner(tiny, grad_clip=1e-3)
-    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     clipped = torch.cat([p.grad.flatten() for p in tiny.parameters().values()])
     assert update.metrics["learn/grad_norm"] > 1e-2
     assert torch.linalg.norm(clipped).item() == pytest.approx(1e-3, rel=1e-3)
@@ -133,7 +141,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run(tiny):
     learner = make_learner(tiny)
     next(iter(tiny.parameters().values())).data.fill_(torch.inf)
     with pytest.raises(SoleraError, match="not finite"):
-        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
 
 
 def test_schedule():
@@ -148,5 +156,5 @@ def test_logits_of_a_batch_are_never_held_at_once(tiny, monkeypatch):
     real = type(tiny).logits
     monkeypatch.setattr(type(tiny), "logits", lambda self, hidden: sizes.append(len(hidden)) or real(self, hidden))
     learner = make_learner(tiny, logit_chunk=5)
-    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test"))
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     assert max(sizes) == 5

@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from solera.config import AdvantageName
-from solera.objectives.advantage import ADVANTAGES, mean, whiten, zero_variance
+from solera.objectives.advantage import (
+    ADVANTAGES,
+    leave_one_out,
+    logavgexp,
+    mean,
+    raw,
+    red_drop,
+    shifted,
+    whiten,
+    whiten_bessel,
+    zero_variance,
+)
 
 REWARD_B = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 5.0], dtype=torch.float64)
 GROUP_B = torch.tensor([0, 0, 1, 0, 0, 1])  # group 0: 1 0 0 0, group 1: 5 5
@@ -23,9 +34,50 @@ def test_whiten_divides_by_the_population_deviation():
     assert whiten(REWARD_B, GROUP_B, 2).tolist() == pytest.approx(expected, abs=1e-15)
 
 
-def test_a_group_of_one_has_no_advantage():
+def test_the_other_baselines():
+    # Group 0: variance over G−1 is (9/16 + 3/16)/3 = 1/4, the mean of the others 0 or 1/3.
+    assert whiten_bessel(REWARD_B, GROUP_B, 2)[:2].tolist() == pytest.approx([0.75 / 0.5001, -0.25 / 0.5001])
+    assert leave_one_out(REWARD_B, GROUP_B, 2).tolist() == pytest.approx([1.0, -1 / 3, 0.0, -1 / 3, -1 / 3, 0.0])
+    soft = 0.5 * math.log((math.exp(2.0) + 3) / 4)
+    expected = [1 - soft, -soft, 0.0, -soft, -soft, 0.0]
+    assert logavgexp(REWARD_B, GROUP_B, 2, advantage_tau=0.5).tolist() == pytest.approx(expected)
+    assert shifted(REWARD_B, GROUP_B, 2, delta=-0.1).tolist() == pytest.approx([0.85, -0.15, 0.1, -0.15, -0.15, 0.1])
+    assert raw(REWARD_B, GROUP_B, 2).tolist() == REWARD_B.tolist()
+    huge = torch.tensor([1e4, -1e4], dtype=torch.float64)
+    soft = logavgexp(huge, torch.tensor([0, 0]), 1, advantage_tau=1.0)
+    assert soft.tolist() == pytest.approx([math.log(2), -2e4 + math.log(2)])
+
+
+def test_a_group_of_one_has_no_advantage_where_the_baseline_is_its_own():
     lone = torch.tensor([3.0], dtype=torch.float64), torch.tensor([0]), 1
-    assert mean(*lone).item() == whiten(*lone).item() == 0.0
+    for advantage in (mean, whiten, whiten_bessel, leave_one_out):
+        assert advantage(*lone).item() == 0.0
+    assert logavgexp(*lone, advantage_tau=0.7).item() == pytest.approx(0.0, abs=1e-15)
+    assert shifted(*lone, delta=-0.1).item() == pytest.approx(0.1)
+    assert raw(*lone).item() == 3.0
+
+
+def test_red_drop_leaves_as_many_negatives_as_positives():
+    # Group 0: mean 0.4, positives 0.9 and 0.8, negatives 0.1 0.2 0.0; group 1: one of each; group 2: all equal.
+    reward_B = torch.tensor([0.9, 0.1, 0.2, 1.0, 0.8, 0.0, 0.0, 0.3, 0.3, 0.3], dtype=torch.float64)
+    group_B = torch.tensor([0, 0, 0, 1, 0, 0, 1, 2, 2, 2])
+    uniform_B = torch.tensor([0.0, 0.5, 0.1, 0.0, 0.0, 0.9, 0.0, 0.0, 0.0, 0.0])
+    dropped = red_drop(reward_B, group_B, 3, uniform_B, worst=False)
+    assert dropped.nonzero().flatten().tolist() == [2]  # the smallest number among group 0's negatives
+    dropped = red_drop(reward_B, group_B, 3, uniform_B, worst=True)
+    assert dropped.nonzero().flatten().tolist() == [5]  # its lowest reward
+    tied = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    dropped = red_drop(tied, torch.zeros(5, dtype=torch.int64), 1, torch.tensor([0.0, 0.9, 0.3, 0.2, 0.6]), worst=True)
+    assert dropped.nonzero().flatten().tolist() == [2, 3, 4]  # ties go by their numbers
+
+
+def test_red_drop_keeps_equal_rewards_that_lie_below_their_rounded_mean():
+    reward_B = torch.full((3,), 0.1, dtype=torch.float64)
+    for value in (0.1, 0.7, 1 / 3):
+        for size in range(1, 40):
+            reward_B = torch.full((size,), value, dtype=torch.float64)
+            group_B = torch.zeros(size, dtype=torch.int64)
+            assert not red_drop(reward_B, group_B, 1, torch.rand(size), worst=False).any()
 
 
 def test_advantages_of_a_group_sum_to_zero_and_do_not_depend_on_the_order_of_rows():
@@ -33,7 +85,7 @@ def test_advantages_of_a_group_sum_to_zero_and_do_not_depend_on_the_order_of_row
     reward_B = torch.rand(40, generator=generator, dtype=torch.float64)
     group_B = torch.randint(0, 7, (40,), generator=generator)
     order = torch.randperm(40, generator=generator)
-    for advantage in ADVANTAGES.values():
+    for advantage in (mean, whiten, whiten_bessel, leave_one_out):
         advantage_B = advantage(reward_B, group_B, 7)
         for p in range(7):
             assert abs(advantage_B[group_B == p].sum().item()) < 1e-12

@@ -20,10 +20,63 @@ def test_unset_fields_come_from_the_row():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_row_resolves_composes_and_resolves_again_to_itself(name):
-    resolved = resolve(ObjectiveConfig(name, beta=0.1))
+    resolved = resolve(ObjectiveConfig(name))
     assert resolve(resolved) == resolved
-    assert resolve(resolve(ObjectiveConfig(name))) == resolve(ObjectiveConfig(name))
-    assert compose(resolved).uses_reference
+    assert compose(resolved).uses_reference == (name in ("opmd_kimi", "opmd_pairwise"))
+    if name not in ("opmd_kimi", "opmd_pairwise"):
+        with_kl = resolve(ObjectiveConfig(name, beta=0.1))
+        assert resolve(with_kl) == with_kl
+        assert compose(with_kl).uses_reference
+
+
+SPECIFIED = {
+    "reinforce": ("mean", "token_mean", True), "rloo": ("leave_one_out", "token_mean", True),
+    "grpo": ("whiten", "sequence_mean", True), "dapo": ("whiten", "token_mean", True),
+    "dr_grpo": ("mean", "fixed_length", True), "off_policy_grpo": ("whiten", "sequence_mean", True),
+    "gspo": ("whiten", "sequence_mean", True), "cispo": ("whiten", "token_mean", True),
+    "topr": ("mean", "token_mean", True), "decoupled": ("whiten", "token_mean", True),
+    "tis": ("whiten", "token_mean", True), "mis": ("whiten", "token_mean", True),
+    "m2po": ("whiten", "token_mean", True), "dppo": ("whiten", "token_mean", True),
+    "sapo": ("whiten", "sequence_mean", True), "red_drop": ("mean", "token_mean", True),
+    "red_weight": ("mean", "token_mean", True), "red_weight_adaptive": ("mean", "token_mean", True),
+    "opmd": ("mean", "token_mean", True), "opmd_kimi": (None, "sequence_sum", False),
+    "opmd_pairwise": (None, "group_sum", False), "opmd_k2": ("mean", "token_mean", False),
+    "asymre": ("shifted", "token_mean", False), "sft": (None, "token_mean", False),
+    **{
+        f"rec_{clip}_{weight}{wide}": ("mean", "token_mean", True)
+        for clip in ("oneside", "twoside", "ring") for weight in ("is", "nois") for wide in ("", "_wide")
+    },
+}  # fmt: skip
+
+
+def test_the_table_is_the_one_of_the_formulas():
+    rows = {name: resolve(ObjectiveConfig(name)) for name in TABLE}
+    assert {n: (c.advantage, c.aggregation, c.zero_variance_mask) for n, c in rows.items()} == SPECIFIED
+    assert [n for n, c in rows.items() if c.refill] == ["dapo"]
+    wide = rows["rec_ring_is_wide"]
+    assert (wide.epsilon_low, wide.epsilon_high, wide.ring_low, wide.ring_high) == (0.6, 2.0, 0.8, 4.0)
+    ring = rows["rec_ring_nois"]
+    assert (ring.epsilon_low, ring.epsilon_high, ring.ring_low, ring.ring_high) == (0.2, 0.2, 0.6, 2.0)
+    assert (rows["dapo"].epsilon_high, rows["gspo"].epsilon_low, rows["gspo"].epsilon_high) == (0.28, 3e-4, 4e-4)
+    assert (rows["opmd_k2"].regulariser, rows["opmd_k2"].regulariser_weight) == ("k2_token", 0.1)
+    assert (rows["asymre"].delta, rows["red_drop"].drop, rows["red_drop"].keep_denominator) == (-0.1, "random", False)
+
+
+def test_a_part_brings_its_fields_and_takes_them_along():
+    ring = resolve(ObjectiveConfig("reinforce", clip="ring", epsilon_low=0.5))
+    assert (ring.epsilon_low, ring.epsilon_high, ring.ring_low, ring.ring_high) == (0.5, 0.2, 0.6, 2.0)
+    bare = resolve(ObjectiveConfig("rec_oneside_is_wide", clip="none", weight="none"))
+    assert bare.epsilon_low is None and bare.epsilon_high is None
+    assert resolve(ObjectiveConfig("red_weight_adaptive")).weight_temperature is None
+    assert resolve(ObjectiveConfig("grpo", drop="worst")).keep_denominator is False
+
+
+def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
+    free = ("reinforce", "rloo", "red_drop", "red_weight", "red_weight_adaptive", "opmd", "opmd_kimi", "opmd_pairwise")
+    asking = {name for name in TABLE if compose(resolve(ObjectiveConfig(name))).uses_behaviour}
+    assert asking == TABLE.keys() - {*free, "asymre", "sft"}
+    assert compose(resolve(ObjectiveConfig("reinforce", beta=0.1))).uses_behaviour  # weighs its KL by the ratio
+    assert not compose(resolve(ObjectiveConfig("reinforce", beta=0.1, kl_weight="none"))).uses_behaviour
 
 
 @pytest.mark.parametrize(
@@ -41,6 +94,18 @@ def test_every_row_resolves_composes_and_resolves_again_to_itself(name):
         (ObjectiveConfig("grpo", epsilon_low=1.5), "between 0 and 1"),
         (ObjectiveConfig("off_policy_grpo", epsilon=0.0), "above 0"),
         (ObjectiveConfig("grpo", refill=True, zero_variance_mask=False), "zero_variance_mask = true"),
+        (ObjectiveConfig("grpo", clip="ring"), "objective.clip is not used by grpo"),
+        (ObjectiveConfig("reinforce", epsilon_low=0.1), "acts with objective.clip = one_side or two_side or ring only"),
+        (ObjectiveConfig("red_weight_adaptive", weight_temperature=2.0), "adaptive_temperature = False only"),
+        (ObjectiveConfig("red_weight_adaptive", aggregation="sequence_mean"), "cancels under sequence_mean"),
+        (ObjectiveConfig("opmd_kimi", beta=0.1), "objective.beta is not used by opmd_kimi"),
+        (ObjectiveConfig("opmd_pairwise", regulariser="k2_token"), "is not used by opmd_pairwise"),
+        (ObjectiveConfig("opmd_kimi", advantage="mean"), "objective.advantage is not used by opmd_kimi"),
+        (ObjectiveConfig("reinforce", unknown_behaviour="proximal"), "is not used by reinforce"),
+        (ObjectiveConfig("asymre", advantage="mean", delta=-0.2), "acts with objective.advantage = shifted only"),
+        (ObjectiveConfig("rec_ring_is", ring_low=0.1), "at least epsilon_low"),
+        (ObjectiveConfig("grpo", keep_denominator=True), "acts with objective.drop = random or worst only"),
+        (ObjectiveConfig("mis", weight_low=3.0), "above weight_high"),
     ],
 )
 def test_what_cannot_act_is_refused_in_one_line(config, says):

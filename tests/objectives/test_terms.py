@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from solera.config import AggregationName, KLName
+from solera.objectives.aggregation import AGGREGATIONS
 from solera.objectives.objective import compose
+from solera.objectives.penalties import KL_ESTIMATORS, kl_loss
 from solera.objectives.ratio import bounded_exp
 from solera.objectives.table import ObjectiveConfig, resolve
-from solera.objectives.terms import AGGREGATIONS, KL_ESTIMATORS, Tokens, kl_loss, off_policy, ppo
+from solera.objectives.terms import off_policy, ppo
+from solera.objectives.tokens import Responses, Tokens
 
 LENGTHS = [3, 1, 5, 2, 4]
 RESPONSES = len(LENGTHS)
@@ -28,14 +31,26 @@ def random_tokens(seed: int, spread: float = 0.6, **replaced) -> Tokens:
         "logp_T": (behaviour + normal(spread)).requires_grad_(),
         "behaviour_logp_T": behaviour,
         "proximal_logp_T": behaviour + normal(0.3),
-        "advantage_T": torch.randn(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
-        "aggregation_T": torch.rand(RESPONSES, generator=generator, dtype=torch.float64)[response_T],
         "response_T": response_T,
-        "responses": RESPONSES,
+        "responses": Responses(
+            advantage_B=torch.randn(RESPONSES, generator=generator, dtype=torch.float64),
+            reward_B=torch.zeros(RESPONSES, dtype=torch.float64),
+            length_B=torch.tensor(LENGTHS, dtype=torch.float64),
+            group_B=torch.zeros(RESPONSES, dtype=torch.int64),
+            groups=1,
+            weight_B=torch.rand(RESPONSES, generator=generator, dtype=torch.float64),
+        ),
         "entropy_T": normal(1.0).abs(),
         "ref_logp_T": behaviour + normal(0.5),
     }
     return Tokens(**{**fields, **replaced})
+
+
+def single_tokens(advantages: list[float]) -> Responses:
+    """Responses of one token each."""
+    advantage_B = torch.tensor(advantages, dtype=torch.float64)
+    ones = torch.ones_like(advantage_B)
+    return Responses(advantage_B, ones, ones, torch.zeros(len(advantages), dtype=torch.int64), 1, ones)
 
 
 def by_hand(tokens: Tokens, bounds, level: str) -> tuple[list[float], list[float]]:
@@ -98,16 +113,7 @@ def test_off_policy_with_centre_one_is_ppo_and_with_centre_proximal_where_alpha_
 def test_on_the_edge_of_the_band_the_gradient_is_whole():
     logp_T = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     zeros = torch.zeros(2, dtype=torch.float64)
-    tokens = Tokens(
-        logp_T,
-        zeros,
-        zeros,
-        torch.tensor([1.0, -1.0], dtype=torch.float64),
-        torch.ones(2),
-        torch.tensor([0, 1]),
-        2,
-        zeros,
-    )
+    tokens = Tokens(logp_T, zeros, zeros, zeros, torch.tensor([0, 1]), single_tokens([1.0, -1.0]))
     ppo(tokens, epsilon_low=0.0, epsilon_high=0.0).loss_T.sum().backward()  # ρ = 1 lies on both edges
     assert logp_T.grad.tolist() == [-1.0, 1.0]
 
@@ -139,7 +145,7 @@ def exact_kl_gradient(kl: str, kl_weight: str) -> tuple[torch.Tensor, torch.Tens
     ref = torch.log_softmax(torch.tensor([-0.5, 0.6, 0.0, 0.3], dtype=torch.float64), 0)
     logp = torch.log_softmax(logits, 0)
     zeros = torch.zeros(4, dtype=torch.float64)
-    tokens = Tokens(logp, behaviour, behaviour, zeros, zeros, torch.arange(4), 4, zeros, ref)
+    tokens = Tokens(logp, behaviour, behaviour, zeros, torch.arange(4), single_tokens([0.0] * 4), ref)
     expectation = (behaviour.exp() * kl_loss(tokens, kl=kl, kl_weight=kl_weight)).sum()
     reverse, forward = (logp.exp() * (logp - ref)).sum(), (ref.exp() * (ref - logp)).sum()
     return tuple(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (expectation, reverse, forward))
@@ -157,9 +163,13 @@ def test_unweighted_k3_has_not():
 
 
 def test_aggregations_weigh_tokens_or_responses_alike():
-    length_B = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    assert AGGREGATIONS["token_mean"](length_B).tolist() == [0.25, 0.25]
-    assert AGGREGATIONS["sequence_mean"](length_B).tolist() == pytest.approx([1 / 2, 1 / 6])
+    length_B, group_B = torch.tensor([1.0, 3.0, 4.0], dtype=torch.float64), torch.tensor([0, 0, 5])
+    weights = {name: weigh(length_B, group_B, 10).tolist() for name, weigh in AGGREGATIONS.items()}
+    assert weights.pop("sequence_mean") == pytest.approx([1 / 3, 1 / 9, 1 / 12])
+    each = {name: values[0] for name, values in weights.items() if len(set(values)) == 1}
+    assert each == pytest.approx(
+        {"token_mean": 1 / 8, "sequence_sum": 1 / 3, "fixed_length": 1 / 30, "group_sum": 1 / 2}
+    )
 
 
 def test_loss_adds_penalties_under_the_aggregation():
@@ -168,7 +178,9 @@ def test_loss_adds_penalties_under_the_aggregation():
     loss, shares = objective.loss(tokens)
     d_T = tokens.ref_logp_T - tokens.logp_T
     policy_T = torch.tensor(by_hand(tokens, lambda t, own: (0.8, 1.2), "token")[0], dtype=torch.float64)
-    expected = ((policy_T + 0.25 * d_T**2 / 2 - 0.5 * tokens.entropy_T) * tokens.aggregation_T).sum()
+    expected = (
+        (policy_T + 0.25 * d_T**2 / 2 - 0.5 * tokens.entropy_T) * tokens.responses.weight_B[tokens.response_T]
+    ).sum()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
     assert (shares["kl/ref"][0] / shares["kl/ref"][1]).item() == pytest.approx((d_T**2 / 2).mean().item())
 
@@ -176,12 +188,19 @@ def test_loss_adds_penalties_under_the_aggregation():
 def test_clip_fraction_counts_silenced_tokens_among_those_with_an_advantage():
     # Ratios e, e, 1/e, 1/e with advantages +, −, −, 0: the first and the third are silenced, the last takes no part.
     zeros = torch.zeros(4, dtype=torch.float64)
-    tokens = Tokens(
-        torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), zeros, zeros,
-        torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64), torch.ones(4), torch.arange(4), 4, zeros,
-    )  # fmt: skip
-    numerator, denominator = compose(resolve(ObjectiveConfig("grpo"))).loss(tokens)[1]["clip/fraction"]
-    assert (numerator.item(), denominator.item()) == (2, 3)
+    logp_T = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    tokens = Tokens(logp_T, zeros, zeros, zeros, torch.arange(4), single_tokens([1.0, -1.0, -1.0, 0.0]))
+    shares = compose(resolve(ObjectiveConfig("grpo"))).loss(tokens)[1]
+    counted = {name: (part.item(), whole.item()) for name, (part, whole) in shares.items()}
+    assert counted["clip/fraction"] == (2, 3)
+    assert counted["clip/high"] == counted["clip/low"] == (1, 3)
+    assert counted["clip/positive"] == (1, 1)
+    assert counted["clip/negative"] == (1, 2)
+    assert counted["tokens/masked"] == (3, 4)
+    assert counted["weight/mean"] == pytest.approx((math.e, 3))
+    # −min(ρA, clip(ρ)A): −1.2 of the first; e of the second and 0.8 of the third.
+    assert counted["loss/positive_share"] == pytest.approx((1.2, 1.2 + math.e + 0.8))
+    assert counted["loss/negative_share"] == pytest.approx((math.e + 0.8, 1.2 + math.e + 0.8))
 
 
 def test_every_name_of_the_config_has_a_function():

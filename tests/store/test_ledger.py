@@ -194,3 +194,18 @@ def test_cut_off_bytes_are_refused():
         decode(data + b"x")
     with pytest.raises(SoleraError, match="format 9"):
         decode(b"\x09" + data[1:])
+
+
+def test_a_reward_that_came_between_writing_and_drawing_counts(tmp_path: Path) -> None:
+    """What this process wrote is drawn from memory; its rewards are read anew, another process's too."""
+    store, other = Ledger(tmp_path / "store.db"), Ledger(tmp_path / "store.db")
+    rng = np.random.default_rng(0)
+    ids = store.add([random_rollout(rng, 0, (3, 4), 0.0) for _ in range(2)])
+    other.add_reward(ids[1], Reward(0.25, part="style", source="person"))
+    (group,) = store.draw(1, 2)
+    assert [rollout.reward for rollout in group.rollouts] == [0.0, 0.25]
+    (again,) = other.draw(1, 2)
+    for ours, theirs in zip(group.rollouts, again.rollouts, strict=True):
+        assert ours.id == theirs.id and set(ours.rewards) == set(theirs.rewards)
+        assert ours.sequences[0].token_ids_T.tolist() == theirs.sequences[0].token_ids_T.tolist()
+        assert ours.sequences[0].span_logp.tobytes() == theirs.sequences[0].span_logp.tobytes()

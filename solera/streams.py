@@ -1,0 +1,38 @@
+"""Random numbers that depend on what they are for, and on nothing that was drawn before."""
+
+import numpy as np
+import numpy.typing as npt
+
+LARGEST_UNIFORM = 1.0 - 2.0**-22
+"""Below 1 by more than float32 rounds away, so that a draw never passes the end of a distribution."""
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def stream_seed(*parts: int) -> int:
+    """One 64-bit seed from several numbers: run, prompt, member of the group, turn.
+
+    >>> stream_seed(0, 1, 2) == stream_seed(0, 1, 2), stream_seed(0, 1, 2) == stream_seed(0, 2, 1)
+    (True, False)
+    """
+    limit = 0xFFFFFFFFFFFFFFFF
+    state = 0
+    for part in parts:  # the finaliser of SplitMix64 over each number in turn
+        state = (state * 0xD1B54A32D192ED03 + part + 0x9E3779B97F4A7C15) & limit
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & limit
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & limit
+        state ^= state >> 31
+    return state
+
+
+def uniforms(seed_B: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float32]:
+    """`count` numbers in [0, 1) for each seed: the generator SplitMix64, all rows at once.
+
+    A response's numbers depend on its seed alone, not on which others share its batch. `[B] -> [B, count]`
+    """
+    with np.errstate(over="ignore"):
+        state_BT = seed_B[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64)[None, :]
+        state_BT = (state_BT ^ (state_BT >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state_BT = (state_BT ^ (state_BT >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        state_BT = state_BT ^ (state_BT >> np.uint64(31))
+    uniform_BT = (state_BT >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.minimum(uniform_BT, LARGEST_UNIFORM).astype(np.float32)
