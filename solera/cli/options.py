@@ -33,5 +33,7 @@ def _one_line(box: str) -> str:
     lines = [re.sub(r"^[│|]\s*|\s*[│|]$", "", line) for line in box.splitlines() if line.startswith(("│", "|"))]
     paragraphs = "\n".join(lines).split("\n─")
     first = " ".join(paragraphs[0].split())
-    suggestion = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
+    suggestion = re.search(
+        r"Perhaps you meant:\s*(?:--[\w.]+, )*(--[\w.]+)", " ".join(lines)
+    )  # the short alias is last
     return first + (f"; did you mean {suggestion[1]}?" if suggestion else "")

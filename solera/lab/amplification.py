@@ -14,14 +14,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from solera.config import ObjectiveConfig
 from solera.diagnosis.exact import token_logp
 from solera.lab.drawing import COLOURS, FAINT, INK, canvas, sheet
+from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.lab.problem import Data, Track, ascent, bandit
 from solera.objectives.advantage import WHITEN_EPSILON
-from solera.objectives.objective import compose
-from solera.objectives.table import resolve
 
 CASES = ((0.1, 2.0), (0.3, 1.0), (0.001, 5.0))
 """Success rate of π_ref, and β: two resting places; certain success; a cycle."""
@@ -54,7 +52,7 @@ def slope(x: float, beta: float) -> float:
 def fixed_points(ref: float, beta: float) -> list[float]:
     """All logits that `step` leaves where they are, to the fineness of a grid."""
     highest = ref + 1 / (beta * math.sqrt(WHITEN_EPSILON)) + 1
-    grid = [ref + (highest - ref) * i / 20000 for i in range(20001)]
+    grid = [ref + (highest - ref) * i / 4000 for i in range(4001)]
     return [
         bisect(lambda x: step(x, ref, beta) - x, a, b)
         for a, b in pairwise(grid)
@@ -77,7 +75,7 @@ def optimised(x: float, ref: float, beta: float) -> float:
     The data is one group that holds failures and successes in α's proportion, as near as 2000 responses come.
     """
     rate = Fraction(success(x)).limit_denominator(LARGEST_GROUP)
-    objective = compose(resolve(ObjectiveConfig(name="grpo", epsilon_low=1.0, epsilon_high=1e9, beta=beta)))
+    objective = named("grpo", epsilon_low=1.0, epsilon_high=1e9, beta=beta)
     space, behaviour_SV, reward_B = bandit((1 - float(rate), float(rate)), (0.0, 1.0))
     data = Data(space, reward_B, token_logp(space, behaviour_SV), token_logp(space, _policy(ref)))
     count = torch.tensor([rate.denominator - rate.numerator, rate.numerator])

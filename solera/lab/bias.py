@@ -19,7 +19,7 @@ from solera.lab.options import LabOptions
 from solera.lab.problem import Data, Track, cosine, estimate, written_by
 from solera.objectives.objective import Objective
 
-RATE, PROBLEMS, MOST_GROUPS = 0.5, 5, 5000
+RATE, PROBLEMS, MOST_GROUPS = 0.5, 5, 1000
 
 
 @dataclass(frozen=True)

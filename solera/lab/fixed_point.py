@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from solera.config import ObjectiveConfig
 from solera.diagnosis.exact import policy_gradient, response_logp
 from solera.lab.drawing import COLOURS, canvas, sheet, short
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.lab.problem import WRONG_ARM, Track, ascent, bandit, in_proportion, written_by
-from solera.objectives.objective import Objective, compose
-from solera.objectives.table import resolve
+from solera.objectives.objective import Objective
 
 RESPONSES, RATE, UPDATES, QUICK_UPDATES, PERIOD = 200, 1.0, 300, 40, 10
 UNCLIPPED_IMPORTANCE = "reinforce (is)"
@@ -55,8 +53,7 @@ def walk(objective: Objective, updates: int, period: int | None, seed: int) -> W
 def measure(options: LabOptions, track: Track) -> list[dict[str, Any]]:
     """For each objective and both kinds of data: the arms' probabilities on the way and J at the end."""
     objectives = {name: named(name, options.clip) for name in options.objectives}
-    weighted = ObjectiveConfig(name="reinforce", weight="importance")
-    objectives[UNCLIPPED_IMPORTANCE] = compose(resolve(weighted))
+    objectives[UNCLIPPED_IMPORTANCE] = named("reinforce", weight="importance")
     updates = QUICK_UPDATES if options.quick else UPDATES
     rows = []
     for name, objective in track(objectives.items(), "fixed_point"):

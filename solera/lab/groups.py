@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from solera.config import ObjectiveConfig
 from solera.diagnosis.exact import groups, policy_gradient, response_logp
 from solera.lab.drawing import COLOURS, INK, canvas, sheet
+from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.lab.problem import WRONG_ARM, Estimate, Track, bandit, cosine, estimate, written_by
 from solera.objectives.advantage import WHITEN_EPSILON
-from solera.objectives.objective import Objective, compose
-from solera.objectives.table import resolve
+from solera.objectives.objective import Objective
 
 ADVANTAGES = ("mean", "leave_one_out", "whiten", "whiten_bessel")
 SIZES = (2, 4, 8, 16, 32)
@@ -33,7 +32,7 @@ def measure(options: LabOptions, track: Track) -> dict[str, Any]:
     sizes = SIZES[:3] if options.quick else SIZES
     rows = []
     for advantage in track(ADVANTAGES, "groups"):
-        objective = compose(resolve(ObjectiveConfig(name="reinforce", advantage=advantage, zero_variance_mask=False)))  # type: ignore[arg-type]
+        objective = named("reinforce", advantage=advantage, zero_variance_mask=False)
         rows += [{"advantage": advantage, "size": size, **_figures(objective, advantage, size)} for size in sizes]
     return {"success_rates": list(SUCCESS_RATES), "rows": rows}
 
@@ -65,7 +64,7 @@ def on_policy(
     everyone = groups(response_logp(space, logits_SV).exp(), size, limit=10_000, generator=torch.Generator())
     assert everyone.exact
     data = written_by(space, reward_B, logits_SV)
-    return estimate(objective, data, logits_SV, everyone, torch.Generator()), policy_gradient(
+    return estimate(objective, data, logits_SV, everyone, torch.Generator(), copies=1), policy_gradient(
         space, logits_SV, reward_B
     )
 

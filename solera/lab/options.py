@@ -28,7 +28,7 @@ class LabOptions:
     """Objectives of `bias` and `fixed_point`."""
     lags: tuple[int, ...] = (0, 4, 16)
     """`bias`: how many updates older than the policy its data is."""
-    group_size: int = 8
+    group_size: int = 4
     """`bias`: responses in a group."""
     clip: float | None = None
     """`bias` and `fixed_point`: half-width of the clip, in place of each objective's own."""

@@ -13,7 +13,7 @@ from solera.objectives.padded import padded_loss
 Track = Callable[[Iterable, str], Iterable]
 """Goes through an iterable, and shows how far it is."""
 
-BATCH = 4000
+COPIES = 20
 WRONG_ARM = ((0.3, 0.6, 0.1), (0.0, 0.8, 1.0))
 """α's probabilities and the rewards of the bandit on which unclipped REINFORCE prefers arm 2. (FORMULAS, oracle 5)"""
 
@@ -93,14 +93,19 @@ class Estimate:
 
 
 def estimate(
-    objective: Objective, data: Data, logits_SV: Tensor, groups: Groups, generator: torch.Generator
+    objective: Objective,
+    data: Data,
+    logits_SV: Tensor,
+    groups: Groups,
+    generator: torch.Generator,
+    copies: int = COPIES,
 ) -> Estimate:
-    """`E[−∇loss]` and the variance of a group's part in it, in a batch of thousands of groups.
+    """`E[−∇loss]` and the variance of a group's part in it, in a batch of all groups, as often as their weights say.
 
-    The batch holds each group as often as its weight says, at least once; its part is then weighed exactly. What spans
-    a batch (denominators, m2po's and adaptive T's statistics) is that of this batch, right to about one in BATCH.
+    Each is there at least once and its part is weighed exactly; so only what spans a batch (denominators, the
+    statistics of m2po and adaptive T) is a little off, the less the more `copies` a group has on average.
     """
-    copies_M = (groups.weight_M * BATCH).round().clamp_min(1).long()
+    copies_M = (groups.weight_M * copies * len(groups.weight_M)).round().clamp_min(1).long()
     member_NG = groups.member_MG.repeat_interleave(copies_M, 0)
     weight_N = (groups.weight_M / copies_M).repeat_interleave(copies_M)
     uniform_NG = torch.rand(member_NG.shape, dtype=torch.float64, generator=generator)

@@ -1,7 +1,6 @@
 """`solera lab` in a subprocess, as a user types it."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,8 @@ from tests.test_cli import solera
 
 
 def test_quick_shows_and_writes_everything(tmp_path: Path):
-    start = time.perf_counter()
     done = solera("lab", "--quick", "--out", "lab", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert time.perf_counter() - start < 60  # 20 s on a machine of its own
     found = json.loads((tmp_path / "lab/lab.json").read_text())
     assert set(found) == {"bias", "groups", "fixed_point", "amplification"}
     assert {row["objective"] for row in found["bias"]["rows"]} == set(TABLE)
@@ -33,8 +30,8 @@ def test_one_experiment_with_options(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "here/lab.json").read_text())["bias"]["rows"]
     assert [(row["objective"], row["lag"]) for row in rows] == [("rloo", 0), ("rloo", 2), ("grpo", 0), ("grpo", 2)]
-    # A bandit, on-policy: leave-one-out is unbiased.
-    assert rows[0]["bias"] == pytest.approx(0, abs=1e-12)
+    # On-policy, leave-one-out points along ∇J.
+    assert rows[0]["cosine"] == pytest.approx(1, abs=1e-12)
     again = solera("lab", "bias", *arguments, "--out", "again", cwd=tmp_path)
     assert again.returncode == 0
     assert (tmp_path / "again/lab.json").read_bytes() == (tmp_path / "here/lab.json").read_bytes()
