@@ -91,8 +91,8 @@ def compare(objective: Objective, stale: Stale) -> dict[str, float | None]:
 
 
 def tables(measured: dict[str, Any]) -> list[Table]:
-    lags = ", ".join(f"{lag} (TV {tv:.2f})" for lag, tv in measured["tv"].items())
-    table = sheet(f"Bias: expected gradient against ∇J, lag {lags}", "objective", "cosine", "scale", "noise")
+    lags = ", ".join(f"{lag} (TV {short(tv)})" for lag, tv in measured["tv"].items())
+    table = sheet(f"Bias against ∇J at lag {lags}", "objective", "cosine", "scale", "noise")
     for name in dict.fromkeys(row["objective"] for row in measured["rows"]):
         cells = (
             [short(_typical(measured, name, lag, key)) for lag in measured["tv"]]
@@ -100,14 +100,18 @@ def tables(measured: dict[str, Any]) -> list[Table]:
         )
         table.add_row(name, *(" ".join(f"{cell:>4}" for cell in row) for row in cells))
     how = "every group enumerated" if measured["exact"] else f"{MOST_GROUPS} groups drawn"
-    table.caption = f"groups of {measured['group_size']}, {how}; median of {measured['problems']} problems"
+    table.caption = (
+        f"groups of {measured['group_size']}, {how}; medians over problems: {measured['problems']}; –: in half of them "
+        "or more, no gradient is left"
+    )
     return [table]
 
 
 def _typical(measured: dict[str, Any], objective: str, lag: int, key: str) -> float | None:
-    """Median over problems; none where one has none."""
+    """Median over the problems that have a value; none where half of them or more have not."""
     values = [row[key] for row in measured["rows"] if (row["objective"], row["lag"]) == (objective, lag)]
-    return None if None in values else median(values)
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) > len(values) / 2 else None
 
 
 def draw(measured: dict[str, Any]) -> Any:
@@ -120,7 +124,7 @@ def draw(measured: dict[str, Any]) -> Any:
             panel.plot(drawn, range(len(names)), "o", color=COLOURS[i % len(COLOURS)], markersize=5, alpha=0.8,
                        label=f"lag {lag} (TV {tv:.2f})")  # fmt: skip
     panels[0].set(title="Direction: cosine with ∇J")
-    panels[1].set(title="Noise of one group over the mean gradient", xscale="log")
+    panels[1].set(title="Noise of one group over the mean gradient", xlim=(0, None))
     for panel in panels:
         panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names), fontsize=8)
         panel.set_ylim(len(names) - 0.4, -0.6)

@@ -30,7 +30,7 @@ def run(options: LabOptions, console: Console) -> Path:
         plot = folder / f"{name}.png"
         experiment.draw(found[name]).savefig(plot)
         console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
-        numbers.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        numbers.write_text(json.dumps(found), encoding="utf-8")
     return folder
 
 
