@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solera.build import Result, train
+    from solera.build import Result, evaluate_models, resume, train
     from solera.config import (
         CheckpointConfig,
         CollectConfig,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         load,
     )
     from solera.errors import SoleraError
+    from solera.evaluate.evaluation import Evaluation
 
 __all__ = [
     "CheckpointConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "Config",
     "EngineConfig",
     "EvaluateConfig",
+    "Evaluation",
     "LearnConfig",
     "ModelConfig",
     "ObjectiveConfig",
@@ -39,7 +41,9 @@ __all__ = [
     "SoleraError",
     "SyncConfig",
     "TaskConfig",
+    "evaluate_models",
     "load",
+    "resume",
     "train",
 ]
 
@@ -48,5 +52,7 @@ def __getattr__(name: str) -> Any:
     """Names load with their first use: torch with `train`, and nothing for the command's help."""
     if name not in __all__:
         raise AttributeError(f"module 'solera' has no attribute {name!r}")
-    room = {"train": "build", "Result": "build", "SoleraError": "errors"}.get(name, "config")
+    built = dict.fromkeys(("train", "resume", "evaluate_models", "Result"), "build")
+    elsewhere = {"SoleraError": "errors", "Evaluation": "evaluate.evaluation"}
+    room = (built | elsewhere).get(name, "config")
     return getattr(importlib.import_module(f"solera.{room}"), name)

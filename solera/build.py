@@ -1,6 +1,7 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import statistics
 import time
 import uuid
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from solera.config import Config
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
+from solera.evaluate.attempts import Exam
+from solera.evaluate.candidates import Candidate, candidates, other_tasks, settings
+from solera.evaluate.evaluation import Evaluation, Examined, check_k
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -43,6 +47,9 @@ class Result:
     folder: Path
     accuracy_before: float
     accuracy_after: float
+    accuracy_max: float
+    accuracy_mean: float
+    """Over all evaluations of the run."""
     seconds: float
     plot: Path
     model: Path
@@ -72,6 +79,51 @@ def resume(folder: Path, console: Console | None = None) -> Result:
     return _run(config, console or Console(stderr=True), folder)
 
 
+def evaluate_models(
+    models: list[str],
+    config: Config | None = None,
+    k: tuple[int, ...] = (),
+    checkpoints: bool = False,
+    console: Console | None = None,
+    advance: Callable[[str, int, int], None] = lambda model, made, total: None,
+) -> Evaluation:
+    """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
+
+    A model is a folder, a hub name, `embedded`, or a run's folder; `checkpoints` takes all that a run's folder holds.
+    Without a config the settings are those of the first run among them. `advance` hears after each turn which model,
+    how many attempts were made now, and how many the model makes in all.
+    """
+    console = console or Console(stderr=True)
+    chosen = candidates(models, checkpoints)
+    config = resolve_config(config or settings(models))
+    check_k(k, config)
+    for run in other_tasks(models, config):
+        _say(console, f"{run} was trained on another task; every model is given the same problems here")
+    if not k and config.evaluate.samples > 1:
+        k = (config.evaluate.samples,)
+    result = Evaluation(config, tuple(_examine(candidate, config, k, advance) for candidate in chosen))
+    _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
+    return result
+
+
+def _examine(
+    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None]
+) -> Examined:
+    device, compute = _device(config)
+    model, codec = loading.load(candidate.path, device)
+    exam = build_exam(config, model, codec, build_task(config, codec), compute)
+    greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
+    samples = config.evaluate.samples if sampled.temperature > 0 else 0
+
+    def made(attempts: int) -> None:
+        advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
+
+    with torch_for(model, config.run.threads):
+        first = exam.attempt(greedy, advance=made)
+        more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
+    return Examined(candidate, first, more, k)
+
+
 def _run(config: Config, console: Console, folder: Path | None) -> Result:
     """A new run where there is no folder yet, else the rest of the run in it."""
     device, compute = _device(config)
@@ -91,10 +143,7 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
     try:
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
             loop = build_loop(config, model, codec, task, store, sink, compute, folder, interruption.wanted)
-            if (found := len(loop.evaluator.prompts)) < config.evaluate.problems:
-                _say(
-                    console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems"
-                )
+            _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(*restore(loop, checkpoint))
     finally:
         sink.close()
@@ -127,7 +176,10 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
     if not any(row.get("tokens/trained") for row in rows):
         _say(console, "nothing was learned: in no batch did a group's rewards differ (an easier task.level?)")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-    return Result(folder, accuracies[0], accuracies[-1], seconds, plot_run(folder), folder / "model")
+    return Result(
+        folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
+        plot_run(folder), folder / "model",
+    )  # fmt: skip
 
 
 def _say(console: Console, sentence: str) -> None:
@@ -176,12 +228,9 @@ def build_loop(
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed,
     )  # fmt: skip
     evaluator = Evaluator(
-        task,
-        InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute),
-        task.held_out(config.evaluate.problems),
-        Sampling(config.evaluate.temperature, config.sampling.max_tokens, config.evaluate.top_p),
+        build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
-    )
+    )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
         sync_rule(config.sync), evaluator, sink,
@@ -197,6 +246,22 @@ def build_task(config: Config, codec: TokenizerCodec) -> Task:
     if config.task.name != "arithmetic":
         raise SoleraError(f"task.name is {config.task.name!r}; known is arithmetic")
     return Arithmetic(codec, config.task.level, config.run.seed)
+
+
+def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:
+    """The task's held-out problems, attempted with `model`'s own weights."""
+    engine = InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute)
+    problems = task.held_out(config.evaluate.problems)
+    return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows)
+
+
+def _evaluation_sampling(config: Config) -> Sampling:
+    return Sampling(config.evaluate.temperature, config.sampling.max_tokens, config.evaluate.top_p)
+
+
+def _say_if_fewer(console: Console, config: Config, found: int) -> None:
+    if found < config.evaluate.problems:
+        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems")
 
 
 def make_folder(config: Config) -> Path:

@@ -6,6 +6,7 @@ names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing he
 
 import dataclasses
 import difflib
+import itertools
 import json
 import re
 import tomllib
@@ -248,6 +249,10 @@ class EvaluateConfig:
     """0 is greedy."""
     top_p: float = 1.0
     """Share of the probability that may be sampled from."""
+    samples: int = 1
+    """Attempts at each problem; more than one needs a temperature above 0."""
+    threshold: float = 0.5
+    """An attempt passes where its reward is at least this."""
 
 
 @dataclass(frozen=True)
@@ -389,6 +394,25 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def help_of(room: type) -> dict[str, str]:
+    """What stands under each field of a config class.
+
+    >>> help_of(LearnConfig)["passes"]
+    "Passes over each batch: the papers' i."
+    """
+    import ast
+    import inspect
+
+    (definition,) = ast.parse(inspect.getsource(room)).body
+    assert isinstance(definition, ast.ClassDef)
+    explained = {}
+    for field_node, text_node in itertools.pairwise(definition.body):
+        if isinstance(field_node, ast.AnnAssign) and isinstance(text_node, ast.Expr):
+            assert isinstance(field_node.target, ast.Name) and isinstance(text_node.value, ast.Constant)
+            explained[field_node.target.id] = " ".join(str(text_node.value.value).split())
+    return explained
+
+
 def override(config: Config, room: str, **values: Any) -> Config:
     """A copy with some fields of one room replaced.
 
@@ -443,6 +467,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+        ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
     ]  # fmt: skip
     return [
@@ -461,6 +486,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "never: remove one of them"),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
+        (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
+         "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         (1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),

@@ -130,3 +130,29 @@ def test_the_same_from_python(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/model/model.safetensors"))
+
+
+def test_algorithms_lists_every_objective_and_shows_one():
+    from solera.objectives.table import TABLE
+
+    listed = solera("algorithms")
+    assert listed.returncode == 0
+    names = [line for line in listed.stdout.splitlines() if line and not line.startswith(" ")]
+    assert names == list(TABLE)
+    shown = solera("algorithms", "rec_ring_is_wide").stdout
+    assert "ring_high = 4.0" in shown
+    assert "clip = ring (of none, one_side, two_side, ring)" in shown
+    wrong = solera("algorithms", "rec_rings")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "did you mean rec_ring" in wrong.stderr
+
+
+def test_debug_shows_the_traceback_and_a_reader_that_left_is_no_error():
+    plain = solera("train", "nowhere.toml", "--debug")
+    assert "Traceback" in plain.stderr and "nowhere.toml: cannot be read" in plain.stderr
+    command = f"{sys.executable} -c 'import sys; from solera.cli import main; sys.exit(main([\"algorithms\"]))'"
+    environment = {**os.environ, "PYTHONPATH": SEARCH_PATH}
+    done = subprocess.run(
+        ["bash", "-c", f"({command}; echo $? >&2) | true"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stderr.strip() in ("0", "141")

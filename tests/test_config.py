@@ -64,6 +64,8 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("sync", {"period": 0}, "sync.period is 0; it must be at least 1"),
         ("evaluate", {"top_p": 0.0, "temperature": 1.0}, r"must be in \(0, 1\]"),
         ("evaluate", {"top_p": 0.5}, "no effect on greedy evaluation"),
+        ("evaluate", {"samples": 0}, "evaluate.samples is 0; it must be at least 1"),
+        ("evaluate", {"samples": 4}, "greedy attempts at a problem are all alike: set evaluate.temperature above 0"),
         ("run", {"name": "a/b"}, "use letters, digits"),
         ("run", {"name": ".."}, "use letters, digits"),
         ("run", {"steps": 0}, "run.steps is 0"),

@@ -139,6 +139,19 @@ def test_evaluation_is_sampled_as_configured(short_run):
     assert narrow == greedy > 0.2 > hot
 
 
+def test_several_samples_give_pass_at_n(short_run):
+    """pass@1 lies in its interval, is at most pass@n, and the run's max and mean are over its evaluations."""
+    result = short_run("evaluate = { problems = 100, temperature = 1.0, samples = 4, every = 2 }")
+    rows = [row for row in result.metrics if "eval/pass@1" in row]
+    assert [row["step"] for row in rows] == [0, 2, 4, 6]
+    for row in rows:
+        assert row["eval/pass@1_low"] < row["eval/pass@1"] < row["eval/pass@1_high"]
+        assert row["eval/pass@1"] == row["eval/reward"] < row["eval/pass@4"] < 1
+    accuracies = [row["eval/pass@1"] for row in rows]
+    assert result.accuracy_max == max(accuracies)
+    assert result.accuracy_mean == pytest.approx(sum(accuracies) / 4)
+
+
 def test_training_leaves_torch_as_it_found_it(short_run):
     def settings():
         return torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,13 +1,16 @@
 """The command `solera`. Heavy imports wait until a command needs them, so that help answers at once."""
 
 import importlib
+import os
 import sys
 
 from solera.errors import SoleraError
 
 COMMANDS = {
     "train": "train a model, or go on with a run (--resume FOLDER)",
-    "lab": "exact answers on policies small enough to enumerate: bias, groups, fixed_point, amplification",
+    "eval": "evaluate models on held-out problems, and compare them",
+    "algorithms": "list the objectives with formula, constants and reference, or show one (NAME)",
+    "lab": "exact answers on policies small enough to enumerate",
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""
 
@@ -27,15 +30,22 @@ options:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted."""
+    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted, 141
+    nobody reads the output any more."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--debug" in arguments:
         return _dispatch([argument for argument in arguments if argument != "--debug"])
     try:
-        return _dispatch(arguments)
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
     except SoleraError as error:
         print(f"solera: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        # Python would try to write the rest once more when it exits, and complain about that.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except OSError as error:
         print(f"solera: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
         return 1

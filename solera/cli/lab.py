@@ -4,7 +4,7 @@ HELP = """What an objective does to a policy so small that every response can be
 error, minutes on one core. Tables on the console; plots and every number in a folder.
 
   solera lab                                          all experiments
-  solera lab --quick                                  the same on smaller problems, in seconds
+  solera lab --quick                                  the same with fewer problems and updates
   solera lab bias --lags 0 8 --objectives grpo topr   two objectives on fresh and on stale data
 """
 
@@ -16,7 +16,7 @@ def run(arguments: list[str]) -> int:
     from solera.cli.options import parse
     from solera.lab.options import LabOptions, check
 
-    options = check(parse(LabOptions(), arguments, "lab", "[EXPERIMENT ...]", HELP, tyro.conf.FlagCreatePairsOff))
+    options = check(parse(LabOptions(), arguments, "lab", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.lab import laboratory
 
     laboratory.run(options, Console())

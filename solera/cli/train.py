@@ -1,13 +1,12 @@
 """`solera train`: from a TOML file and options to a run."""
 
 import contextlib
-import io
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solera.cli.options import parse
 from solera.errors import SoleraError
 
 if TYPE_CHECKING:
@@ -24,21 +23,22 @@ config, the metrics, the store of all rollouts, a plot and the trained model lan
   solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
   solera train --resume runs/NAME                   go on with a run from its last checkpoint (no other options)
 
-Objectives, and the values of objective fields left unset:
-
+`solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields.
 """
 
 
 def run(arguments: list[str]) -> int:
+    import tyro
+
     from solera import config as configuration
 
     if "--resume" in arguments:
         if len(arguments) != 2 or arguments[0] != "--resume":
             raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
         return _train_with(lambda build, console: build.resume(Path(arguments[1]), console))
-    arguments = [{"true": "True", "false": "False"}.get(argument, argument) for argument in arguments]  # as in TOML
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
-    config = _overridden(configuration.load(file) if file else configuration.Config(), arguments)
+    base = configuration.load(file) if file else configuration.Config()
+    config = parse(base, arguments, "train", "[FILE.toml]", HELP, tyro.conf.FlagConversionOff)
     _refuse_early(config)
     return _train_with(lambda build, console: build.train(config, console))
 
@@ -55,7 +55,8 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
         print(f"solera: {stopped}", file=sys.stderr)
         return 130
     console.print(
-        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after "
+        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, at most "
+        f"{result.accuracy_max:.1%}, {result.accuracy_mean:.1%} on average over evaluations "
         f"({result.seconds:.0f} s of training)\nplot   {result.plot}\nmodel  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -72,32 +73,3 @@ def _refuse_early(config: "Config") -> None:
     find(config.model.path)
     if config.run.name is not None:
         new_folder(config)
-
-
-def _overridden(base: "Config", arguments: list[str]) -> "Config":
-    """The config with the command line's fields in place; tyro's boxed complaints become one line."""
-    import tyro
-
-    from solera.config import Config
-    from solera.objectives.table import describe
-
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(
-                Config, args=arguments, default=base, prog="solera train [FILE.toml]", use_underscores=True,
-                description=HELP + describe(), config=(tyro.conf.FlagConversionOff,),
-            )  # fmt: skip
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        raise SoleraError(_one_line(complaint.getvalue())) from None
-
-
-def _one_line(box: str) -> str:
-    """The first paragraph of a boxed message, and the option it suggests."""
-    lines = [re.sub(r"^[│|]\s*|\s*[│|]$", "", line) for line in box.splitlines() if line.startswith(("│", "|"))]
-    paragraphs = "\n".join(lines).split("\n─")
-    first = " ".join(paragraphs[0].split())
-    suggestion = re.search(r"Perhaps you meant:\s*(--\S+)", " ".join(lines))
-    return first + (f"; did you mean {suggestion[1]}?" if suggestion else "") + " (see solera train --help)"

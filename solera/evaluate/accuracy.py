@@ -1,22 +1,19 @@
-"""Accuracy of the learner's current weights on held-out problems."""
+"""Accuracy of the learner's current weights on held-out problems, while it trains."""
 
 from dataclasses import dataclass
 
-from solera.collector import attempt_all
-from solera.errors import SoleraError
-from solera.protocols import Engine, Task
-from solera.records import Prompt, Sampling
-from solera.streams import stream_seed
+from solera.evaluate.attempts import Exam
+from solera.evaluate.statistics import estimate
+from solera.records import Sampling
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Attempts the same held-out problems once each. `engine` sees the learner's weights, not the lagged copy."""
+    """Attempts the same held-out problems. The exam's engine sees the learner's weights, not the lagged copy."""
 
-    task: Task
-    engine: Engine
-    prompts: list[Prompt]
+    exam: Exam
     sampling: Sampling
+    samples: int
     every: int
 
     def due(self, version: int) -> bool:
@@ -24,10 +21,16 @@ class Evaluator:
         return version == 0 or (self.every > 0 and version % self.every == 0)
 
     def evaluate(self) -> dict[str, float]:
-        """Mean reward over the problems: pass@1 where a reward is 0 or 1."""
-        seeds = ((prompt, stream_seed(i)) for i, prompt in enumerate(self.prompts))
-        rewards = [rollout.reward for rollout in attempt_all(self.task, self.engine, seeds, self.sampling)]
-        graded = [reward for reward in rewards if reward is not None]
-        if not graded:
-            raise SoleraError("evaluation: the task graded none of its held-out problems")
-        return {"eval/pass@1": sum(graded) / len(graded)}
+        """Share of attempts that pass, with its interval, mean reward and, of several attempts, pass@n."""
+        attempts = self.exam.attempt(self.sampling, self.samples)
+        accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
+        reward = estimate(attempts.reward_P(), yes_or_no=False)
+        assert accuracy is not None and reward is not None  # an exam that nobody graded is refused
+        metrics = {"eval/pass@1": accuracy.value, "eval/reward": reward.value}
+        if accuracy.low is not None and accuracy.high is not None:
+            metrics |= {"eval/pass@1_low": accuracy.low, "eval/pass@1_high": accuracy.high}
+        if self.samples > 1 and (several := estimate(attempts.pass_at_P(self.samples), yes_or_no=False)):
+            metrics[f"eval/pass@{self.samples}"] = several.value
+        if attempts.ungraded:
+            metrics["eval/ungraded"] = attempts.ungraded
+        return metrics

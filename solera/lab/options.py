@@ -6,8 +6,9 @@ from typing import Literal
 import tyro
 
 from solera.errors import SoleraError
-from solera.objectives.table import TABLE, find
+from solera.objectives.table import RING, TABLE, find
 
+WIDEST_CLIP = RING["ring_low"]
 Experiment = Literal["bias", "groups", "fixed_point", "amplification"]
 
 
@@ -42,6 +43,6 @@ def check(options: LabOptions) -> LabOptions:
         raise SoleraError(f"--group_size is {options.group_size}; it must be at least 2: one response has no baseline")
     if min(options.lags, default=-1) < 0:
         raise SoleraError(f"--lags is {options.lags}; give one or more whole numbers, none below 0")
-    if options.clip is not None and not 0 < options.clip <= 1:
-        raise SoleraError(f"--clip is {options.clip}; it must be above 0 and at most 1")
+    if options.clip is not None and not 0 < options.clip <= WIDEST_CLIP:
+        raise SoleraError(f"--clip is {options.clip}; it must be above 0 and at most {WIDEST_CLIP}, where rings begin")
     return options

@@ -105,7 +105,8 @@ def estimate(
     Each is there at least once and its part is weighed exactly; so only what spans a batch (denominators, the
     statistics of m2po and adaptive T) is a little off, the less the more `copies` a group has on average.
     """
-    copies_M = (groups.weight_M * copies * len(groups.weight_M)).round().clamp_min(1).long()
+    total = copies * len(groups.weight_M) if groups.exact else len(groups.weight_M)
+    copies_M = (groups.weight_M * total).round().clamp_min(1).long()
     member_NG = groups.member_MG.repeat_interleave(copies_M, 0)
     weight_N = (groups.weight_M / copies_M).repeat_interleave(copies_M)
     uniform_NG = torch.rand(member_NG.shape, dtype=torch.float64, generator=generator)

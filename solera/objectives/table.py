@@ -49,6 +49,8 @@ class Row:
         return {name: value for name, value in shared.items() if value is not None} | dict(self.constants)
 
 
+UNCENTRED = ("raw", "shifted")
+"""Advantages that teach something even where all rewards are equal: with them the mask is off unless asked for."""
 WHOLE_RESPONSE_TERMS = ("opmd_kimi", "opmd_pairwise")
 """Losses of a whole response, to which nothing is added token by token."""
 REFERENCE_TERMS = ("opmd_kimi", "opmd_pairwise")
@@ -57,8 +59,7 @@ SAMPLER_FREE_TERMS = ("opmd", "opmd_kimi", "opmd_pairwise", "sft")
 
 BAND = {"epsilon_low": 0.2, "epsilon_high": 0.2}
 RING = {**BAND, "ring_low": 0.6, "ring_high": 2.0}
-WIDE_BAND = {"epsilon_low": 0.6, "epsilon_high": 2.0}
-WIDE_RING = {**WIDE_BAND, "ring_low": 0.8, "ring_high": 4.0}
+WIDE_RING = {"epsilon_low": 0.6, "epsilon_high": 2.0, "ring_low": 0.8, "ring_high": 4.0}
 PLAIN = {"clip": "none", "weight": "none"}
 TEMPERED = {"clip": "none", "weight": "exp_advantage"}
 
@@ -87,7 +88,7 @@ def _rec_rows() -> Iterator[tuple[str, Row]]:
     for wide, (name, (clip, meaning)), (suffix, weight) in product(
         (False, True), clips.items(), (("is", "importance"), ("nois", "none"))
     ):
-        edges = {True: {"ring": WIDE_RING}, False: {"ring": RING}}[wide].get(clip, WIDE_BAND if wide else BAND)
+        edges = WIDE_RING if wide else RING  # the ring's own edges act once it is chosen
         use = "faster than the narrow clip, except on data that is never renewed" if wide else meaning
         yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", Row(
             "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
@@ -228,6 +229,10 @@ def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
 def _acting(row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every field that acts, with its default; a field that belongs to a part acts only while that part is chosen."""
     defaults = row.defaults()
+    if given.get("advantage") in UNCENTRED:
+        defaults["zero_variance_mask"] = False
+    if not given.get("zero_variance_mask", defaults["zero_variance_mask"]):
+        defaults["refill"] = False
     owned = {name for field in PARTS if field in defaults for fields in PARTS[field].values() for name in fields}
     acting = {name: value for name, value in defaults.items() if name not in owned}
     pending = list(acting)
@@ -284,16 +289,6 @@ def resolve_config(config: Config) -> Config:
             "kept: choose one"
         )
     return dataclasses.replace(config, objective=objective)
-
-
-def describe() -> str:
-    """Every name with the values its unset fields take, a line each."""
-    lines = []
-    for name in TABLE:
-        fields = {f: v for f, v in dataclasses.asdict(resolve(ObjectiveConfig(name))).items() if v is not None}
-        del fields["name"]
-        lines.append(f"  {name}: " + ", ".join(f"{field} {value}" for field, value in fields.items()))
-    return "\n".join(lines)
 
 
 RANGES: Mapping[str, tuple[float, float, str]] = {

@@ -1,7 +1,15 @@
 """What a person sees while a run goes on: a line at each evaluation and, on a terminal, a bar with figures."""
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from solera.protocols import Metrics
 
@@ -51,3 +59,26 @@ class Progressing:
     @staticmethod
     def _figures(values: dict[str, float]) -> str:
         return "  ".join(f"{name} {form.format(values[key])}" for name, key, form in FIGURES if key in values)
+
+
+class Attempting:
+    """A bar for each model that is being evaluated, on a terminal only."""
+
+    def __init__(self, console: Console) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(),
+            TextColumn("ETA"), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, model: str, made: int, total: int) -> None:
+        if model not in self._tasks:
+            self._tasks[model] = self._bar.add_task(model, total=total)
+        self._bar.advance(self._tasks[model], made)
+
+    def __enter__(self) -> "Attempting":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

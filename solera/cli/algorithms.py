@@ -1,0 +1,74 @@
+"""`solera algorithms`: the table of objectives, and one of them with all its fields."""
+
+import dataclasses
+from textwrap import fill, indent
+from typing import get_args, get_type_hints
+
+from solera.config import ObjectiveConfig, help_of
+from solera.errors import SoleraError
+from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, Row, find, needs_reference, resolve
+
+HELP = """usage: solera algorithms [NAME]
+
+Without a name, every objective with its formula, constants and reference. With one, all of its fields: what each means,
+the value it takes where it is left unset, and what it may be replaced by.
+
+ℓ is the policy's log-probability of a token, b the author's, f the reference policy's, A the advantage; ρ = exp(ℓ−b) of
+a token, w of a whole response, s their geometric mean; sg stops the gradient. Losses are minimised.
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(HELP, end="")
+    elif not arguments:
+        print("\n\n".join(_summary(name, row) for name, row in TABLE.items()))
+    elif len(arguments) == 1:
+        print(_page(arguments[0]))
+    else:
+        raise SoleraError("algorithms takes one name, or none (see solera algorithms --help)")
+    return 0
+
+
+def _summary(name: str, row: Row) -> str:
+    shown = ("advantage", "aggregation", "zero_variance_mask", "refill", "drop", "regulariser", *row.constants)
+    values = {field: getattr(resolve(ObjectiveConfig(name)), field) for field in shown}
+    constants = ", ".join(
+        f"{field} {_word(value)}" for field, value in values.items() if value not in (None, "none", False)
+    )
+    lines = [name, f"  {row.formula}", f"  {constants}", f"  for: {row.use}"]
+    return "\n".join(lines + ([f"  {row.reference}"] if row.reference else []))
+
+
+def _page(name: str) -> str:
+    row, resolved = find(name), resolve(ObjectiveConfig(name))
+    explained, hints = help_of(ObjectiveConfig), get_type_hints(ObjectiveConfig)
+    acting = {f.name: getattr(resolved, f.name) for f in dataclasses.fields(resolved) if f.name != "name"}
+    lines = [_summary(name, row), "", "fields, as --objective.FIELD or under [objective]:"]
+    for field, value in acting.items():
+        if value is not None:
+            choices = [choice for hint in get_args(hints[field]) for choice in get_args(hint)]
+            among = f" (of {', '.join(map(str, choices))})" if choices else ""
+            lines += [f"  {field} = {_word(value)}{among}", indent(fill(explained[field], 100), "      ")]
+    return "\n".join([*lines, *_further(resolved)])
+
+
+def _further(resolved: ObjectiveConfig) -> list[str]:
+    """Fields that begin to act with another choice."""
+    lines = []
+    for field, choices in PARTS.items():
+        present = getattr(resolved, field)
+        for choice, brought in choices.items():
+            idle = [name for name in brought if getattr(resolved, name) is None]
+            if present is not None and choice != present and idle:
+                lines.append(f"  {field} = {_word(choice)} brings {', '.join(idle)}")
+    if resolved.beta == 0:
+        lines.append(f"  beta above 0 brings {', '.join((*KL_FIELDS, *REFERENCE_UPDATES))}")
+    elif needs_reference(resolved):
+        lines.append(f"  the reference policy moves with {' or '.join(REFERENCE_UPDATES)}")
+    return ["", "with another choice:", *lines] if lines else []
+
+
+def _word(value: object) -> str:
+    """As in TOML."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

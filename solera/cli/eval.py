@@ -1,0 +1,139 @@
+"""`solera eval`: models attempted on held-out problems, as a table and as JSON."""
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from solera.cli.options import parse
+from solera.config import Config, EngineConfig, EvaluateConfig, RunConfig, SamplingConfig, TaskConfig, override
+from solera.errors import SoleraError
+from solera.evaluate.candidates import candidates, settings
+from solera.evaluate.evaluation import check_k
+from solera.objectives.table import resolve_config
+
+PIPE_WIDTH = 200
+"""Off a terminal nothing is known of the width, and a wrapped table is hard to search in."""
+
+HELP = """Evaluate models on the held-out problems of a task, greedily and, with --samples, by sampling; compare each
+with the first, on the same problems. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder. Where
+one is a run's folder, the settings not given below are those of the (first) run's config.
+
+  solera eval embedded                                        greedy pass@1 on arithmetic
+  solera eval embedded runs/NAME --samples 16 --k 1 4 16      and avg@16, pass@1, pass@4, pass@16, compared
+  solera eval runs/NAME --checkpoints --json result.json      every checkpoint, their max and mean
+"""
+
+
+@dataclass(frozen=True)
+class EvalOptions:
+    """How models are evaluated."""
+
+    task: tyro.conf.FlagConversionOff[TaskConfig] = field(default_factory=TaskConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
+        SamplingConfig.max_tokens
+    )
+    """Longest response, the end token included."""
+    problems: Annotated[int, tyro.conf.arg(aliases=("--evaluate.problems",))] = EvaluateConfig.problems
+    """Held-out problems, the same for every model."""
+    samples: Annotated[int, tyro.conf.arg(aliases=("--evaluate.samples",))] = EvaluateConfig.samples
+    """Sampled attempts at each problem, besides the greedy one: n of avg@n."""
+    temperature: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.temperature",))] = None
+    """Of the sampled attempts. By default 1 (a run: what it trained with) where `samples` is above 1, else none are
+    sampled."""
+    top_p: Annotated[float, tyro.conf.arg(aliases=("--evaluate.top_p",))] = EvaluateConfig.top_p
+    """Share of the probability that may be sampled from."""
+    threshold: Annotated[float, tyro.conf.arg(aliases=("--evaluate.threshold",))] = EvaluateConfig.threshold
+    """An attempt passes where its reward is at least this."""
+    seed: Annotated[int, tyro.conf.arg(aliases=("--run.seed",))] = RunConfig.seed
+    """Seed of the sampled attempts."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(aliases=("--run.device",))] = RunConfig.device
+    """`auto` takes a GPU where there is one."""
+    threads: Annotated[int, tyro.conf.arg(aliases=("--run.threads",))] = RunConfig.threads
+    """CPU threads; 0 takes one for models under five million parameters, else all."""
+    k: tuple[int, ...] = ()
+    """Each k of pass@k, up to `samples`; by default `samples` itself."""
+    checkpoints: bool = False
+    """Evaluate all checkpoints in a run's folder besides its finished model, with their max and mean."""
+    json: str | None = None
+    """File for the result: settings, estimates, counts of every problem, comparisons."""
+
+
+PLACES = {
+    "task": None, "engine": None, "max_tokens": "sampling", "problems": "evaluate", "samples": "evaluate",
+    "temperature": "evaluate", "top_p": "evaluate", "threshold": "evaluate", "seed": "run", "device": "run",
+    "threads": "run",
+}  # fmt: skip
+"""The table of the config that each option belongs to; `None`: it is a table itself."""
+
+
+def run(arguments: list[str]) -> int:
+    count = next((i for i, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    if not count and not {"-h", "--help"} & set(arguments):
+        raise SoleraError("eval: name the models first, then the options (see solera eval --help)")
+    models, base = arguments[:count], settings(arguments[:count])
+    options = parse(
+        options_of(base), arguments[count:], "eval", "MODEL [MODEL ...]", HELP, tyro.conf.FlagCreatePairsOff
+    )
+    config = resolve_config(composed(base, options))
+    check_k(options.k, config)
+    candidates(models, options.checkpoints)
+    target = _writable(Path(options.json)) if options.json is not None else None
+    result = _evaluate(models, config, options)
+    if target is not None:
+        _write(target, result.as_json())
+    return 0
+
+
+def options_of(config: Config) -> EvalOptions:
+    """The options' defaults: what the config says."""
+    values = {name: getattr(getattr(config, room) if room else config, name) for name, room in PLACES.items()}
+    return EvalOptions(**{**values, "temperature": config.evaluate.temperature or None})
+
+
+def composed(config: Config, options: EvalOptions) -> Config:
+    """The config with the options in their places."""
+    if options.temperature is None:
+        options = replace(options, temperature=config.sampling.temperature if options.samples > 1 else 0.0)
+    for name, room in PLACES.items():
+        value = {name: getattr(options, name)}
+        config = override(config, room, **value) if room else replace(config, **value)
+    return config
+
+
+def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
+    from rich.console import Console
+
+    from solera.report.console import Attempting
+    from solera.report.evaluation import show
+
+    notes, console = Console(stderr=True), Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_WIDTH)
+    with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
+        from solera import build
+    with Attempting(notes) as progress:
+        result = build.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
+    show(result, console)
+    return result
+
+
+def _writable(path: Path) -> Path:
+    """Refused before the work is done, not after it."""
+    if path.is_dir():
+        raise SoleraError(f"--json {path}: this is a folder; name a file")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise SoleraError(f"--json {path}: no file can be written into {path.parent}")
+    return path
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """The file appears whole or not at all."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    unfinished.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    unfinished.replace(path)

@@ -1,0 +1,107 @@
+"""Held-out problems attempted, and counted: for each how many attempts were graded, how many passed."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from solera.collector import attempt_all
+from solera.errors import SoleraError
+from solera.evaluate.statistics import pass_at_k
+from solera.protocols import Engine, Task
+from solera.records import Prompt, Rollout, Sampling
+from solera.streams import stream_seed
+
+Values = list[float | None]
+"""One for each problem; `None` where it has none."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """How the attempts at one problem went. `reward` is the mean over graded attempts."""
+
+    key: str
+    graded: int
+    passed: int
+    reward: float | None
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """`samples` attempts at each problem, all sampled alike."""
+
+    sampling: Sampling
+    samples: int
+    problems: tuple[Problem, ...]
+    truncated: float
+    """Share of attempts cut off by the limit."""
+    length: float
+    """Mean tokens of an attempt, end token included."""
+
+    @property
+    def ungraded(self) -> int:
+        """Attempts left out because no reward came for them."""
+        return self.samples * len(self.problems) - sum(problem.graded for problem in self.problems)
+
+    def rate_P(self) -> Values:
+        """Share of a problem's graded attempts that passed; its mean over problems is avg@n."""
+        return [problem.passed / problem.graded if problem.graded else None for problem in self.problems]
+
+    def reward_P(self) -> Values:
+        return [problem.reward for problem in self.problems]
+
+    def pass_at_P(self, k: int) -> Values:
+        """pass@k of each problem with at least k graded attempts."""
+        return [pass_at_k(p.graded, p.passed, k) if p.graded >= k else None for p in self.problems]
+
+
+@dataclass(frozen=True)
+class Exam:
+    """A task's held-out problems, who attempts them, and the reward from which on an attempt passes."""
+
+    task: Task
+    engine: Engine
+    prompts: list[Prompt]
+    threshold: float
+    max_rows: int
+    """Most attempts in flight; more are made in turns, all attempts at a problem in the same one."""
+
+    def attempt(
+        self, sampling: Sampling, samples: int = 1, seed: int = 0, advance: Callable[[int], None] = lambda done: None
+    ) -> Attempts:
+        """Attempt every problem `samples` times; `advance` is told how many attempts are made after each turn."""
+        rollouts = list[Rollout]()
+        step = max(1, self.max_rows // samples)
+        for start in range(0, len(self.prompts), step):
+            seeds = (
+                (prompt, attempt_seed(seed, index, number))
+                for index, prompt in enumerate(self.prompts[start : start + step], start)
+                for number in range(samples)
+            )
+            made = attempt_all(self.task, self.engine, seeds, sampling)
+            rollouts += made
+            advance(len(made))
+        return self._count(rollouts, sampling, samples)
+
+    def _count(self, rollouts: list[Rollout], sampling: Sampling, samples: int) -> Attempts:
+        problems = tuple(
+            count_problem(prompt.key, rollouts[index * samples : (index + 1) * samples], self.threshold)
+            for index, prompt in enumerate(self.prompts)
+        )
+        if not any(problem.graded for problem in problems):
+            raise SoleraError("evaluation: the task graded none of its held-out problems")
+        truncated = sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts)
+        length = sum(rollout.length for rollout in rollouts) / len(rollouts)
+        return Attempts(sampling, samples, problems, truncated, length)
+
+
+def attempt_seed(seed: int, index: int, number: int) -> int:
+    """Seed of attempt `number` at problem `index`: that of the first does not depend on how many follow."""
+    start = seed << 32 | index
+    return stream_seed(start, number) if number else stream_seed(start)
+
+
+def count_problem(key: str, rollouts: Iterable[Rollout], threshold: float) -> Problem:
+    """An attempt passes where its reward reaches the threshold; one without a reward is left out."""
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    mean = math.fsum(rewards) / len(rewards) if rewards else None
+    return Problem(key, len(rewards), sum(reward >= threshold for reward in rewards), mean)

@@ -1,0 +1,73 @@
+"""Which models are meant, and with which settings, decided before torch is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from solera import config as configuration
+from solera.config import Config
+from solera.errors import SoleraError
+from solera.models.source import find
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate: its name in tables, where it lies, and the run whose checkpoints it is one of."""
+
+    name: str
+    path: str
+    run: str | None = None
+
+
+def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
+    """Each model found or refused; with `checkpoints`, all that a run's folder holds in its place."""
+    if not models:
+        raise SoleraError("evaluation: name at least one model: a folder, a hub name, embedded, or a run's folder")
+    if checkpoints and not any(map(is_run, models)):
+        raise SoleraError("checkpoints are those of a run's folder (with config.toml in it), and none is named")
+    found = list[Candidate]()
+    for model in models:
+        if not is_run(model):
+            find(model)
+            found.append(Candidate(model, model))
+        elif checkpoints:
+            found += _checkpoints(model)
+        elif _finished(model).is_dir():
+            found.append(Candidate(model, str(_finished(model))))
+        else:
+            raise SoleraError(f"{model}: the run has no finished model yet; its checkpoints go with --checkpoints")
+    return found
+
+
+def settings(models: list[str]) -> Config:
+    """The config of the first run among the models; the defaults where there is none."""
+    return next((_config(model) for model in models if is_run(model)), Config())
+
+
+def other_tasks(models: list[str], config: Config) -> list[str]:
+    """Runs that were trained on another task than the config's."""
+    return [model for model in models if is_run(model) and _config(model).task != config.task]
+
+
+def is_run(model: str) -> bool:
+    return (Path(model) / "config.toml").is_file()
+
+
+def _config(run: str) -> Config:
+    return configuration.load(Path(run) / "config.toml")
+
+
+def _finished(run: str) -> Path:
+    return Path(run) / "model"
+
+
+def _checkpoints(run: str) -> list[Candidate]:
+    """A run's checkpoints, oldest first, then its finished model; the last step's checkpoint is the same weights."""
+    steps = sorted((Path(run) / "checkpoints").glob("step-*"))
+    found = [Candidate(str(step), str(step / "model"), run) for step in steps]
+    if _finished(run).is_dir():
+        last = f"step-{_config(run).run.steps:06d}"
+        found = [candidate for candidate in found if Path(candidate.name).name != last]
+        found.append(Candidate(run, str(_finished(run)), run))
+    if not found:
+        raise SoleraError(f"{run}: the run has neither a checkpoint nor a finished model yet")
+    return found

@@ -1,0 +1,109 @@
+"""What attempts at problems say, and how sure that is. Problems are the independent units; attempts at one are not.
+
+A value is `None` for a problem that has none: no attempt at it was graded, or fewer than k were.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from solera.errors import SoleraError
+
+Z = 1.96
+"""Standard normal quantile of 97.5 %: every interval is one of 95 %."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems with its 95 % interval, `None` where there is no spread to take one from."""
+
+    value: float
+    low: float | None
+    high: float | None
+    problems: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Second minus first on the same problems; and the problems where only one of them scores above 0."""
+
+    estimate: Estimate
+    only_first: int
+    only_second: int
+
+    @property
+    def excludes_zero(self) -> bool:
+        low, high = self.estimate.low, self.estimate.high
+        return low is not None and high is not None and not low <= 0 <= high
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that k of n attempts, drawn without replacement, hold at least one of the c that passed.
+
+    pass@k = 1 − C(n−c, k) / C(n, k)   (Chen et al., arXiv 2107.03374), unbiased for 1 − (1 − p)ᵏ. The binomials are
+    exact integers, so nothing overflows or cancels.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not (0 <= c <= n and k >= 1):
+        raise SoleraError(f"pass@k of {c} passed attempts among {n} with k = {k}: it takes 0 ≤ passed ≤ n and k ≥ 1")
+    if k > n:
+        raise SoleraError(f"pass@{k} needs at least {k} attempts at a problem; there are {n}")
+    ways = math.comb(n, k)
+    return (ways - math.comb(n - c, k)) / ways
+
+
+def wilson(passed: int, problems: int) -> Estimate:
+    """Share of problems that passed, each answered once, with Wilson's score interval; p = passed/P:
+
+    (p + z²/2P ± z·√(p(1−p)/P + z²/4P²)) / (1 + z²/P).   It stays within [0, 1] and keeps a width at p = 0 and 1.
+
+    >>> wilson(0, 10).low, round(wilson(0, 10).high, 4)
+    (0.0, 0.2775)
+    """
+    share, scale = passed / problems, 1 + Z * Z / problems
+    centre = share + Z * Z / (2 * problems)
+    half = Z * math.sqrt(share * (1 - share) / problems + (Z / (2 * problems)) ** 2)
+    low = 0.0 if passed == 0 else (centre - half) / scale  # exactly, where rounding would leave a speck
+    high = 1.0 if passed == problems else (centre + half) / scale
+    return Estimate(share, low, high, problems)
+
+
+def mean_over_problems(value_P: Sequence[float]) -> Estimate:
+    """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for anything averaged within problems. One problem has no interval.
+
+    >>> mean_over_problems([0.5]).low is None
+    True
+    """
+    problems = len(value_P)
+    mean = math.fsum(value_P) / problems
+    if problems == 1:
+        return Estimate(mean, None, None, problems)
+    variance = math.fsum((value - mean) ** 2 for value in value_P) / (problems - 1)
+    half = Z * math.sqrt(variance / problems)
+    return Estimate(mean, mean - half, mean + half, problems)
+
+
+def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> Estimate | None:
+    """The mean over problems that have a value: Wilson's interval where each is one yes or no, else the normal one."""
+    known_P = [value for value in value_P if value is not None]
+    if not known_P:
+        return None
+    return wilson(round(sum(known_P)), len(known_P)) if yes_or_no else mean_over_problems(known_P)
+
+
+def paired(first_P: Sequence[float | None], second_P: Sequence[float | None]) -> Difference | None:
+    """Mean over problems of second − first, with the interval of those differences: what both find hard cancels.
+
+    >>> paired([0.0, 1.0, 0.0], [1.0, 1.0, None]).estimate.value
+    0.5
+    """
+    pairs = [(a, b) for a, b in zip(first_P, second_P, strict=True) if a is not None and b is not None]
+    if not pairs:
+        return None
+    return Difference(
+        mean_over_problems([b - a for a, b in pairs]),
+        only_first=sum(a > 0 >= b for a, b in pairs),
+        only_second=sum(b > 0 >= a for a, b in pairs),
+    )
