@@ -1,5 +1,7 @@
 """`solera lab`: exact answers on policies small enough to enumerate."""
 
+import sys
+
 HELP = """What an objective does to a policy so small that every response can be written down: no model, no sampling
 error, minutes on one core. Tables on the console; plots and every number in a folder.
 
@@ -19,5 +21,6 @@ def run(arguments: list[str]) -> int:
     options = check(parse(LabOptions(), arguments, "lab", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.lab import laboratory
 
-    laboratory.run(options, Console())
+    # Off a terminal nothing is known of the width, and a wrapped table is hard to read.
+    laboratory.run(options, Console(width=None if sys.stdout.isatty() else 120))
     return 0
