@@ -18,7 +18,7 @@ from solera.lab.options import LabOptions
 from solera.lab.problem import WRONG_ARM, Track, ascent, bandit, in_proportion, written_by
 from solera.objectives.objective import Objective
 
-RESPONSES, RATE, UPDATES, QUICK_UPDATES, PERIOD = 200, 1.0, 300, 40, 10
+RESPONSES, RATE, UPDATES, QUICK_UPDATES, PERIOD = 200, 1.0, 300, 30, 10
 UNCLIPPED_IMPORTANCE = "reinforce (is)"
 DRAWN = ("reinforce", UNCLIPPED_IMPORTANCE, "grpo", "rec_twoside_nois", "rec_twoside_nois_wide", "red_weight")
 
