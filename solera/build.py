@@ -33,11 +33,15 @@ from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
+from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
+from solera.tasks.jsonl import Jsonl
+from solera.tasks.rewards import build_rewards, graders
+from solera.tasks.single_turn import Problems, SingleTurn
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Result:
     """Over all evaluations of the run."""
     seconds: float
     plot: Path
+    report: Path
     model: Path
 
     @property
@@ -129,7 +134,7 @@ def _run(config: Config, console: Console, folder: Path | None) -> Result:
     device, compute = _device(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
-    task = build_task(config, codec)
+    task = build_task(config, codec, model.max_length)
     if config.report.wandb is not None:
         need_wandb()
     version = checkpoint.state.version if checkpoint else 0
@@ -174,11 +179,11 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float
 def _result(folder: Path, console: Console, seconds: float) -> Result:
     rows = read_metrics(folder / "metrics.jsonl")
     if not any(row.get("tokens/trained") for row in rows):
-        _say(console, "nothing was learned: in no batch did a group's rewards differ (an easier task.level?)")
+        _say(console, "nothing was learned: in no batch did a group's rewards differ (easier problems?)")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
     return Result(
         folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), folder / "model",
+        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
     )  # fmt: skip
 
 
@@ -238,14 +243,20 @@ def build_loop(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
-        stop,
+        stop, config.reward.truncated == "mask",
     )  # fmt: skip
 
 
-def build_task(config: Config, codec: TokenizerCodec) -> Task:
-    if config.task.name != "arithmetic":
-        raise SoleraError(f"task.name is {config.task.name!r}; known is arithmetic")
-    return Arithmetic(codec, config.task.level, config.run.seed)
+def build_task(config: Config, codec: TokenizerCodec, max_length: int | None = None) -> Task:
+    """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
+    problems: Problems
+    if config.task.name == "jsonl":
+        longest = max_length - config.sampling.max_tokens if max_length is not None else None
+        problems = Jsonl(config.task, codec, config.run.seed, longest, graders(config))
+    else:
+        assert config.task.level is not None
+        problems = Arithmetic(codec, config.task.level, config.run.seed)
+    return SingleTurn(problems, build_rewards(config, codec, problems))
 
 
 def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:

@@ -8,10 +8,12 @@ import dataclasses
 import difflib
 import itertools
 import json
+import math
 import re
 import tomllib
 import types
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -70,9 +72,53 @@ class TaskConfig:
     """Where problems and grades come from."""
 
     name: Annotated[str, _short("task", "name")] = "arithmetic"
-    """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download."""
-    level: int = 2
-    """Largest number of digits of each number in a sum, 1 to 4. The embedded model was taught two."""
+    """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download. `jsonl`: your own file."""
+    level: int | None = None
+    """Largest number of digits of each number in a sum, 1 to 4; 2 where unset, which the embedded model was taught
+    (`arithmetic`)."""
+    path: str | None = None
+    """File of problems, one JSON object a line (`jsonl`)."""
+    prompt: str | None = None
+    """Column that holds the prompt, text or chat messages; `prompt` where unset (`jsonl`)."""
+    answer: str | None = None
+    """Column that the graders `exact`, `verbatim` and `number` compare with; `answer` where unset (`jsonl`)."""
+    held_out_path: str | None = None
+    """File of problems for evaluation; their prompts are left out of training (`jsonl`)."""
+    held_out_share: float | None = None
+    """Share of the prompts kept for evaluation where there is no such file; 0.1 where unset (`jsonl`)."""
+
+
+TASK_FIELDS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"level": 2},
+    "jsonl": {"path": None, "prompt": "prompt", "answer": "answer", "held_out_path": None, "held_out_share": 0.1},
+}
+"""The fields each task uses, and the values they take where unset."""
+
+
+@dataclass(frozen=True)
+class RewardConfig:
+    """What a response is worth: the sum of its functions' values, each times its weight."""
+
+    functions: tuple[str, ...] = ()
+    """`exact`, `verbatim`, `number`, or your own as `package.module:function` or `file.py:function`. Empty: the task's
+    own grader, `exact` for `jsonl`."""
+    weights: tuple[float, ...] = ()
+    """A factor for each function; empty: 1 each."""
+    timeout: float = 60.0
+    """Seconds that one call of a function of your own may take."""
+    errors: Literal["stop", "missing"] = "stop"
+    """When a function of your own fails, takes too long or gives no number: `stop` the run, or count its value as
+    `missing`."""
+    truncated: Literal["grade", "mask", "penalise"] = "grade"
+    """Responses cut off by `sampling.max_tokens`: `grade` them as they are, `mask` them (they leave their group before
+    the baseline), or `penalise` them with `truncated_reward` in place of every other reward."""
+    truncated_reward: float = -1.0
+    """Reward of a response cut off, with `truncated = "penalise"`."""
+    overlong_buffer: int = 0
+    """Over the last so many tokens before `sampling.max_tokens` the reward falls linearly, by `overlong_penalty` at the
+    limit (DAPO's soft overlong punishment); 0: not at all."""
+    overlong_penalty: float = 1.0
+    """How much a response of full length loses, with `overlong_buffer`."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +330,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -347,14 +394,22 @@ def _typed(value: Any, hint: Any) -> Any:
             raise TypeError("one of " + ", ".join(map(str, arguments)))
         return value
     if origin is tuple:
-        if not isinstance(value, list) or len(value) != len(arguments):
-            raise TypeError(f"a list of {len(arguments)} numbers")
-        return tuple(_typed(v, a) for v, a in zip(value, arguments, strict=True))
+        return _typed_items(value, arguments)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not hint:
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
     return value
+
+
+def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Items of a tuple of fixed length, or of one kind and any number."""
+    kind, any_number = {str: "texts", float: "numbers"}[hints[0]], hints[1] is Ellipsis
+    if not isinstance(value, list) or not (any_number or len(value) == len(hints)):
+        raise TypeError(f"a list of {kind}" if any_number else f"a list of {len(hints)} {kind}")
+    return tuple(
+        _typed(item, hints[0] if any_number else hint) for item, hint in zip(value, cycle(hints), strict=False)
+    )
 
 
 def _line(text: str, key: str, table: str | None = None) -> int:
@@ -422,6 +477,23 @@ def override(config: Config, room: str, **values: Any) -> Config:
     return dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
 
 
+def resolve_task(task: TaskConfig) -> TaskConfig:
+    """Unset fields take the task's own values; a field that the task does not use is refused."""
+    if task.name not in TASK_FIELDS:
+        raise SoleraError(f"task.name is {task.name!r}{_perhaps(task.name, TASK_FIELDS)}")
+    own = TASK_FIELDS[task.name]
+    unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) is None]
+    for key in dataclasses.fields(task):
+        if key.name not in ("name", *own, *unset):
+            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it")
+    if task.name == "jsonl" and not task.path:
+        raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
+    if task.held_out_path is not None and task.held_out_share is not None:
+        raise SoleraError("task.held_out_path and task.held_out_share both say what is held out: choose one")
+    chosen = {} if task.held_out_path is None else {"held_out_share": None}
+    return dataclasses.replace(task, **{key: value for key, value in (own | chosen).items() if key in unset})
+
+
 def new_folder(config: Config) -> Path:
     """Where the run will live; refused where something is there already."""
     assert config.run.name is not None
@@ -469,6 +541,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
+        ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
     ]  # fmt: skip
     return [
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
@@ -489,8 +562,30 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
-        (1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
+        (c.task.level is None or 1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
+        *_reward_rules(c),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
          f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+    ]  # fmt: skip
+
+
+def _reward_rules(config: Config) -> list[tuple[bool, str]]:
+    reward, share, limit = config.reward, config.task.held_out_share, config.sampling.max_tokens
+    return [
+        (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
+        (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
+         f"{len(reward.functions)} in reward.functions: give one for each"),
+        (all(map(math.isfinite, reward.weights)), f"reward.weights is {reward.weights}; all must be finite"),
+        (0 < reward.timeout < math.inf, f"reward.timeout is {reward.timeout}; use seconds above 0"),
+        (math.isfinite(reward.truncated_reward), f"reward.truncated_reward is {reward.truncated_reward}; it must be "
+         "finite"),
+        (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
+         'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
+        (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
+         f"sampling.max_tokens = {limit}"),
+        (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
+         "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
+        (0 < reward.overlong_penalty < math.inf, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
+         "above 0"),
     ]  # fmt: skip

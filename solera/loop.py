@@ -14,7 +14,7 @@ from solera.collector import Collector
 from solera.config import CollectConfig
 from solera.diagnosis.divergence import divergence
 from solera.evaluate.accuracy import Evaluator
-from solera.learner.batch import collate, count_live_groups
+from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner, Update
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
@@ -38,6 +38,7 @@ class Loop:
     sink: Sink
     saver: Saver
     stop: Callable[[], bool]
+    mask_truncated: bool
 
     def run(self, sync: SyncState, accuracy: float | None = None) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
@@ -59,8 +60,7 @@ class Loop:
             with clock("time/generate"):
                 generated, groups = self.draw()
             with clock("time/learn"):
-                now, lineage, seed = learner.version, learner.lineage, self.collector.seed
-                batch = collate(groups, learner.objective, now=now, lineage=lineage, seed=seed)
+                batch = self.collate(groups)
                 update = learner.update(batch)
             with clock("time/store"):
                 self.store.record(batch.uses)
@@ -83,13 +83,21 @@ class Loop:
         )
         self.saver.save(state, {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)})
 
+    def collate(self, groups: list[Group]) -> Batch:
+        """Advantages and ages as the learner's present version sees them."""
+        learner = self.learner
+        return collate(
+            groups, learner.objective, now=learner.version, lineage=learner.lineage, seed=self.collector.seed,
+            mask_truncated=self.mask_truncated,
+        )  # fmt: skip
+
     def draw(self) -> tuple[int, list[Group]]:
         """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""
         wanted, generated = self.collect.prompts, 0
         for _ in range(1 + self.refill * self.collect.refill_rounds):
             generated += self.collector.ensure(wanted)
             groups = self.store.draw(wanted, self.collect.group_size)
-            missing = self.collect.prompts - count_live_groups(groups)
+            missing = self.collect.prompts - count_live_groups(groups, self.mask_truncated)
             if missing <= 0:
                 break
             wanted += missing
@@ -98,7 +106,7 @@ class Loop:
 
 def diagnose(update: Update) -> dict[str, float]:
     """How far the policy that met this batch was from those who wrote it."""
-    return divergence(update.log_ratio_T, update.response_T, update.responses) if update.responses else {}
+    return divergence(update.log_ratio_T, update.response_T, update.stands_for_B) if len(update.stands_for_B) else {}
 
 
 class Clock:

@@ -16,7 +16,14 @@ Metrics = Mapping[str, float]
 class Codec(Protocol):
     """Text to token ids and back."""
 
+    unknown_id: int | None
+    """The token that stands for what the vocabulary cannot spell; `None` where it can spell everything."""
+
     def encode(self, text: str) -> tuple[int, ...]: ...
+
+    def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        """A conversation through the model's chat template, up to where its next message begins."""
+        ...
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
         """The text without its final end token. Other special tokens stay visible, or they could pass a grader."""

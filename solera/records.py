@@ -205,10 +205,10 @@ class Rollout:
         Lineage, sampling and finish reason are those of the last completion.
         """
         sequence = Sequence.turns((prompt.token_ids, *turns))
-        last = next((turn for turn in reversed(turns) if isinstance(turn, Completion)), None)
-        if last is None:
-            raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
-        return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
+        for last in reversed(turns):
+            if isinstance(last, Completion):
+                return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
+        raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
 
     def stored(self, id_: int, rewards: tuple[Reward, ...]) -> "Rollout":
         """The same attempt as a store gives it back: numbered, with the rewards that have come."""
@@ -228,12 +228,17 @@ class Rollout:
             return None
         if len(self.rewards) == 1:
             return self.rewards[0].value
+        return math.fsum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The latest revision of each part of its reward."""
         latest: dict[str, Reward] = {}
         for reward in self.rewards:
             held = latest.get(reward.part)
             if held is None or reward.revision >= held.revision:
                 latest[reward.part] = reward
-        return math.fsum(reward.value for reward in latest.values())
+        return {part: reward.value for part, reward in latest.items()}
 
     @property
     def version(self) -> int | None:

@@ -85,6 +85,39 @@ def test_the_defaults_pass_and_survive_writing_and_reading():
     assert parse(dump(odd), "dump") == odd
 
 
+def test_lists_of_any_length_are_read_and_written_back():
+    text = '[reward]\nfunctions = ["exact", "a.py:f"]\nweights = [1, -0.5]'
+    assert parse(text, "f").reward.functions == ("exact", "a.py:f")
+    assert parse(text, "f").reward.weights == (1.0, -0.5)
+    assert parse(dump(parse(text, "f")), "dump") == parse(text, "f")
+    for line, says in [
+        ("functions = 'exact'", "reward.functions is 'exact' but must be a list of texts"),
+        ("functions = [1]", "must be text"),
+        ("weights = ['a']", "must be a number"),
+        ("weights = 1.0", "must be a list of numbers"),
+    ]:
+        with pytest.raises(SoleraError, match=f"f.toml:2: .*{says}"):
+            parse(f"[reward]\n{line}", "f.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"weights": (1.0,)}, "reward.weights has 1 numbers for 0 in reward.functions"),
+        ({"functions": ("exact",), "weights": (float("nan"),)}, "all must be finite"),
+        ({"timeout": float("inf")}, "use seconds above 0"),
+        ({"truncated": "drop"}, "one of grade, mask, penalise"),
+        ({"truncated": "penalise", "truncated_reward": float("-inf")}, "it must be finite"),
+        ({"truncated": "mask", "truncated_reward": 0.5}, "acts with reward.truncated"),
+        ({"overlong_buffer": -1}, "at least 0"),
+        ({"overlong_buffer": 4, "overlong_penalty": -1.0}, "use a value above 0"),
+    ],
+)
+def test_impossible_rewards_are_refused(values, says):
+    with pytest.raises(SoleraError, match=says):
+        check(override(Config(), "reward", **values))
+
+
 def test_every_field_has_help_and_every_room_a_sentence():
     import inspect
     import re

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from solera.config import Config
 
 HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
-config, the metrics, the store of all rollouts, a plot and the trained model land in the run's folder.
+config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
 
   solera train                                      the embedded model on arithmetic, v=10, 20 seconds
   solera train recipes/demo.toml --run.seed 7       a recipe with another seed
@@ -55,9 +55,9 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
         print(f"solera: {stopped}", file=sys.stderr)
         return 130
     console.print(
-        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, at most "
-        f"{result.accuracy_max:.1%}, {result.accuracy_mean:.1%} on average over evaluations "
-        f"({result.seconds:.0f} s of training)\nplot   {result.plot}\nmodel  {result.model}",
+        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after (best "
+        f"{result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%} over all evaluations; {result.seconds:.0f} s)\n"
+        f"plot   {result.plot}\nreport {result.report}\nmodel  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     return 0
@@ -68,8 +68,13 @@ def _refuse_early(config: "Config") -> None:
     from solera.config import new_folder
     from solera.models.source import find
     from solera.objectives.table import resolve_config
+    from solera.tasks.jsonl import read_split
+    from solera.tasks.rewards import check_functions, graders
 
-    resolve_config(config)
+    config = resolve_config(config)
     find(config.model.path)
+    check_functions(config.reward)
+    if config.task.name == "jsonl":
+        read_split(config.task, graders(config))
     if config.run.name is not None:
         new_folder(config)

@@ -1,6 +1,8 @@
 """From drawn groups to what a step learns from: rewards to advantages, groups masked, responses dropped, ages taken."""
 
+from collections import defaultdict
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +30,13 @@ class Batch:
     groups: int
     metrics: dict[str, float]
     uses: list[Use]
+    watched: tuple[Rollout, ...] = ()
+    """Responses of a few masked groups, scored so that the divergences speak of them too, but not learned from."""
+    watched_for: float = 0.0
+    """How many masked responses each of them stands for."""
+
+
+WATCHED_GROUPS = 2
 
 
 class Member(NamedTuple):
@@ -40,8 +49,11 @@ class Member(NamedTuple):
     age: int | None
 
 
-def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str, seed: int) -> Batch:
-    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline.
+def collate(
+    groups: list[Group], objective: Objective, *, now: int, lineage: str, seed: int, mask_truncated: bool = False
+) -> Batch:
+    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline, and
+    with `mask_truncated` a response cut off by the length limit does too.
 
     `seed` is the run's; with `now` it gives the random numbers of RED-Drop.
     """
@@ -50,7 +62,7 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
         for p, group in enumerate(groups)
         for rollout in group.rollouts
     ]
-    place_B = [b for b, member in enumerate(drawn) if member.reward is not None and member.length]
+    place_B = [b for b, member in enumerate(drawn) if _compares(member.rollout, member.reward, mask_truncated)]
     reward_B = torch.tensor([drawn[b].reward for b in place_B], dtype=torch.float64)
     group_B = torch.tensor([drawn[b].group for b in place_B], dtype=torch.int64)
     uniform_B = torch.from_numpy(uniforms(np.array([stream_seed(seed, now)], np.uint64), len(drawn))[0][place_B])
@@ -59,6 +71,11 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
     trained = [drawn[b].rollout for b, takes_part in zip(place_B, taken, strict=True) if takes_part]
     if objective.uses_behaviour:
         _need_behaviour(trained, objective.unknown_behaviour == "refuse")
+    masked_B = torch.zeros_like(shaped.taken_B)
+    if objective.zero_variance_mask:
+        masked_B = zero_variance(reward_B, group_B, len(groups))[group_B]
+    masked = [drawn[b] for b, is_masked in zip(place_B, masked_B.tolist(), strict=True) if is_masked]
+    watched = _watched(masked, seed, now)
     advantage: list[float | None] = [None] * len(drawn)
     for b, takes_part, value in zip(place_B, taken, shaped.advantage_B.tolist(), strict=True):
         advantage[b] = value if takes_part else None
@@ -71,6 +88,7 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
         groups=int(number_B.max()) + 1 if trained else 0,
         metrics=_account(drawn, len(groups))
         | _rewards(reward_B, group_B, len(groups))
+        | mean_parts(drawn)
         | {
             "tokens/trained": sum([rollout.length for rollout in trained]),
             "responses/dropped": shaped.dropped_B.sum().item() / max(1, len(drawn)),
@@ -80,12 +98,39 @@ def collate(groups: list[Group], objective: Objective, *, now: int, lineage: str
             for member, value in zip(drawn, advantage, strict=True)
             if member.rollout.id is not None
         ],
+        watched=watched,
+        watched_for=len(masked) / len(watched) if watched else 0.0,
     )
 
 
-def count_live_groups(groups: list[Group]) -> int:
+def count_live_groups(groups: list[Group], mask_truncated: bool = False) -> int:
     """Groups whose rewards differ: those that a zero-variance mask leaves in."""
-    return sum(len({r.reward for r in group.rollouts if r.reward is not None and r.length}) > 1 for group in groups)
+    compared = ({r.reward for r in group.rollouts if _compares(r, r.reward, mask_truncated)} for group in groups)
+    return sum(len(rewards) > 1 for rewards in compared)
+
+
+def _compares(rollout: Rollout, reward: float | None, mask_truncated: bool) -> bool:
+    """Whether a response takes part in its group at all."""
+    return reward is not None and rollout.length > 0 and not (mask_truncated and rollout.finish_reason == "length")
+
+
+def mean_parts(drawn: list[Member]) -> dict[str, float]:
+    """The mean of each part of the rewards, over the responses that have it, where there is more than one part."""
+    if len({reward.part for member in drawn for reward in member.rollout.rewards}) < 2:
+        return {}
+    values = defaultdict[str, list[float]](list)
+    for member in drawn:
+        for part, value in member.rollout.parts.items():
+            values[part].append(value)
+    return {f"reward/{part}": sum(v) / len(v) for part, v in values.items()}
+
+
+def _watched(masked: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
+    """All responses of a few masked groups, drawn by the run's seed, whose author's probabilities are known."""
+    known = [member for member in masked if all(s.span_logp is not None for s in member.rollout.sequences)]
+    numbers = list(dict.fromkeys(member.group for member in known))
+    chosen = Random(stream_seed(seed, now, 1)).sample(numbers, min(WATCHED_GROUPS, len(numbers)))
+    return tuple(member.rollout for member in known if member.group in chosen)
 
 
 def _account(drawn: list[Member], groups: int) -> dict[str, float]:

@@ -28,25 +28,26 @@ from solera.records import Manifest, TensorSpec
 class Part:
     """A micro-batch with what the objective needs beside the model: all of it constant through the passes.
 
-    `first` is the batch's number of the minibatch's first response.
+    `number_B` are the minibatch's responses as the batch numbers them, the watched ones after those trained on.
     """
 
     micro: MicroBatch
     responses: Responses
-    first: int
+    number_B: Tensor
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Update:
-    """What an update did. `log_ratio_T` is `log π_k − log α` of every token trained on, before the first step, but of
+    """What an update did. `log_ratio_T` is `log π_k − log α` of every token scored, before the first step, but of
     responses whose author's probabilities nobody recorded."""
 
     metrics: dict[str, float]
     log_ratio_T: Tensor
     response_T: Tensor
-    responses: int
+    stands_for_B: Tensor
+    """How many responses each scored one stands for: 1 of those trained on, more of the few masked ones watched."""
 
 
 class Learner:
@@ -104,10 +105,12 @@ class Learner:
         """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
         minibatches = [self._prepare(batch, chosen) for chosen in _split(batch, self.config.minibatches)]
         parts = [part for minibatch in minibatches for part in minibatch]
+        if not minibatches and batch.watched:
+            parts = self._prepare(batch, range(0))
         rate = learning_rate(self.config, self.version, self.steps)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
-        self._score_constants(parts, proximal=len(minibatches) > 1)
+        self._score_constants(parts, proximal=len(minibatches) != 1)
         shares: dict[str, list[Share]] = defaultdict(list)
         norms = [self._step(minibatch, shares) for _ in range(self.config.passes) for minibatch in minibatches]
         self.version += 1
@@ -116,24 +119,33 @@ class Learner:
         metrics = {name: mean for name, several in shares.items() if (mean := _mean(several)) is not None}
         if norms:
             metrics["learn/grad_norm"] = sum(norms) / len(norms)
-        return self._account(parts, metrics | {"learn/lr": rate})
+        return self._account(parts, metrics | {"learn/lr": rate}, batch)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
-        """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut."""
-        rollouts, device = batch.rollouts[chosen.start : chosen.stop], self.model.device
+        """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
+
+        The first brings along the watched responses, with weight 0 and a group of their own.
+        """
+        watched = batch.watched if chosen.start == 0 else ()
+        rollouts, device = batch.rollouts[chosen.start : chosen.stop] + watched, self.model.device
         length_B = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
         group_B = batch.group_B[chosen.start : chosen.stop]
+        weight_B = self.objective.aggregation(length_B[: len(chosen)], group_B, self.limit)
+
+        def extended(value_B: Tensor, empty: float) -> Tensor:
+            return torch.nn.functional.pad(value_B, (0, len(watched)), value=empty).to(device)
+
         responses = Responses(
-            advantage_B=batch.advantage_B[chosen.start : chosen.stop].float().to(device),
-            reward_B=batch.reward_B[chosen.start : chosen.stop].float().to(device),
+            advantage_B=extended(batch.advantage_B[chosen.start : chosen.stop].float(), 0.0),
+            reward_B=extended(batch.reward_B[chosen.start : chosen.stop].float(), 0.0),
             length_B=length_B.float().to(device),
-            group_B=group_B.to(device),
-            groups=batch.groups,
-            weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
+            group_B=extended(group_B, batch.groups),
+            groups=batch.groups + 1,
+            weight_B=extended(weight_B.float(), 0.0),
         )
         pack = self.config.pack_tokens if self.model.takes_any_mask else 0
         cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
-        return [Part(micro.to(device), responses, chosen.start) for micro in cut]
+        return [Part(micro.to(device), responses, _numbers(batch, chosen, len(watched))) for micro in cut]
 
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
@@ -198,16 +210,17 @@ class Learner:
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
 
-    def _account(self, parts: list[Part], metrics: dict[str, float]) -> Update:
+    def _account(self, parts: list[Part], metrics: dict[str, float], batch: Batch) -> Update:
         ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
         for part in parts:
             assert part.proximal_logp_T is not None
             ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
-            numbers.append(part.micro.response_T.cpu() + part.first)
+            numbers.append(part.number_B[part.micro.response_T.cpu()])
         ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
         unknown_T = torch.isin(number_T, number_T[ratio_T.isnan()])
-        number_T, response_T = torch.unique(number_T[~unknown_T], return_inverse=True)
-        return Update(metrics, ratio_T[~unknown_T], response_T, len(number_T))
+        number_B, response_T = torch.unique(number_T[~unknown_T], return_inverse=True)
+        stands_for_B = torch.where(number_B < len(batch.rollouts), 1.0, batch.watched_for)
+        return Update(metrics, ratio_T[~unknown_T], response_T, stands_for_B)
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:
@@ -219,6 +232,11 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
     edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
     for start, stop in itertools.pairwise(edges):
         yield range(start, stop)
+
+
+def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:
+    trained = len(batch.rollouts)
+    return torch.cat([torch.arange(chosen.start, chosen.stop), torch.arange(trained, trained + watched)])
 
 
 def _mean(shares: list[Share]) -> float | None:

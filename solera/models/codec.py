@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from solera.errors import SoleraError, one_line
+
 
 class TokenizerCodec:
     """The Codec of a Hugging Face tokenizer."""
@@ -13,11 +15,25 @@ class TokenizerCodec:
         self.tokenizer = tokenizer
         self.end_token_ids = end_token_ids
         fast = getattr(tokenizer, "backend_tokenizer", None)
+        unknown = getattr(fast.model, "unk_token", None) if fast is not None else tokenizer.unk_token
+        self.unknown_id: int | None = tokenizer.convert_tokens_to_ids(unknown) if unknown else None
         self._encode = (lambda text: fast.encode(text).ids) if fast is not None else tokenizer.encode
         self._decode = fast.decode if fast is not None else tokenizer.decode
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
+
+    def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
+        if self.tokenizer.chat_template is None:
+            raise SoleraError(
+                "holds chat messages, but the model has no chat template: write the prompt as text, or use a model "
+                "that has one"
+            )
+        try:
+            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            raise SoleraError(f"is refused by the model's chat template: {one_line(error)}") from error
+        return tuple(ids)
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
         token_ids = token_ids_T.tolist()

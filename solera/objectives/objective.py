@@ -96,14 +96,15 @@ class Objective:
         weight_T = tokens.responses.weight_B[tokens.response_T]
         loss_T = term.loss_T
         shares = account(term, tokens.advantage_T, weight_T)
-        one = torch.ones_like(tokens.logp_T).sum()
-        shares["policy/entropy"] = (tokens.entropy_T.detach().sum(), one)
+        taking_T = weight_T > 0  # some are only watched
+        count = taking_T.sum()
+        shares["policy/entropy"] = ((taking_T * tokens.entropy_T.detach()).sum(), count)
         if self.regulariser is not None:
             loss_T = loss_T + self.regulariser_weight * self.regulariser(tokens)
         if self.beta > 0:
             kl_T = self.kl(tokens)
             loss_T = loss_T + self.beta * kl_T
-            shares["kl/ref"] = (kl_T.detach().sum(), one)
+            shares["kl/ref"] = ((taking_T * kl_T.detach()).sum(), count)
         if self.entropy_bonus > 0:
             loss_T = loss_T - self.entropy_bonus * tokens.entropy_T
         return (loss_T * weight_T).sum(), shares
@@ -119,7 +120,7 @@ def account(term: Term, advantage_T: Tensor, weight_T: Tensor) -> dict[str, Shar
     size_T = (term.loss_T.detach() * weight_T).abs()
     shares = {
         "weight/mean": (torch.where(acting_T, term.weight_T, 0.0).sum(), acting),
-        "tokens/masked": (((term.weight_T == 0) | ~acting_T).sum(), torch.ones_like(advantage_T).sum()),
+        "tokens/masked": ((((term.weight_T == 0) | ~acting_T) & (weight_T > 0)).sum(), (weight_T > 0).sum()),
         "loss/positive_share": (size_T[better_T].sum(), size_T.sum()),
         "loss/negative_share": (size_T[worse_T].sum(), size_T.sum()),
     }

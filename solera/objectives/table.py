@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from solera.config import AdvantageName, AggregationName, CollectConfig, Config, ObjectiveConfig, check
+from solera.config import AdvantageName, AggregationName, CollectConfig, Config, ObjectiveConfig, check, resolve_task
 from solera.errors import SoleraError
 
 YAO = "Yao et al., arXiv 2509.24203"
@@ -278,7 +278,7 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
 
 
 def resolve_config(config: Config) -> Config:
-    """Every value checked, every objective field that acts filled in: what can be said of a config without torch."""
+    """Every value checked, every unset field of objective and task filled in: what can be said without torch."""
     check(config)
     objective = resolve(config.objective)
     if not objective.refill and config.collect.refill_rounds != CollectConfig.refill_rounds:
@@ -288,7 +288,7 @@ def resolve_config(config: Config) -> Config:
             "objective.refill draws from the batches that collect.offset lets wait, so that their lag would not be "
             "kept: choose one"
         )
-    return dataclasses.replace(config, objective=objective)
+    return dataclasses.replace(config, objective=objective, task=resolve_task(config.task))
 
 
 RANGES: Mapping[str, tuple[float, float, str]] = {

@@ -10,11 +10,10 @@ from hashlib import blake2b
 from itertools import combinations_with_replacement
 from random import Random
 
-from solera.protocols import Codec, Generate
-from solera.records import Prompt, Reward, Rollout
+from solera.protocols import Codec
+from solera.records import Prompt
 
 HELD_OUT_SHARE = 8
-RIGHT, WRONG = Reward(1.0), Reward(0.0)
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -37,11 +36,12 @@ def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The task: an endless, seeded stream of training problems and a fixed list of held-out ones."""
+    """The problems: an endless, seeded stream of training problems and a fixed list of held-out ones."""
 
     codec: Codec
     level: int
     seed: int
+    columns = frozenset(("prompt", "answer"))
 
     def prompt(self, index: int) -> Prompt:
         """Problem number `index` of the training stream: the same for the same seed, whatever was asked before."""
@@ -60,12 +60,9 @@ class Arithmetic:
             distinct.setdefault(frozenset(pair), pair)
         return [self._prompt(a, b) for a, b in distinct.values()]
 
-    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
-        completion = await generate(prompt.token_ids)
-        finished = completion.finish_reason == "stop"  # an answer cut off by the limit is not yet an answer
-        right = finished and self.codec.decode(completion.token_ids_T) == prompt.data["answer"]
-        return Rollout.of(prompt, completion, rewards=(RIGHT if right else WRONG,))
+    def place(self, prompt: Prompt) -> str:
+        return prompt.key
 
     def _prompt(self, a: int, b: int) -> Prompt:
         text = f"{a}+{b}="
-        return Prompt(f"arithmetic/{text}", self.codec.encode(text), {"text": text, "answer": str(a + b)})
+        return Prompt(f"arithmetic/{text}", self.codec.encode(text), {"prompt": text, "answer": str(a + b)})

@@ -10,7 +10,7 @@ from solera.diagnosis.divergence import divergence
 
 
 def test_on_policy_all_is_zero_and_every_sample_counts():
-    figures = divergence(torch.zeros(7), torch.tensor([0, 0, 1, 1, 1, 2, 3]), 4)
+    figures = divergence(torch.zeros(7), torch.tensor([0, 0, 1, 1, 1, 2, 3]), torch.ones(4))
     assert figures == {
         "divergence/tv_sequence": 0.0, "divergence/tv_token": 0.0, "divergence/kl": 0.0, "divergence/chi2": 0.0,
         "divergence/ess": 1.0,
@@ -20,12 +20,19 @@ def test_on_policy_all_is_zero_and_every_sample_counts():
 def test_two_responses_by_hand():
     # Response 0: ratios ½ and 3, w = 3/2. Response 1: ratio ¼, w = ¼.
     log_ratio_T = torch.tensor([math.log(0.5), math.log(3.0), math.log(0.25)], dtype=torch.float64)
-    figures = divergence(log_ratio_T, torch.tensor([0, 0, 1]), 2)
+    figures = divergence(log_ratio_T, torch.tensor([0, 0, 1]), torch.ones(2))
     assert figures["divergence/tv_sequence"] == pytest.approx((0 + 0.75) / 2)
     assert figures["divergence/tv_token"] == pytest.approx((0.5 + 0 + 0.75) / 3)
     assert figures["divergence/kl"] == pytest.approx(-(math.log(1.5) + math.log(0.25)) / 2)
     assert figures["divergence/chi2"] == pytest.approx((0.25 + 0.5625) / 2)
     assert figures["divergence/ess"] == pytest.approx(1.75**2 / (2 * (2.25 + 0.0625)))
+
+
+def test_a_response_that_stands_for_several_counts_as_often():
+    log_ratio_T = torch.tensor([0.3, -0.2, 0.7], dtype=torch.float64)
+    repeated = divergence(log_ratio_T[[0, 1, 2, 2, 2]], torch.tensor([0, 0, 1, 2, 3]), torch.ones(4))
+    weighed = divergence(log_ratio_T, torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0]))
+    assert weighed == pytest.approx(repeated)
 
 
 def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
@@ -45,7 +52,7 @@ def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
             response += [number, number]
             number += 1
     assert number == 16
-    figures = divergence(torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(response), number)
+    figures = divergence(torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(response), torch.ones(number))
     assert figures["divergence/tv_sequence"] == pytest.approx(exact_tv)
     assert figures["divergence/kl"] == pytest.approx(exact_kl)
     assert figures["divergence/chi2"] == pytest.approx(exact_second - 1)

@@ -51,9 +51,9 @@ def test_nothing_to_learn_advances_the_version_without_a_step(tiny):
     update = learner.update(batch)
     assert learner.version == 1
     assert torch.equal(flat(tiny), before)
-    assert update.responses == 0
+    assert len(update.stands_for_B) == 4
     assert [use.advantage for use in batch.uses] == [None] * 4
-    assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).responses == 0
+    assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).stands_for_B.tolist() == []
 
 
 def test_batch_accounts_for_everything_drawn():
@@ -158,3 +158,32 @@ def test_logits_of_a_batch_are_never_held_at_once(tiny, monkeypatch):
     learner = make_learner(tiny, logit_chunk=5)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     assert max(sizes) == 5
+
+
+def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradient(tiny):
+    """Half the groups have equal rewards: two of them are scored, and speak for all of them."""
+    rng = np.random.default_rng(3)
+    groups = []
+    for key in range(8):
+        prompt = random_prompt(rng)
+        rewards = [1.0] * 4 if key % 2 else [0.0, 1.0, 0.0, 1.0]
+        members = (random_rollout(rng, key, prompt, r, id=4 * key + i) for i, r in enumerate(rewards))
+        groups.append(Group(f"prompt/{key}", tuple(members)))
+    live = [group for group in groups if group.rollouts[0].reward == 0.0]
+    batch = collate(groups, make_learner(tiny).objective, now=0, lineage="test", seed=0)
+    assert len(batch.rollouts) == 16 and len(batch.watched) == 8
+    assert batch.watched_for == 2.0
+    assert {rollout.prompt_key for rollout in batch.watched} < {f"prompt/{key}" for key in (1, 3, 5, 7)}
+    chosen = {tuple(r.id for r in collate(groups, make_learner(tiny).objective, now=k, lineage="test", seed=0).watched)
+              for k in range(20)}  # fmt: skip
+    assert len(chosen) > 3
+    gradients = []
+    for several in (groups, live):
+        learner = make_learner(tiny)
+        batch = collate(several, learner.objective, now=0, lineage="test", seed=0)
+        update = learner.update(batch)
+        gradients.append(torch.cat([p.grad.flatten() for p in tiny.parameters().values()]).clone())
+        assert update.stands_for_B.sum().item() == 4 * len(several)
+    assert torch.allclose(*gradients, rtol=1e-5, atol=1e-9)
+    for rollout in batch.watched:
+        assert rollout.length

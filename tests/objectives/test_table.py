@@ -1,8 +1,19 @@
 """The table of names: defaults from one place, and refusals that say what to change."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 
-from solera.config import CollectConfig, Config, LearnConfig, ObjectiveConfig
+from solera.config import (
+    AdvantageName,
+    AggregationName,
+    ClipName,
+    CollectConfig,
+    Config,
+    LearnConfig,
+    ObjectiveConfig,
+)
 from solera.errors import SoleraError
 from solera.objectives.objective import compose
 from solera.objectives.table import TABLE, notices, resolve, resolve_config
@@ -138,3 +149,11 @@ def test_a_clip_that_cannot_act_is_said_not_refused():
     assert "cannot act" in notices(config)[0]
     assert notices(Config(objective=config.objective, learn=LearnConfig(passes=2))) == []
     assert notices(Config(objective=resolve(ObjectiveConfig("off_policy_grpo")))) == []
+
+
+def test_the_page_about_the_algorithms_is_up_to_date():
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "write_algorithms_doc.py"))
+    text = script["DOC"].read_text(encoding="utf-8")
+    assert script["written"](text) == text
+    for field, choices in (("advantage", AdvantageName), ("clip", ClipName), ("aggregation", AggregationName)):
+        assert all(f"`{choice}`" in text for choice in choices.__args__), field

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from solera.build import build_task, resolved
+from solera.config import Config
 from solera.models import loading
-from solera.records import Completion
+from solera.records import Completion, Reward
 from solera.tasks.arithmetic import Arithmetic
 
 
@@ -17,7 +19,7 @@ def codec():
 
 
 def pair(prompt) -> frozenset[str]:
-    return frozenset(prompt.data["text"].rstrip("=").split("+"))
+    return frozenset(prompt.data["prompt"].rstrip("=").split("+"))
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
@@ -27,7 +29,7 @@ def test_training_and_held_out_problems_share_no_unordered_pair(codec, level):
     training = [task.prompt(i) for i in range(4000)]
     assert not {pair(p) for p in held_out} & {pair(p) for p in training}
     assert len({pair(p) for p in held_out}) == len(held_out) == (500 if level > 1 else len(held_out))
-    assert all(p.data["answer"] == str(sum(int(n) for n in p.data["text"].rstrip("=").split("+"))) for p in training)
+    assert all(p.data["answer"] == str(sum(int(n) for n in p.data["prompt"].rstrip("=").split("+"))) for p in training)
     assert max(len(n) for p in training for n in pair(p)) == level
 
 
@@ -44,13 +46,14 @@ def test_held_out_problems_do_not_depend_on_the_seed_and_the_stream_does(codec):
      ("8<pad>2<eos>", "stop", 0.0), ("<eos>", "stop", 0.0), ("28<eos>", "stop", 0.0)],
 )  # fmt: skip
 def test_only_the_exact_answer_and_its_end_is_right(codec, text, finish, reward):
-    task = Arithmetic(codec, 2, seed=0)
+    task = build_task(resolved(Config()), codec)
     ids = np.array(codec.tokenizer.convert_tokens_to_ids(codec.tokenizer.tokenize(text)), np.int32)
 
     async def generate(token_ids):
         assert codec.tokenizer.decode(token_ids) == "37+45="
         return Completion(ids, np.zeros(len(ids), np.float32), ((len(ids), 0),), finish)
 
-    rollout = asyncio.run(task.run(task._prompt(37, 45), generate))
+    rollout = asyncio.run(task.run(task.problems._prompt(37, 45), generate))
     assert rollout.reward == reward
+    assert rollout.rewards == (Reward(reward, part="reward", source="task"),)
     assert rollout.length == len(ids)

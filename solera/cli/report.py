@@ -1,0 +1,39 @@
+"""`solera report`: a page to look into one run, or to compare several."""
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from solera.errors import SoleraError
+
+HELP = """Write one self-contained HTML page about runs, finished, running or killed: curves of all of them over each
+other, age and sync history, groups with their responses, rewards and advantages, and how their configs differ."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SoleraError(f"{message} (see solera report --help)")
+
+
+def run(arguments: list[str]) -> int:
+    from solera.report.groups import GROUPS
+    from solera.report.html import write_report
+
+    parser = Parser("solera report", description=HELP)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/NAME")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE",
+        help="where the page goes; by default report.html, in the run's folder where there is one run, else here",
+    )  # fmt: skip
+    parser.add_argument(
+        "--groups", type=int, default=GROUPS, metavar="N",
+        help="most groups of each run to put into the page, spread over its steps (default: %(default)s)",
+    )  # fmt: skip
+    chosen = parser.parse_args(arguments)
+    if chosen.groups < 0:
+        parser.error(f"--groups is {chosen.groups}; it must be at least 0")
+    single = chosen.runs[0] / "report.html" if len(chosen.runs) == 1 else Path("report.html")
+    print(f"report {write_report(chosen.runs, chosen.out or single, chosen.groups)}")
+    return 0

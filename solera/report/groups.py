@@ -1,0 +1,100 @@
+"""A sample of the groups that a run learned from, spread over its steps, as plain values for a page."""
+
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from solera.errors import SoleraError
+from solera.records import Rollout, Use
+from solera.report.run_folder import RunFolder
+from solera.report.text import Piece, TextReader, pieces, text_reader
+from solera.store.reading import Reading, UsedGroup, reading
+
+GROUPS = 80
+"""Groups of each run in a page, unless asked otherwise."""
+A_STEP = 4
+"""Groups shown of one step, where it has as many."""
+
+
+def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
+    """Up to `count` groups of the run's store; what is in the way of that becomes a note of the run."""
+    store = run.path / "store.db"
+    if not count:
+        return []
+    if not store.is_file():
+        run.notes.append("store.db is missing: there are no groups to look into.")
+        return []
+    try:
+        with reading(store) as opened:
+            chosen = list(_chosen(opened, count, _group_size(run)))
+            if not chosen:
+                run.notes.append("store.db: nothing was learned from yet, so there are no groups to look into.")
+                return []
+            text = text_reader(run)
+            return [_plain(opened.with_sequences(used), text) for used in chosen]
+    except SoleraError as error:
+        run.notes.append(f"There are no groups to look into: {error}.")
+        return []
+
+
+def _chosen(opened: Reading, count: int, group_size: int) -> Iterator[UsedGroup]:
+    """Of steps evenly apart, the first and the last among them: mostly groups that differ, some that do not."""
+    versions = opened.versions()
+    steps = min(len(versions), -(-count // A_STEP))
+    for place in range(steps):
+        version = versions[round(place * (len(versions) - 1) / max(steps - 1, 1))]
+        share = count // steps + (place < count % steps)
+        yield from _preferred(opened.used(version, group_size))[:share]
+
+
+def _group_size(run: RunFolder) -> int:
+    """As configured; where that is not known, all responses to a prompt in a step are taken for one group."""
+    size = run.setting("collect", "group_size")
+    return size if type(size) is int and size > 0 else sys.maxsize
+
+
+def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
+    """Three groups that differ to one that does not, each kind in the order drawn, for as long as both last."""
+    differing = (group for group in used if group.differs)
+    flat = (group for group in used if not group.differs)
+    rounds = (list(islice(differing, A_STEP - 1)) + list(islice(flat, 1)) for _ in used)
+    return [group for one_round in rounds for group in one_round]
+
+
+def _plain(used: UsedGroup, text: TextReader) -> dict[str, Any]:
+    return {
+        "step": used.version,
+        "key": used.group.prompt_key,
+        "prompt": text(_cuts(used.group.rollouts[0])[0][0]),
+        "differs": used.differs,
+        "masked": used.masked,
+        "members": [_member(*pair, text) for pair in zip(used.group.rollouts, used.uses, strict=True)],
+    }
+
+
+def _member(rollout: Rollout, use: Use, text: TextReader) -> dict[str, Any]:
+    parts = {reward.part: reward.value for reward in rollout.rewards}  # in the order of revisions: the latest stays
+    versions = sorted({span.version for sequence in rollout.sequences for span in sequence.spans})
+    return {
+        "id": rollout.id,
+        "turns": _turns(rollout, text),
+        "reward": rollout.reward,
+        "parts": parts if len(parts) > 1 else {},
+        "advantage": use.advantage,
+        "age": use.age,
+        "versions": versions if rollout.lineage is not None else [],
+        "finish": rollout.finish_reason,
+        "length": rollout.length,
+        "origin": rollout.origin,
+    }
+
+
+def _turns(rollout: Rollout, text: TextReader) -> list[dict[str, Any]]:
+    """What followed the prompt; further sequences of an episode whole, since each began with a text of its own."""
+    first, *further = _cuts(rollout)
+    return [{"written": piece.written, "text": text(piece)} for cut in (first[1:], *further) for piece in cut]
+
+
+def _cuts(rollout: Rollout) -> list[list[Piece]]:
+    return [pieces(sequence) for sequence in rollout.sequences] or [[Piece(False, [])]]

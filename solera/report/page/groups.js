@@ -1,0 +1,146 @@
+const AT_ONCE = 16;
+
+/* Groups to look into. Everything a model wrote goes in as text. */
+class Groups {
+  constructor(host) {
+    this.all = runs.flatMap((run, r) => run.groups.map((group) => ({ ...group, r, ...this.spread(group) })));
+    this.range = runs.map((run) => run.groups.flatMap((group) => group.members).reduce(
+      ([low, high], m) => [Math.min(low, m.reward ?? 0), Math.max(high, m.reward ?? 0)], [0, 1e-9]));
+    this.list = element("div", { class: runs.length > 1 ? "several" : null });
+    this.more = element("button", { class: "chip", type: "button", style: "margin-top: 10px" });
+    this.more.addEventListener("click", () => { this.limit += AT_ONCE; this.show(); });
+    this.count = element("p", { class: "soft" });
+    if (!this.all.length) return host.append(element("p", { class: "soft" }, "There are no groups in this page."));
+    const steps = [...new Set(this.all.map((group) => group.step))].sort((a, b) => a - b);
+    this.run = this.select("Run", runs.map((run, r) => [r, run.name]), "all runs");
+    this.step = this.select("Step", steps.map((step) => [step, `step ${step}`]), "all steps");
+    this.order = this.select("Order", [["spread", "most unequal first"], ["age", "oldest first"], ["longest", "longest first"]], "in order of steps");
+    this.differ = element("input", { type: "checkbox" });
+    this.search = element("input", { type: "search", placeholder: "search prompts and responses", "aria-label": "Search" });
+    const filters = element("div", { class: "filters" }, this.step, this.order, this.search, element("label", {}, this.differ, "only groups that differ"));
+    if (runs.length > 1) filters.prepend(this.run);
+    filters.addEventListener("input", () => { this.limit = AT_ONCE; this.show(); });
+    host.append(element("p", { class: "soft", style: "margin-bottom: 10px" }, this.explained()), filters, this.count, this.list, this.more);
+    this.limit = AT_ONCE;
+    this.show();
+  }
+
+  explained() {
+    const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+    const taken = runs.map((run) => many(run.groups.length, "group") + (runs.length > 1 ? ` of ${run.name}` : "")
+      + ` from ${many(new Set(run.groups.map((group) => group.step)).size, "step")}`);
+    return `A sample: ${taken.join(", ")}, evenly apart; of each step mostly groups whose rewards differ. ` +
+      "A bar is a response: its height the reward, blue an advantage above 0, orange one below, grey none.";
+  }
+
+  spread(group) {
+    const rewards = group.members.map((m) => m.reward).filter((reward) => reward !== null);
+    const mean = rewards.reduce((a, b) => a + b, 0) / (rewards.length || 1);
+    const ages = group.members.map((m) => m.age).filter((age) => age !== null);
+    return {
+      mean: rewards.length ? mean : null,
+      spread: Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0)),
+      age: ages.length ? Math.max(...ages) : null,
+      ages: [...new Set([Math.min(...ages), Math.max(...ages)])].join("–"),
+      longest: Math.max(...group.members.map((m) => m.length)),
+      text: [group.prompt, group.key, ...group.members.flatMap((m) => m.turns.map((turn) => turn.text))].join("\n").toLowerCase(),
+    };
+  }
+
+  select(label, options, all) {
+    const made = options.map(([value, name]) => element("option", { value }, name));
+    return element("select", { "aria-label": label }, element("option", { value: "" }, all), ...made);
+  }
+
+  show() {
+    if (!this.search) return;
+    const words = this.search.value.toLowerCase();
+    const shown = this.all.filter((group) => !hidden.has(group.r)
+      && (this.run.value === "" || group.r === +this.run.value)
+      && (this.step.value === "" || group.step === +this.step.value)
+      && (!this.differ.checked || group.differs)
+      && group.text.includes(words));
+    const by = this.order.value;
+    shown.sort((a, b) => (by ? (b[by] ?? -1) - (a[by] ?? -1) : 0) || a.step - b.step || a.r - b.r);
+    this.count.textContent = shown.length === this.all.length ? "" : `${shown.length} of ${this.all.length} groups`;
+    this.list.replaceChildren(...shown.slice(0, this.limit).map((group) => this.card(group, words)));
+    this.more.hidden = shown.length <= this.limit;
+    this.more.textContent = `Show more (${shown.length - this.limit})`;
+  }
+
+  card(group, words) {
+    const [low, high] = this.range[group.r];
+    const bars = group.members.map((m) => element("i", {
+      class: this.side(m.advantage), style: `height: ${(100 * ((m.reward ?? low) - low)) / (high - low)}%`,
+    }));
+    const age = group.age === null ? "" : ` · age ${group.ages}`;
+    const whose = runs.length > 1 ? ` · ${runs[group.r].name}` : "";
+    const summary = element("summary", {},
+      element("span", { class: "soft when" }, `step ${group.step}${whose}`),
+      element("span", { class: "opening" }, ...marked(opening(group), words)),
+      element("span", { class: "bars", "aria-hidden": "true" }, ...bars),
+      element("span", { class: "mean" }, `mean ${figure(group.mean)}${age}`),
+      element("span", { class: `tag${group.masked || !group.differs ? "" : " no"}` }, group.masked ? "masked" : "all equal"));
+    const details = element("details", { class: "group card", style: colour(group.r) }, summary);
+    details.addEventListener("toggle", () => details.children.length === 1 && details.append(this.inside(group, words)), { once: true });
+    return details;
+  }
+
+  side(advantage) { return advantage === null || advantage === 0 ? "" : advantage > 0 ? "up" : "down"; }
+
+  inside(group, words) {
+    const heads = ["response", "reward", "advantage", "age", "version", "finish", "tokens", "origin"];
+    const members = together(group.members).sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity));
+    const largest = Math.max(...members.map((m) => Math.abs(m.advantage ?? 0)), 1e-9);
+    return element("div", { class: "inside" },
+      element("pre", { class: "prompt" }, ...marked(group.prompt, words)),
+      element("table", { class: "members" },
+        element("thead", {}, element("tr", {}, ...heads.map((head, i) => element("th", { class: i ? "figure" : null }, head)))),
+        element("tbody", {}, ...members.map((m) => this.member(m, largest, words)))));
+  }
+
+  member(m, largest, words) {
+    const advantage = element("span", { class: "advantage" },
+      element("i", { class: this.side(m.advantage), style: `--size: ${Math.abs(m.advantage ?? 0) / largest}` }),
+      m.advantage === null ? "none" : figure(m.advantage));
+    const parts = Object.entries(m.parts).map(([part, value]) => element("div", { class: "soft" }, `${part} ${figure(value)}`));
+    const cell = (label, ...content) => element("td", { class: "figure", "data-label": label }, ...content);
+    return element("tr", {}, element("td", {}, this.text(m, words)),
+      cell("reward", m.reward === null ? "none" : figure(m.reward), ...parts), cell("advantage", advantage), cell("age", figure(m.age)),
+      cell("version", m.versions.join("–") || "–"), cell("finish", m.finish), cell("tokens", figure(m.length)), cell("origin", m.origin));
+  }
+
+  text(m, words) {
+    const turns = m.turns.map((turn) => element("span", { class: turn.written ? null : "given" }, ...marked(turn.text, words)));
+    if (!m.turns.some((turn) => turn.text)) turns.push(element("span", { class: "empty" }, "(empty)"));
+    if (m.times > 1) turns.push(element("span", { class: "tag" }, `× ${m.times}`));
+    return element("pre", { class: "text" }, ...turns);
+  }
+}
+
+/* Responses that are the same in everything but their number in the store, once, with how many they are. */
+function together(members) {
+  const found = new Map();
+  for (const m of members) {
+    const same = JSON.stringify({ ...m, id: null });
+    found.set(same, { ...m, times: (found.get(same)?.times ?? 0) + 1 });
+  }
+  return [...found.values()];
+}
+
+/* The end of a prompt tells more than its beginning, which a chat template has in common with all others. */
+function opening(group) {
+  const line = group.prompt.replace(/<\|[^|]*\|>/g, " ").replace(/\s+/g, " ").trim();
+  return line.length > 80 ? `…${line.slice(-80)}` : line;
+}
+
+function marked(text, words) {
+  if (!words) return [text];
+  const found = [], low = text.toLowerCase();
+  let from = 0;
+  for (let at = low.indexOf(words); at >= 0; at = low.indexOf(words, from)) {
+    found.push(text.slice(from, at), element("mark", {}, text.slice(at, at + words.length)));
+    from = at + words.length;
+  }
+  return [...found, text.slice(from)];
+}

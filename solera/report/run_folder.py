@@ -1,0 +1,98 @@
+"""A run's folder as a report reads it: whatever is there is used, whatever is missing is said."""
+
+import json
+import math
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from solera.errors import SoleraError
+
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Config and metrics of a run, and what could not be read of them."""
+
+    path: Path
+    config: dict[str, dict[str, Any]]
+    rows: list[Row]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "model").is_dir()
+
+    def setting(self, room: str, name: str) -> Any:
+        """A field of the config as it was written; `None` where it is unset or unknown."""
+        return self.config.get(room, {}).get(name)
+
+    def points(self, metric: str) -> list[tuple[float, float]]:
+        """(step, value) wherever the metric was logged and is finite."""
+        return [(row["step"], row[metric]) for row in self.rows if math.isfinite(row.get(metric, math.nan))]
+
+    def total(self, metric: str) -> float:
+        return sum(value for _, value in self.points(metric))
+
+
+def read_run(path: Path) -> RunFolder:
+    """Read what there is, from a run that is finished, running or killed."""
+    if not path.is_dir():
+        raise SoleraError(f"{path}: no such folder; give the folder of a run, such as runs/NAME")
+    if not (path / "config.toml").is_file() and not (path / "metrics.jsonl").is_file():
+        raise SoleraError(f"{path}: neither config.toml nor metrics.jsonl is in it, so it is not the folder of a run")
+    notes: list[str] = []
+    return RunFolder(path, _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes), notes)
+
+
+def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
+    """The tables as written, not as `config.load` checks them: a run of another version can be reported too."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        notes.append("config.toml is missing: settings are not known.")
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        notes.append(f"config.toml cannot be read: {error}.")
+        return {}
+    rooms = {room: table for room, table in tables.items() if isinstance(table, dict)}
+    return {room: {name: _plain(value) for name, value in table.items()} for room, table in rooms.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The value where JSON has a word for it, else its text: TOML knows dates and infinities."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value
+
+
+def _rows(path: Path, notes: list[str]) -> list[Row]:
+    if not path.is_file():
+        notes.append("metrics.jsonl is missing: there are no curves.")
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    rows = [_row(line) for line in lines]
+    damaged = [number for number, row in enumerate(rows, 1) if row is None and lines[number - 1].strip()]
+    if damaged == [len(lines)]:
+        notes.append(f"The last line of metrics.jsonl (line {len(lines)}) was cut off and is left out.")
+    elif damaged:
+        notes.append(f"metrics.jsonl: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}.")
+    found = sorted((row for row in rows if row is not None), key=lambda row: row["step"])
+    if not found:
+        notes.append("metrics.jsonl holds no step yet: there are no curves.")
+    return found
+
+
+def _row(line: str) -> Row | None:
+    """The numbers of a line; `None` where it is not an object with a step."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(values, dict) or type(values.get("step")) is not int:
+        return None
+    return {name: value for name, value in values.items() if type(value) in (int, float)}

@@ -1,0 +1,107 @@
+"""What was learned from, read back from a store that someone else may be writing to."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from sqlalchemy import Connection, create_engine, func, select
+from sqlalchemy.exc import DatabaseError
+
+from solera.errors import SoleraError
+from solera.records import Group, Reward, Rollout, Use
+from solera.store.encoding import decode
+from solera.store.schema import rewards, rollouts, uses
+
+_r, _u, _w = rollouts.c, uses.c, rewards.c
+_USED = (
+    select(
+        _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _u.version, _u.age, _u.advantage,
+        _w.value, _w.part, _w.source, _w.revision,
+    )
+    .join(uses, _u.rollout_id == _r.id)
+    .outerjoin(rewards, _w.rollout_id == _r.id)
+    .order_by(_r.id, _w.part, _w.revision)
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class UsedGroup:
+    """A group as one step learned from it; `uses` in the order of the group's rollouts."""
+
+    version: int
+    group: Group
+    uses: tuple[Use, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether its rewards are not all equal."""
+        return len({rollout.reward for rollout in self.group.rollouts} - {None}) > 1
+
+    @property
+    def masked(self) -> bool:
+        """Whether nothing in it took part in the step."""
+        return all(use.advantage is None for use in self.uses)
+
+
+class Reading:
+    """One moment of a store. Nothing is written, and a running training is not held up."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def versions(self) -> range:
+        """From the first version that something was learned at to the last."""
+        first, last = self._connection.execute(select(func.min(_u.version), func.max(_u.version))).one()
+        return range(0) if first is None else range(first, last + 1)
+
+    def used(self, version: int, group_size: int) -> list[UsedGroup]:
+        """The groups of one step, without the sequences of their rollouts, which `with_sequences` adds.
+
+        Groups are not stored: as in drawing, a prompt's rollouts fill one group after the other, first in first out.
+        """
+        members: dict[str, list[tuple[Rollout, Use]]] = {}
+        for _, same in groupby(self._connection.execute(_USED.where(_u.version == version)), key=itemgetter(0)):
+            lines = [tuple(line) for line in same]
+            id_, key, lineage, origin, finish_reason, *use = lines[0][:8]
+            graded = tuple(Reward(*line[8:]) for line in lines if line[8] is not None)
+            rollout = Rollout(key, (), graded, lineage, origin, finish_reason, id=id_)
+            members.setdefault(key, []).append((rollout, Use(id_, *use)))
+        return [
+            _used_group(version, key, same_prompt[start : start + group_size])
+            for key, same_prompt in members.items()
+            for start in range(0, len(same_prompt), group_size)
+        ]
+
+    def with_sequences(self, used: UsedGroup) -> UsedGroup:
+        ids = [rollout.id for rollout in used.group.rollouts]
+        rows = self._connection.execute(select(_r.id, _r.sequences).where(_r.id.in_(ids)))
+        found = {id_: decode(data) for id_, data in rows}
+        filled = tuple(replace(rollout, sequences=found[rollout.id]) for rollout in used.group.rollouts)
+        return replace(used, group=Group(used.group.prompt_key, filled))
+
+
+def _used_group(version: int, key: str, members: list[tuple[Rollout, Use]]) -> UsedGroup:
+    return UsedGroup(version, Group(key, tuple(rollout for rollout, _ in members)), tuple(use for _, use in members))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Reading]:
+    """Open a store for reading only; one that is missing, damaged or of another make is refused in one line."""
+    if not path.is_file():
+        raise SoleraError(f"{path}: no such store")
+    # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
+    # beside it and, being allowed only to read, leave them there.
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True))
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN")  # all that follows is read from one moment
+            yield Reading(connection)
+    except DatabaseError as error:
+        raise SoleraError(f"{path}: cannot be read as a store: {error.orig}") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,93 @@
+"""Calling functions that may hang, raise or block, without being held up by them.
+
+Calls run in a daemon thread: Python cannot stop a thread, but a daemon keeps nobody waiting. A call that comes to no
+end is left behind with its thread, and those after it go to another.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+GRACE = 1.0
+"""Seconds that a thread of asynchronous calls gets beyond their timeout to report it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a call returned, or the error it ended in."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+class TookTooLongError(Exception):
+    """A call was still running when its time was over."""
+
+
+Answers = list["asyncio.Future[Outcome]"]
+Tell = Callable[["asyncio.Future[Outcome]", Outcome], None]
+
+
+async def call_each(function: Callable[..., Any], calls: list[Call], timeout: float) -> list[Outcome]:
+    """Every call's outcome: asynchronous functions all together, others one after the other, `timeout` seconds each."""
+    asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    patience = timeout + GRACE if asynchronous else timeout
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(calls):
+        answers = _start(_together if asynchronous else _in_turn, function, calls[len(outcomes) :], timeout)
+        try:
+            for answer in answers:
+                if not answer.done():
+                    await asyncio.wait([answer], timeout=patience)
+                outcomes.append(answer.result() if answer.done() else Outcome(error=TookTooLongError()))
+                if not answer.done():
+                    break
+        finally:
+            for answer in answers:
+                answer.cancel()
+    return outcomes
+
+
+def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[Call], timeout: float) -> Answers:
+    loop = asyncio.get_running_loop()
+    answers: Answers = [loop.create_future() for _ in calls]
+
+    def tell(answer: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(outcome))
+
+    arguments = (function, list(zip(calls, answers, strict=True)), timeout, tell)
+    threading.Thread(target=work, args=arguments, daemon=True, name="solera-reward").start()
+    return answers
+
+
+def _in_turn(function: Callable[..., Any], jobs: list[tuple[Call, Any]], _: float, tell: Tell) -> None:
+    for (arguments, keywords), answer in jobs:
+        if answer.cancelled():
+            return
+        try:
+            outcome = Outcome(function(*arguments, **keywords))
+        except BaseException as error:
+            outcome = Outcome(error=error)
+        tell(answer, outcome)
+
+
+def _together(function: Callable[..., Any], jobs: list[tuple[Call, Any]], timeout: float, tell: Tell) -> None:
+    async def one(call: Call, answer: "asyncio.Future[Outcome]") -> None:
+        try:
+            tell(answer, Outcome(await function(*call[0], **call[1])))
+        except BaseException as error:
+            tell(answer, Outcome(error=error))
+
+    async def together() -> None:
+        running = {asyncio.ensure_future(one(*job)): job[1] for job in jobs}
+        _, late = await asyncio.wait(running, timeout=timeout)
+        for task in late:
+            tell(running[task], Outcome(error=TookTooLongError()))
+
+    asyncio.run(together())

@@ -1,0 +1,141 @@
+"""Reward functions of one's own: found by name, and recognised by what they take."""
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from solera.errors import SoleraError, one_line
+from solera.tasks.graders import GRADERS
+
+GIVEN = frozenset(("prompts", "completions", "completion_ids"))
+"""What a function of TRL's signature gets besides the columns."""
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A function, the name it was given by, and how it wants to be called.
+
+    `takes` names the keywords that a function of TRL's signature gets for a whole batch; `None` is our own signature,
+    `(rollout, row)` for one response.
+    """
+
+    spec: str
+    call: Callable[..., Any]
+    takes: frozenset[str] | None
+
+    @property
+    def name(self) -> str:
+        return part_name(self.spec)
+
+
+def part_name(spec: str) -> str:
+    """What a function's rewards are called.
+
+    >>> part_name("rewards.py:brevity"), part_name("exact")
+    ('brevity', 'exact')
+    """
+    return spec.rpartition(":")[2]
+
+
+def check_spec(spec: str) -> None:
+    """Refuse what cannot name a grader or a function, before anything is imported."""
+    if spec in GRADERS:
+        return
+    source, colon, name = spec.rpartition(":")
+    if not (colon and source and name.isidentifier()):
+        raise SoleraError(
+            f"reward.functions: {spec!r} is none of the graders {', '.join(GRADERS)}, and your own function is written "
+            "package.module:function or file.py:function"
+        )
+    if source.endswith(".py") and not Path(source).expanduser().is_file():
+        raise SoleraError(f"reward.functions: {spec}: there is no file {source}")
+
+
+def load(specs: list[str], columns: Set[str], prompt: str) -> list[OwnFunction]:
+    """The functions, each module loaded once; `columns` are those of the data, `prompt` the prompt's own."""
+    modules = {source: _module(source, spec) for spec in specs for source in [spec.rpartition(":")[0]]}
+    return [_function(modules[spec.rpartition(":")[0]], spec, columns - {prompt}) for spec in specs]
+
+
+def _module(source: str, spec: str) -> ModuleType:
+    try:
+        return _from_file(Path(source).expanduser()) if source.endswith(".py") else _from_package(source)
+    except (Exception, SystemExit) as error:
+        place = where(error, source) if source.endswith(".py") and not isinstance(error, SyntaxError) else ""
+        raise SoleraError(
+            f"reward.functions: {spec}: {source} cannot be imported: {type(error).__name__}: {one_line(error)}{place}"
+        ) from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"solera_reward_{blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
+    module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))  # an import might find an older file's bytecode
+    return module
+
+
+def _from_package(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path and "" not in sys.path:  # an installed command does not search where it is called
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _function(module: ModuleType, spec: str, columns: Set[str]) -> OwnFunction:
+    source, _, name = spec.rpartition(":")
+    call = getattr(module, name, None)
+    if not callable(call):
+        fault = "is there, but is no function" if hasattr(module, name) else "is not there"
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
+        raise SoleraError(
+            f"reward.functions: {spec}: {name} {fault}; functions of {source}: {', '.join(known) or 'none'}"
+        )
+    try:
+        signature = inspect.signature(call)
+    except (TypeError, ValueError) as error:
+        raise SoleraError(f"reward.functions: {spec}: what it takes cannot be seen; wrap it in a function") from error
+    return OwnFunction(spec, call, _takes(spec, signature, columns))
+
+
+def _takes(spec: str, signature: inspect.Signature, columns: Set[str]) -> frozenset[str] | None:
+    """TRL's signature is recognised by `completions`, or by taking keywords only."""
+    anything = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if "completions" not in signature.parameters and (_binds(signature, 2) or not anything):
+        if _binds(signature, 2):
+            return None
+        raise SoleraError(
+            f"reward.functions: {spec} takes {signature}; a reward function takes (rollout, row), or TRL's (prompts, "
+            "completions, **columns)"
+        )
+    if clash := sorted(GIVEN & columns):
+        raise SoleraError(f"reward.functions: {spec} gets {clash[0]!r} from Solera: rename that column of the data")
+    takes = GIVEN | columns if anything else (GIVEN | columns) & signature.parameters.keys()
+    try:
+        signature.bind(**dict.fromkeys(takes))
+    except TypeError as error:
+        known = ", ".join(sorted(columns)) or "none"
+        raise SoleraError(f"reward.functions: {spec} takes {signature}: {error}; the columns are {known}") from None
+    return frozenset(takes)
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def where(error: BaseException, source: str) -> str:
+    """The line at fault: the last one of `source` in the error's traceback, else the last of all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).name == Path(source).name]
+    return "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in (own or frames)[-1:])

@@ -1,0 +1,251 @@
+"""Problems from a file of one's own: one JSON object a line, a prompt and any further columns.
+
+The file is read strictly and as a whole before a run begins; every complaint names file, line and field.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from solera.config import TaskConfig
+from solera.errors import SoleraError
+from solera.protocols import Codec
+from solera.records import Prompt
+from solera.tasks.graders import answer_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line: where it stands, what it says, and digests of that. Equal rows share `key`."""
+
+    place: str
+    data: dict[str, Any]
+    key: str
+    prompt_digest: bytes
+
+
+class Jsonl:
+    """The problems: every epoch shows all training rows once, in an order of its own."""
+
+    def __init__(
+        self,
+        task: TaskConfig,
+        codec: Codec,
+        seed: int,
+        longest: int | None = None,
+        graders: frozenset[str] = frozenset(),
+    ) -> None:
+        """`longest` is the most tokens a prompt may have; `graders` are those that compare with the answer column."""
+        assert task.prompt is not None
+        self._column = task.prompt
+        self._codec = codec
+        self._seed = seed
+        training, held_out = read_split(task, graders)
+        self._training = [(row, self._encode(row, longest)) for row in training]
+        self._held_out = [(row, self._encode(row, longest)) for row in held_out]
+        rows = training + held_out
+        self._places = {row.key: row.place for row in reversed(rows)}
+        self.columns = frozenset(column for row in rows for column in row.data)
+
+    def prompt(self, index: int) -> Prompt:
+        epoch, place = divmod(index, len(self._training))
+        return _prompt(*self._training[_order(self._seed, epoch, len(self._training))[place]])
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count` different held-out rows, the same in every run, whatever order the file has."""
+        distinct = {row.key: (row, ids) for row, ids in self._held_out}
+        return [_prompt(*distinct[key]) for key in sorted(distinct)[:count]]
+
+    def place(self, prompt: Prompt) -> str:
+        return self._places[prompt.key]
+
+    def _encode(self, row: Row, longest: int | None) -> np.ndarray:
+        prompt, field = row.data[self._column], f"{row.place}: field {self._column!r}"
+        try:
+            ids = self._codec.encode(prompt) if isinstance(prompt, str) else self._codec.chat(prompt)
+        except SoleraError as error:
+            raise SoleraError(f"{field} {error}") from error
+        if not ids:
+            raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
+        if self._codec.unknown_id in ids and (unknown := self._unknown(prompt)):
+            raise SoleraError(f"{field} holds {unknown!r}, which the model's tokenizer does not know")
+        if longest is not None and len(ids) > longest:
+            raise SoleraError(
+                f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
+                "it, or lower sampling.max_tokens"
+            )
+        return np.array(ids, np.int32)
+
+    def _unknown(self, prompt: Any) -> str | None:
+        """The first character that the vocabulary cannot spell; `None` where that token came from a template."""
+        text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
+        unknown = self._codec.unknown_id
+        return next(
+            (c for c in text if self._codec.encode(c).count(unknown) > self._codec.encode("").count(unknown)), None
+        )
+
+
+def _prompt(row: Row, ids: np.ndarray) -> Prompt:
+    return Prompt(row.key, tuple(ids.tolist()), row.data)
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, epoch: int, count: int) -> list[int]:
+    order = list(range(count))
+    Random(seed << 40 | epoch).shuffle(order)
+    return order
+
+
+def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], list[Row]]:
+    """Rows to train on and rows held out, no prompt on both sides: all that can be said of them without a tokenizer.
+
+    Without a file of its own a prompt is held out by a hash of it alone, so that neither duplicates nor lines added
+    later move it to the other side.
+    """
+    assert task.path is not None and task.prompt is not None and task.answer is not None
+    rows = read(task.path, task.prompt)
+    if task.held_out_path is not None:
+        held_out = read(task.held_out_path, task.prompt)
+    else:
+        assert task.held_out_share is not None
+        limit = task.held_out_share * 2**64
+        held_out = [row for row in rows if int.from_bytes(row.prompt_digest) < limit]
+    for row in rows + held_out if graders else ():
+        _check_answer(row, task.answer, graders)
+    shown = {row.prompt_digest for row in held_out}
+    training = [row for row in rows if row.prompt_digest not in shown]
+    if not held_out:
+        raise SoleraError(
+            f"{task.path}: none of its {len(rows)} rows fell to task.held_out_share = {task.held_out_share}: raise it, "
+            "or give task.held_out_path"
+        )
+    if not training:
+        raise SoleraError(
+            f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out"
+        )
+    return training, held_out
+
+
+def read(path: str, prompt: str) -> list[Row]:
+    """Every row of a file; blank lines are passed over. A file that did not change is not read again."""
+    try:
+        status = Path(path).stat()
+        return _read(path, prompt, status.st_mtime_ns, status.st_size)
+    except OSError as error:
+        raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@lru_cache(maxsize=2)
+def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
+    with open(path, "rb") as file:
+        rows = [_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
+    if not rows:
+        raise SoleraError(f"{path}:1: the file is empty: it must hold one JSON object a line")
+    return rows
+
+
+def _row(line: bytes, place: str, prompt: str) -> Row:
+    data = _object(line, place)
+    if prompt not in data:
+        known = ", ".join(map(repr, data)) or "none"
+        raise SoleraError(
+            f"{place}: field {prompt!r} is missing; the fields are {known} (task.prompt names the prompt's)"
+        )
+    canonical = {}
+    for column, value in data.items():
+        try:
+            if column == prompt:
+                _check_prompt(value)
+            canonical[column] = _canonical([column, value])
+        except SoleraError as error:
+            raise SoleraError(f"{place}: field {column!r} {error}") from None
+    content = blake2b(b"".join(sorted(canonical.values())), digest_size=12).hexdigest()
+    return Row(place, data, f"jsonl/{content}", blake2b(canonical[prompt], digest_size=8).digest())
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repetition)
+    except UnicodeDecodeError as error:
+        raise SoleraError(f"{place}: not UTF-8 at byte {error.start + 1}") from error
+    except json.JSONDecodeError as error:
+        raise SoleraError(f"{place}: not JSON: {error.msg} at character {error.pos + 1}") from error
+    except RecursionError:
+        raise SoleraError(f"{place}: nested too deeply") from None
+    except ValueError as error:
+        raise SoleraError(f"{place}: {error}") from error
+    if not isinstance(data, dict):
+        raise SoleraError(f'{place}: not a JSON object but {_kind(data)}: write {{"prompt": …}}')
+    return data
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"field {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return data
+
+
+def _check_prompt(prompt: Any) -> None:
+    """Text, or chat messages that end where the policy is to answer; the complaint goes on from the field's name."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise SoleraError("is empty")
+        return
+    if not isinstance(prompt, list):
+        raise SoleraError(f"is {_kind(prompt)}, but must be text or a list of chat messages")
+    if not prompt:
+        raise SoleraError("is an empty list of chat messages")
+    for number, message in enumerate(prompt, 1):
+        if not isinstance(message, dict):
+            raise SoleraError(f"message {number} is {_kind(message)}, but must be an object with role and content")
+        if message.get("role") not in ROLES:
+            raise SoleraError(
+                f"message {number}: role is {_shown(message, 'role')}, but must be one of {', '.join(ROLES)}"
+            )
+        if not isinstance(message.get("content"), str):
+            raise SoleraError(f"message {number}: content is {_shown(message, 'content')}, but must be text")
+    if prompt[-1]["role"] not in ("user", "tool"):
+        raise SoleraError(f"ends with the {prompt[-1]['role']}'s message: the last must be the user's or a tool's")
+
+
+def _check_answer(row: Row, column: str, graders: frozenset[str]) -> None:
+    field = f"{row.place}: field {column!r}"
+    if column not in row.data:
+        raise SoleraError(
+            f"{field} is missing, but the grader {', '.join(sorted(graders))} compares with it (task.answer names the "
+            "column)"
+        )
+    try:
+        answer_of(row.data[column], graders)
+    except SoleraError as error:
+        raise SoleraError(f"{field} {error}") from None
+
+
+def _canonical(value: Any) -> bytes:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
+    except UnicodeEncodeError:
+        raise SoleraError("holds half of a surrogate pair, which is no character") from None
+    except RecursionError:
+        raise SoleraError("is nested too deeply") from None
+    except ValueError:
+        raise SoleraError("holds a number that is not finite (NaN, or beyond what a float can hold)") from None
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _shown(message: dict[str, Any], field: str) -> str:
+    return repr(message[field])[:80] if field in message else "missing"

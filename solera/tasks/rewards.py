@@ -1,0 +1,268 @@
+"""What a response is worth: graders and functions of one's own added up, and what its length costs."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from numbers import Real
+from typing import Any, NamedTuple
+
+from solera.config import Config, RewardConfig
+from solera.errors import SoleraError, one_line
+from solera.protocols import Codec
+from solera.records import Completion, Prompt, Reward, Rollout
+from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
+from solera.tasks.functions import OwnFunction, check_spec, load, part_name, where
+from solera.tasks.graders import GRADERS, Grader
+from solera.tasks.single_turn import Problems
+
+OWN_GRADER = {"arithmetic": "verbatim", "jsonl": "exact"}
+"""The grader of each task where `reward.functions` is empty."""
+OVERLONG, TRUNCATED = "overlong", "truncated"
+TAKEN = (OVERLONG, TRUNCATED, "mean", "zero_variance_fraction")
+"""Names that parts or metrics below `reward/` have already."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt(Rollout):
+    """A rollout as a reward function sees it: not yet graded, and with the text that its tokens spell."""
+
+    text: str = ""
+
+    @classmethod
+    def written(cls, prompt: Prompt, completion: Completion, text: str) -> "Attempt":
+        return cls(**vars(Rollout.of(prompt, completion)), text=text)
+
+
+class Check(NamedTuple):
+    """A grader with the two rewards it can give."""
+
+    grader: Grader
+    right: Reward
+    wrong: Reward
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """The Grade of a run. Graders are called at once, functions of one's own in batches; length comes last."""
+
+    codec: Codec
+    answer: str
+    checks: tuple[Check, ...]
+    asked: "tuple[Asked, ...]" = ()
+    truncated: Reward | None = None
+    overlong: Callable[[int], float] | None = None
+
+    async def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Reward, ...]:
+        finished = completion.finish_reason == "stop"
+        if self.truncated is not None and not finished:
+            return (self.truncated,)
+        text = self.codec.decode(completion.token_ids_T)
+        rewards = []
+        for grader, right, wrong in self.checks:
+            rewards.append(right if grader(text, str(prompt.data[self.answer]), finished) else wrong)
+        if self.asked:
+            attempt = Attempt.written(prompt, completion, text)
+            given = [await function.ask(attempt, prompt) for function in self.asked]
+            rewards += [reward for reward in given if reward is not None]
+        if self.overlong is not None and rewards:
+            rewards.append(Reward(self.overlong(len(completion.token_ids_T)), OVERLONG, "length"))
+        return tuple(rewards)
+
+
+def build_rewards(config: Config, codec: Codec, problems: Problems) -> Rewards:
+    """The rewards of a resolved config."""
+    check_functions(config.reward)
+    reward, limit = config.reward, config.sampling.max_tokens
+    weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
+    column = config.task.prompt or "prompt"
+    own = load([spec for spec in weights if spec not in GRADERS], problems.columns, column)
+    checks = [
+        Check(GRADERS[spec], Reward(weight, spec, spec), Reward(0.0, spec, spec))
+        for spec, weight in weights.items()
+        if spec in GRADERS
+    ]
+    if not weights:
+        checks = [Check(GRADERS[OWN_GRADER[config.task.name]], Reward(1.0), Reward(0.0))]
+    return Rewards(
+        codec,
+        config.task.answer or "answer",
+        tuple(checks),
+        tuple(Asked(function, weights[function.spec], reward, problems, column) for function in own),
+        Reward(reward.truncated_reward, TRUNCATED, "length") if reward.truncated == "penalise" else None,
+        partial(overlong, limit, reward.overlong_buffer, reward.overlong_penalty) if reward.overlong_buffer else None,
+    )
+
+
+def graders(config: Config) -> frozenset[str]:
+    """The graders in use, which compare with the answer column."""
+    return frozenset(config.reward.functions or (OWN_GRADER[config.task.name],)) & GRADERS.keys()
+
+
+def check_functions(reward: RewardConfig) -> None:
+    """What can be refused of the functions before they are imported."""
+    names = [part_name(spec) for spec in reward.functions]
+    for spec, name in zip(reward.functions, names, strict=True):
+        check_spec(spec)
+        if name in TAKEN or names.count(name) > 1:
+            fault = "has this name already" if name in TAKEN else "is there twice"
+            raise SoleraError(f"reward.functions: {spec}: reward/{name} {fault}: give the function another name")
+
+
+def overlong(limit: int, buffer: int, penalty: float, length: int) -> float:
+    """DAPO's soft overlong punishment: 0 up to limit − buffer tokens, then linearly down to −penalty at the limit.
+
+    >>> [overlong(16, 4, 1.0, length) for length in (12, 13, 16)]
+    [0.0, -0.25, -1.0]
+    """
+    return -penalty * (length - limit + buffer) / buffer if length > limit - buffer else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A response to be judged, and who waits for it."""
+
+    attempt: Attempt
+    prompt: Prompt
+    answer: "asyncio.Future[Reward | None]"
+
+
+class Asked:
+    """A function of one's own. All requests made before the event loop comes round again are one batch."""
+
+    def __init__(
+        self, function: OwnFunction, weight: float, config: RewardConfig, problems: Problems, prompt_column: str
+    ) -> None:
+        self.function = function
+        self.weight = weight
+        self.config = config
+        self.problems = problems
+        self.prompt_column = prompt_column
+        self._pending: list[Request] = []
+        self._running: set[asyncio.Task[None]] = set()
+        self._warned = False
+
+    async def ask(self, attempt: Attempt, prompt: Prompt) -> Reward | None:
+        loop = asyncio.get_running_loop()
+        request = Request(attempt, prompt, loop.create_future())
+        if not self._pending:
+            loop.call_soon(self._begin)  # runs after every task that is ready now has made its request
+        self._pending.append(request)
+        return await request.answer
+
+    def _begin(self) -> None:
+        requests, self._pending = self._pending, []
+        task = asyncio.get_running_loop().create_task(self._answer(requests))
+        self._running.add(task)  # the event loop itself would let it be collected
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, requests: list[Request]) -> None:
+        try:
+            rewards = await self._judge(requests)
+        except Exception as error:  # handed to whoever waits, or they would wait for ever
+            for request in requests:
+                if not request.answer.done():
+                    request.answer.set_exception(error)
+            return
+        for request, reward in zip(requests, rewards, strict=True):
+            if not request.answer.done():
+                request.answer.set_result(reward)
+
+    async def _judge(self, requests: list[Request]) -> list[Reward | None]:
+        calls = self._calls(requests)
+        outcomes = await call_each(self.function.call, calls, self.config.timeout)
+        if self.function.takes is not None:
+            outcomes = self._spread(outcomes[0], requests)
+        return [self._reward(outcome, request) for outcome, request in zip(outcomes, requests, strict=True)]
+
+    def _calls(self, requests: list[Request]) -> list[Call]:
+        takes = self.function.takes
+        if takes is None:
+            return [((request.attempt, dict(request.prompt.data)), {}) for request in requests]
+        prompts = [request.prompt.data[self.prompt_column] for request in requests]
+        batch: dict[str, list[Any]] = {
+            name: [request.prompt.data.get(name) for request in requests] for name in takes
+        } | {
+            "prompts": prompts,
+            "completions": [_completion(r.attempt.text, p) for r, p in zip(requests, prompts, strict=True)],
+            "completion_ids": [_response_ids(request.attempt) for request in requests],
+        }
+        return [((), {name: batch[name] for name in takes})]
+
+    def _spread(self, outcome: Outcome, requests: list[Request]) -> list[Outcome]:
+        """The outcome of one call for the whole batch, as one for each request."""
+        values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
+        if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
+            return [Outcome(value) for value in values]
+        wanted = f"but must give a list of {len(requests)}, one for each response"
+        gave = f"a list of {len(values)}" if isinstance(values, list | tuple) else shown(values)
+        complaint = self._complaint(outcome) if outcome.error else f"gave {gave}, {wanted}"
+        more = f" (and {len(requests) - 1} more in the batch)" if len(requests) > 1 else ""
+        self._fail(requests[0], f"{complaint}{more}", outcome.error)
+        return [Outcome(None)] * len(requests)
+
+    def _reward(self, outcome: Outcome, request: Request) -> Reward | None:
+        if outcome.error is not None:
+            return self._fail(request, self._complaint(outcome), outcome.error)
+        if outcome.value is None:
+            return None
+        value = as_number(outcome.value)
+        if value is None:
+            return self._fail(request, f"gave {shown(outcome.value)}, which is not a number")
+        if not math.isfinite(value * self.weight):
+            return self._fail(request, f"gave {shown(outcome.value)}; a reward must be finite")
+        return Reward(value * self.weight, self.function.name, self.function.spec)
+
+    def _complaint(self, outcome: Outcome) -> str:
+        error = outcome.error
+        if isinstance(error, TookTooLongError):
+            return f"took longer than reward.timeout = {self.config.timeout:g} s"
+        assert error is not None
+        source = self.function.spec.rpartition(":")[0]
+        return f"raised {shown(error)}{where(error, source)}"
+
+    def _fail(self, request: Request, complaint: str, cause: BaseException | None = None) -> Reward | None:
+        line = f"{self.problems.place(request.prompt)}: reward {self.function.spec} {complaint}"
+        if self.config.errors == "stop":
+            raise SoleraError(line) from cause
+        if not self._warned:
+            log.warning("solera: %s: counted as missing, as will be further errors of this function", line)
+            self._warned = True
+        return None
+
+
+def _completion(text: str, prompt: Any) -> Any:
+    """As TRL gives it: text after a text, a message after messages."""
+    return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+
+
+def _response_ids(attempt: Attempt) -> list[int]:
+    (sequence,) = attempt.sequences
+    return sequence.token_ids_T[sequence.mask_T].tolist()
+
+
+def as_number(value: Any) -> float | None:
+    """A number, a truth value, or an array of exactly one of these without axes; `None` for anything else."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def shown(value: Any) -> str:
+    """A stranger's value in one short line, whatever its own description does."""
+    try:
+        if isinstance(value, BaseException):
+            name = type(value).__name__
+            return name if not str(value) else f"{name}: {one_line(value)}"
+        return " ".join(repr(value).split())[:80]
+    except Exception:
+        return f"a {type(value).__name__}"

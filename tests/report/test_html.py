@@ -1,0 +1,357 @@
+"""The page, read back: its numbers are those of metrics.jsonl and of the store, each read here in another way."""
+
+import json
+import os
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solera.errors import SoleraError
+from solera.records import Reward, Rollout, Sequence, Span, Use
+from solera.report.html import write_report
+from solera.report.panels import PANELS, panels_for
+from solera.store.ledger import Ledger
+from tests.report.pages import Page
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u2028&lt;"
+
+
+def report(folder: Path, **options) -> Page:
+    return Page(write_report([folder], folder / "report.html", **options))
+
+
+def bare_run(folder: Path, metrics: str = '{"step": 0, "reward/mean": 0.5}\n', config: str = "") -> Path:
+    """The least that is a run's folder."""
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text(metrics)
+    (folder / "config.toml").write_text(config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A real run of twelve batches, synced every four."""
+    from solera.build import train
+    from solera.config import parse
+
+    root = tmp_path_factory.mktemp("runs")
+    return train(
+        parse(
+            f"""
+            run = {{ root = "{root}", name = "real", steps = 12, device = "cpu" }}
+            collect = {{ prompts = 8, group_size = 8 }}
+            sync = {{ period = 4 }}
+            evaluate = {{ every = 6, problems = 8 }}
+            report = {{ tensorboard = false, progress = false }}
+            """,
+            "test",
+        )
+    )
+
+
+def test_training_leaves_a_page_that_needs_nothing_else(trained):
+    page = Page(trained.report)
+    assert trained.report == trained.folder / "report.html"
+    assert page.references == []
+    assert "link" not in page.tags
+    assert page.tags.count("script") == 2
+    assert sorted(p.name for p in trained.folder.iterdir()) == [
+        "config.toml", "metrics.jsonl", "model", "plot.png", "report.html", "store.db",
+    ]  # fmt: skip
+
+
+def test_curves_are_the_metrics(trained):
+    (run,) = Page(trained.report).data["runs"]
+    rows = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    assert run["steps"] == list(range(13))
+    assert run["metrics"].keys() == {name for row in rows for name in row} - {"step"}
+    for name, values in run["metrics"].items():
+        assert values == [pytest.approx(row[name], rel=1e-5) if name in row else None for row in rows]
+    assert run["accuracies"] == [[0, rows[0]["eval/pass@1"]], [12, rows[12]["eval/pass@1"]]]
+    assert run["facts"]["tokens generated"] == sum(row.get("tokens/generated", 0) for row in rows)
+    assert (run["learned"], run["planned"], run["finished"]) == (12, 12, True)
+    assert run["notes"] == []
+
+
+def test_groups_are_the_stores(trained):
+    """Rewards, advantages, ages and lengths by plain SQL; the text by the alphabet of the embedded model."""
+    (run,) = report(trained.folder, groups=1000).data["runs"]
+    with closing(sqlite3.connect(trained.folder / "store.db")) as store:
+        used = store.execute(
+            "select u.version, r.id, r.prompt_key, w.value, u.advantage, u.age, r.version, r.finish_reason, r.sequences"
+            " from uses u join rollouts r on r.id = u.rollout_id join rewards w on w.rollout_id = r.id"
+        ).fetchall()
+    expected = {
+        (version, id_): (key, value, advantage, age, [written], finish, _written_tokens(data))
+        for version, id_, key, value, advantage, age, written, finish, data in used
+    }
+    shown = {
+        (g["step"], m["id"]): (
+            g["key"], m["reward"], m["advantage"], m["age"], m["versions"], m["finish"], m["length"],
+        )
+        for g in run["groups"]
+        for m in g["members"]
+    }  # fmt: skip
+    assert len(used) == 12 * 8 * 8
+    assert shown == expected
+    assert all(len(group["members"]) == 8 for group in run["groups"])
+    for group in run["groups"]:
+        rewards = {m["reward"] for m in group["members"]}
+        assert group["differs"] == (len(rewards) > 1)
+        assert group["masked"] == (len(rewards) == 1)  # the objective masks groups of equal reward
+        assert group["key"] == f"arithmetic/{group['prompt']}"
+        a, b = map(int, group["prompt"].removesuffix("=").split("+"))
+        for m in group["members"]:
+            (turn,) = m["turns"]
+            assert (turn["text"] == str(a + b)) == (m["reward"] == 1)
+
+
+def _written_tokens(data: bytes) -> int:
+    """Of one sequence in one span: 3 bytes, then tokens, has_logp and spans in 9, token ids, (start, stop, version)."""
+    tokens, _, spans = struct.unpack_from("<I?I", data, 3)
+    start, stop, _ = struct.unpack_from("<iii", data, 12 + 4 * tokens)
+    assert spans == 1
+    return stop - start
+
+
+def test_a_sample_is_spread_over_the_steps_and_prefers_groups_that_differ(trained):
+    (run,) = report(trained.folder, groups=12).data["runs"]
+    (everything,) = report(trained.folder, groups=1000).data["runs"]
+    assert sorted({group["step"] for group in run["groups"]}) == [0, 6, 11]  # 0, 5.5, 11, halves to the even side
+    for step in (0, 6, 11):
+        there = sum(group["differs"] for group in everything["groups"] if group["step"] == step)
+        taken = [group["differs"] for group in run["groups"] if group["step"] == step]
+        assert len(taken) == 4
+        assert sum(taken) == (min(there, 3) if there < 8 else 4)
+    assert report(trained.folder, groups=0).data["runs"][0]["groups"] == []
+
+
+def test_a_prompt_drawn_twice_in_a_step_is_two_groups(tmp_path):
+    folder = bare_run(tmp_path / "run", config="collect = { group_size = 2 }")
+    _store(folder, [("p", reward, (5, 6, 7)) for reward in (0.0, 1.0, 1.0, 1.0)])
+    groups = report(folder).data["runs"][0]["groups"]
+    assert [[m["id"] for m in group["members"]] for group in groups] == [[1, 2], [3, 4]]
+    assert [group["differs"] for group in groups] == [True, False]
+
+
+def _store(folder: Path, responses: list[tuple[str, float, tuple[int, ...]]]) -> None:
+    """Rollouts of one prompt token and these tokens, all learned from at version 0."""
+    store = Ledger(folder / "store.db")
+    ids = store.add([_rollout(key, reward, tokens) for key, reward, tokens in responses])
+    store.record([Use(id_, 0, 0, 0.5) for id_ in ids])
+    store.close()
+
+
+def _rollout(key: str, reward: float, tokens: tuple[int, ...], *rewards: Reward) -> Rollout:
+    ids = np.array((4, *tokens), np.int32)
+    sequence = Sequence(ids, (Span(1, len(ids), 0),), np.zeros(len(tokens), np.float32))
+    return Rollout(key, (sequence,), (Reward(reward), *rewards), lineage="a")
+
+
+def test_parts_of_a_reward_latest_revision_each(tmp_path):
+    folder = bare_run(tmp_path / "run")
+    store = Ledger(folder / "store.db")
+    first, second = store.add([_rollout("p", 0.25, (5,), Reward(1.0, part="format")), _rollout("p", 0.0, (6,))])
+    store.add_reward(first, Reward(0.75, revision=1))
+    store.record([Use(first, 0, None, 1.0), Use(second, 0, None, -1.0)])
+    store.close()
+    (group,) = report(folder).data["runs"][0]["groups"]
+    assert [m["reward"] for m in group["members"]] == [1.75, 0.0]
+    assert [m["parts"] for m in group["members"]] == [{"reward": 0.75, "format": 1.0}, {}]
+    assert group["members"][0]["age"] is None
+
+
+def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
+    folder = bare_run(tmp_path / "run", config='model = { path = "nowhere" }')
+    ids = np.arange(10, 18, dtype=np.int32)
+    spans = (Span(2, 3, 0), Span(3, 4, 1), Span(6, 8, 1))  # weights changed after the first token; then a tool spoke
+    store = Ledger(folder / "store.db")
+    (id_,) = store.add([Rollout("p", (Sequence(ids, spans, None),), (Reward(1.0),), lineage="a")])
+    store.record([Use(id_, 2, 2, 0.0)])
+    store.close()
+    run = report(folder).data["runs"][0]
+    (group,) = run["groups"]
+    (member,) = group["members"]
+    assert group["prompt"] == "10 11"
+    assert member["turns"] == [
+        {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
+    ]  # fmt: skip
+    assert member["versions"] == [0, 1]
+    assert "shown as token ids, for no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
+
+
+def test_hostile_text_stays_text(tmp_path):
+    """A tokenizer whose every word is an attempt to break out of the page."""
+    from tokenizers import Tokenizer, models
+
+    folder = bare_run(tmp_path / f"run&<b>{'x' * 3}", metrics=json.dumps({"step": 0, HOSTILE: 1.0}) + "\n")
+    (folder / "model").mkdir()
+    words = {HOSTILE if i == 5 else f"w{i}": i for i in range(8)}
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "model" / "tokenizer.json"))
+    _store(folder, [(HOSTILE, 1.0, (5,)), (HOSTILE, 0.0, (6,))])
+    page = report(folder)
+    (run,) = page.data["runs"]
+    assert run["groups"][0]["key"] == HOSTILE
+    assert [m["turns"][0]["text"] for m in run["groups"][0]["members"]] == [HOSTILE, "w6"]
+    assert page.tags.count("script") == 2
+    assert "img" not in page.tags
+    assert "<" not in page.scripts["data"]
+    assert "\u2028" not in page.text
+    assert "innerHTML" not in page.text and "insertAdjacentHTML" not in page.text  # text goes in as text
+
+
+def test_several_runs_and_what_differs_between_them(short_run, tmp_path):
+    folders = [
+        short_run("sync = { period = 2 }\nrun = { seed = 3 }", "a").folder,
+        short_run('objective = { name = "grpo" }', "b").folder,
+    ]
+    data = Page(write_report(folders, tmp_path / "both.html")).data
+    assert [run["name"] for run in data["runs"]] == ["a", "b"]
+    assert [run["facts"]["v (sync period)"] for run in data["runs"]] == [2, 10]
+    differing = {field["name"]: field["values"] for field in data["settings"] if field["differs"]}
+    assert differing == {
+        "run.seed": [3, 0],
+        "sync.period": [2, 10],
+        "objective.name": ["off_policy_grpo", "grpo"],
+        "objective.epsilon": [0.2, None],
+        "objective.epsilon_low": [None, 0.2],
+        "objective.epsilon_high": [None, 0.2],
+        "objective.centre": ["one", None],
+        "objective.level": ["token", None],
+    }
+    assert all(run["groups"] for run in data["runs"])
+
+
+def test_one_run_shows_what_differs_from_the_defaults(short_run):
+    data = Page(short_run("learn = { lr = 1e-3 }").report).data
+    differing = {field["name"]: (field["values"], field["default"]) for field in data["settings"] if field["differs"]}
+    assert differing["learn.lr"] == ([0.001], 0.0003)
+    assert differing["collect.prompts"] == ([8], 32)
+    assert not {"run.name", "objective.advantage", "learn.betas"} & differing.keys()
+
+
+def test_a_run_without_config_differs_in_nothing(tmp_path):
+    folders = [bare_run(tmp_path / "a", config="learn = { lr = 1e-3 }"), bare_run(tmp_path / "b")]
+    assert not any(field["differs"] for field in report(folders[1]).data["settings"])
+    data = Page(write_report(folders, tmp_path / "both.html")).data
+    assert not any(field["differs"] for field in data["settings"])
+    assert next(f["values"] for f in data["settings"] if f["name"] == "learn.lr") == [0.001, None]
+
+
+def test_a_metric_that_no_panel_names_gets_one(tmp_path):
+    folder = bare_run(tmp_path / "run", '{"step": 0, "reward/mean": 0.5, "moon/phase": 0.25, "time/learn": 2}\n')
+    data = report(folder).data
+    assert [panel["metrics"] for panel in data["other"]] == [{"moon/phase": "moon/phase"}]
+    assert [panel["title"] for panel in data["panels"]] == ["Does it learn?"]
+    assert data["runs"][0]["seconds"] == {"learn": 2}
+    named = [name for panel in PANELS for name in panel.metrics]
+    assert len(named) == len(set(named))
+    assert panels_for(named) == (list(PANELS), [])
+
+
+def test_a_long_run_is_thinned_but_keeps_its_evaluations(tmp_path):
+    rows = [{"step": i, "reward/mean": i / 2} | ({"eval/pass@1": 0.5} if i % 1000 == 7 else {}) for i in range(5001)]
+    run = report(bare_run(tmp_path / "run", "".join(json.dumps(row) + "\n" for row in rows))).data["runs"][0]
+    assert run["steps"] == sorted({*range(0, 5001, 3), 7, 1007, 2007, 3007, 4007})
+    assert run["accuracies"] == [[7, 0.5], [4007, 0.5]]
+    assert "one step in 3" in " ".join(run["notes"])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: (f / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
+        (lambda f: (f / "metrics.jsonl").write_text(""), "metrics.jsonl holds no step yet"),
+        (lambda f: (f / "metrics.jsonl").open("a").write('{"step": 1, "rew'), "(line 2) was cut off"),
+        (lambda f: (f / "metrics.jsonl").write_text('}\n[]\n{"step": 1}\n'), "2 damaged lines"),
+        (lambda f: (f / "metrics.jsonl").write_bytes(b'\xff\n{"step": 1}\n'), "1 damaged"),
+        (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "a/b": NaN, "c/d": 1}\n'), "not drawn: a/b"),
+        (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "c/d": 1}\n'), "no evaluation"),
+        (lambda f: (f / "metrics.jsonl").write_text('{"step": 0, "eval/pass@1": NaN}\n'), "no evaluation"),
+        (lambda f: (f / "config.toml").unlink(), "config.toml is missing"),
+        (lambda f: (f / "config.toml").write_text("run = \n"), "config.toml cannot be read"),
+        (lambda f: (f / "config.toml").write_text("run = { steps = nan, seed = 1979-05-27 }"), "store.db is"),
+        (lambda f: None, "store.db is missing"),
+        (lambda f: (f / "store.db").write_text("not a database" * 100), "no groups to look into"),
+        (lambda f: sqlite3.connect(f / "store.db").close(), "no groups to look into"),
+        (lambda f: Ledger(f / "store.db").close(), "nothing was learned from yet"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_or_damaged_is_said_on_the_page(tmp_path, spoil, says):
+    folder = bare_run(tmp_path / "run")
+    spoil(folder)
+    page = report(folder)
+    assert says in " ".join(page.data["runs"][0]["notes"])
+    assert "NaN" not in page.scripts["data"]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(SoleraError, match="nowhere: no such folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(SoleraError, match=r"neither config.toml nor metrics.jsonl"):
+        write_report([tmp_path], tmp_path / "report.html")
+    run = bare_run(tmp_path / "run")
+    with pytest.raises(SoleraError, match="is a folder; name the file"):
+        write_report([run], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_store_in_use_is_read_and_not_held_up(tmp_path, trained):
+    """The page shows what is committed, from a store whose log was not folded in: running, or killed and copied."""
+    folder = shutil.copytree(trained.folder, tmp_path / "running")
+    store = Ledger(folder / "store.db")
+    ids = store.add([_rollout("late", 1.0, (5,)), _rollout("late", 0.0, (6,))])
+    store.record([Use(id_, 12, 0, 1.0) for id_ in ids])
+    assert max(group["step"] for group in report(folder).data["runs"][0]["groups"]) == 12
+    killed = shutil.copytree(folder, tmp_path / "killed")
+    store.add([_rollout("later", 1.0, (5,))])
+    store.close()
+    (killed / "store.db-shm").unlink()
+    assert max(group["step"] for group in report(killed).data["runs"][0]["groups"]) == 12
+
+
+def test_two_folders_of_one_name_are_told_apart_and_one_given_twice_is_one(tmp_path):
+    folders = []
+    for place in ("x", "y"):
+        (tmp_path / place).mkdir()
+        folders.append(bare_run(tmp_path / place / "run"))
+    data = Page(write_report([*folders, folders[0]], tmp_path / "report.html")).data
+    assert [run["name"] for run in data["runs"]] == [str(folder) for folder in folders]
+
+
+def test_settings_of_another_version_of_the_package(tmp_path):
+    folder = bare_run(
+        tmp_path / "run", config='objective = { name = "unheard_of", spin = 3 }\nmoon = { phase = "full" }'
+    )
+    fields = {field["name"]: field["values"] for field in report(folder).data["settings"] if field["differs"]}
+    assert fields["objective.spin"] == [3] and fields["moon.phase"] == ["full"]
+
+
+def test_the_command_writes_where_it_says_without_loading_torch(trained, tmp_path):
+    root = Path(__file__).parents[2]
+    program = "import sys, solera.cli; sys.exit(solera.cli.main(sys.argv[1:]) or 'torch' in sys.modules)"
+
+    def solera(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", program, "report", *arguments],
+            capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
+        )  # fmt: skip
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    other = shutil.copytree(trained.folder, tmp_path / "other")
+    (other / "report.html").unlink()
+    assert solera("other") == "report other/report.html\n"
+    assert len(Page(other / "report.html").data["runs"][0]["groups"]) == 80
+    assert solera("other", str(trained.folder)) == "report report.html\n"
+    assert [run["name"] for run in Page(tmp_path / "report.html").data["runs"]] == ["other", "real"]
+    assert solera("other", "--out", "chosen.html", "--groups", "5") == "report chosen.html\n"
+    assert len(Page(tmp_path / "chosen.html").data["runs"][0]["groups"]) == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chosen.html", "other", "report.html"]

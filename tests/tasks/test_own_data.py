@@ -1,0 +1,230 @@
+"""Own data and rewards from end to end: the command, the example, a model with a chat template and no pad token."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from solera.build import build_task, resolved, train
+from solera.cli import main
+from solera.config import parse
+from solera.errors import SoleraError
+from solera.models import loading
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "own_reward"
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+CHARACTERS = "0123456789+=:aust "
+
+
+def small(name: str, steps: int = 3) -> list[str]:
+    """Options of a short run."""
+    size = f"--run.steps {steps} --collect.prompts 4 --evaluate.problems 10 --checkpoint.every 2"
+    return f"{size} --run.name {name} --run.device cpu --report.tensorboard false".split()
+
+
+def solera(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run(
+        [sys.executable, "-m", "solera.cli", "train", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def example(tmp_path) -> Path:
+    ignored = shutil.ignore_patterns("runs", "__pycache__")
+    return Path(shutil.copytree(EXAMPLE, tmp_path / "example", ignore=ignored))
+
+
+def test_the_example_runs_as_written(example):
+    done = solera("run.toml", *small("x"), cwd=example)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (example / "runs" / "x" / "metrics.jsonl").read_text().splitlines()]
+    assert {"reward/exact", "reward/digits", "reward/carried"} <= rows[0].keys()
+    assert 0 < rows[0]["reward/digits"] <= 0.3
+    assert 0 <= rows[0]["reward/carried"] <= 0.2
+    assert (
+        'functions = ["exact", "rewards.py:digits", "rewards.py:carried"]'
+        in (example / "runs/x/config.toml").read_text()
+    )
+
+
+def test_the_command_line_takes_several_functions_and_weights(example, monkeypatch):
+    monkeypatch.chdir(example)
+    options = "--reward.functions number rewards.py:digits --reward.weights 1 -0.25 --reward.overlong_buffer 8"
+    assert main(["train", "run.toml", *small("x"), *options.split()]) == 0
+    written = (example / "runs" / "x" / "config.toml").read_text()
+    assert 'functions = ["number", "rewards.py:digits"]\nweights = [1.0, -0.25]' in written
+
+
+def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(example, monkeypatch):
+    good = (example / "rewards.py").read_text()
+    (example / "rewards.py").write_text(
+        good.replace("    if len(rollout.text)", "    row['nothing']\n    if len(rollout.text)")
+    )
+    done = solera("run.toml", *small("x"), cwd=example)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr
+    assert done.stderr.startswith("solera: data.jsonl:")
+    (example / "rewards.py").write_text(good)
+    monkeypatch.chdir(example)
+    assert main(["train", "--resume", "runs/x"]) == 0
+    assert (example / "runs" / "x" / "model").is_dir()
+
+
+def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example, monkeypatch, capfd):
+    monkeypatch.chdir(example)
+    good = (example / "rewards.py").read_text()
+    bad = "calls = []\n" + good.replace(
+        "    if len(rollout.text)",
+        "    calls.append(1)\n    assert len(calls) < 160, 'tired'\n    if len(rollout.text)",
+    )
+    assert main(["train", "run.toml", *small("whole", steps=6)]) == 0
+    (example / "rewards.py").write_text(bad)
+    assert main(["train", "run.toml", *small("mended", steps=6)]) == 2
+    assert "raised AssertionError: tired" in capfd.readouterr().err
+    assert list((example / "runs" / "mended" / "checkpoints").iterdir())
+    (example / "rewards.py").write_text(good)
+    assert main(["train", "--resume", "runs/mended"]) == 0
+    whole, mended = (
+        [{k: v for k, v in json.loads(line).items() if not k.startswith("time/")} for line in path.open()]
+        for path in (example / "runs" / "whole" / "metrics.jsonl", example / "runs" / "mended" / "metrics.jsonl")
+    )
+    assert whole == mended
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            "--reward.weights 1 --reward.functions rewards.py:digit",
+            "digit is not there; functions of rewards.py: digits, carried",
+        ),
+        ("--reward.weights 1 --reward.functions reward.py:digits", "there is no file reward.py"),
+        ("--reward.weights 1 --reward.functions digits", "none of the graders exact, verbatim, number"),
+        ("--reward.weights 1 2", "reward.weights has 2 numbers for 3 in reward.functions"),
+        ("--reward.timeout 0", "use seconds above 0"),
+        ("--reward.truncated_reward -2", 'acts with reward.truncated = "penalise" only'),
+        ("--reward.overlong_buffer 17", "more than sampling.max_tokens = 16"),
+        ("--reward.overlong_penalty 2", "acts with reward.overlong_buffer above 0 only"),
+        ("--task.answer sum", "data.jsonl:1: field 'sum' is missing"),
+        (
+            "--task.prompt question",
+            "data.jsonl:1: field 'question' is missing; the fields are 'prompt', 'answer', 'carries'",
+        ),
+        ("--task.level 2", "task.level is not used by jsonl"),
+        ("--sampling.max_tokens 60", "model has room for"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing(example, monkeypatch, capfd, options, says):
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml", *options.split()]) == 2
+    said = capfd.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert {path.name for path in example.iterdir()} == {"data.jsonl", "rewards.py", "run.toml"}
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder with a random Llama whose tokenizer has a chat template (or none) and no pad token."""
+
+    def make(template: str | None) -> Path:
+        vocabulary = {"<end>": 0, **{character: i for i, character in enumerate(CHARACTERS, 1)}}
+        backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<end>"))
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+        backend.decoder = decoders.Fuse()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+        tokenizer.chat_template = template
+        assert tokenizer.pad_token is None
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=len(vocabulary), hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=1, max_position_embeddings=64, eos_token_id=0, bos_token_id=None, pad_token_id=None,
+        )  # fmt: skip
+        LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+        tokenizer.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return make
+
+
+def chat_config(tmp_path: Path, model: Path):
+    messages = [[{"role": "system", "content": "sum"[:1]}, {"role": "user", "content": f"{i}+{i}="}] for i in range(10)]
+    lines = [json.dumps({"prompt": prompt, "answer": str(2 * i)}) for i, prompt in enumerate(messages)]
+    (tmp_path / "chat.jsonl").write_text("\n".join([*lines, '{"prompt": "1+2=", "answer": "3"}']))
+    (tmp_path / "rewards.py").write_text("def short(rollout, row): return -len(rollout.text)")
+    return resolved(
+        parse(
+            f"""
+            task = {{ name = "jsonl", path = "{tmp_path / "chat.jsonl"}", held_out_share = 0.3 }}
+            reward = {{ functions = ["exact", "{tmp_path / "rewards.py"}:short"], truncated = "mask" }}
+            model = {{ path = "{model}" }}
+            sampling = {{ max_tokens = 6 }}
+            run = {{ root = "{tmp_path}", name = "run", steps = 3, device = "cpu" }}
+            collect = {{ prompts = 4, group_size = 4 }}
+            evaluate = {{ problems = 2 }}
+            report = {{ tensorboard = false, progress = false }}
+            """,
+            "test",
+        )
+    )
+
+
+def test_chat_messages_go_through_the_template_and_no_pad_token_is_needed(tmp_path, model):
+    config = chat_config(tmp_path, model(TEMPLATE))
+    _, codec = loading.load(config.model.path, torch.device("cpu"))
+    task = build_task(config, codec)
+    prompts = {codec.decode(torch.tensor(task.prompt(i).token_ids).numpy()) for i in range(30)}
+    assert prompts <= {"1+2=", *(f"s:s u:{i}+{i}= a:" for i in range(10))}
+    assert len(prompts) > 3
+    result = train(config)
+    assert result.metrics[0]["tokens/trained"] > 0
+    assert result.metrics[0]["reward/short"] < 0
+    assert 0 < result.metrics[0]["response/truncated"] < 1
+
+
+def test_a_model_without_a_template_is_told_so_with_file_and_line(tmp_path, model):
+    config = chat_config(tmp_path, model(None))
+    with pytest.raises(
+        SoleraError, match=r"chat.jsonl:\d+: field 'prompt' holds chat messages, but the model has no chat"
+    ):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_template_that_refuses_is_quoted_with_file_and_line(tmp_path, model):
+    config = chat_config(tmp_path, model("{{ raise_exception('roles must\nalternate') }}"))
+    says = r"chat.jsonl:\d+: field 'prompt' is refused by the model's chat template: roles must alternate"
+    with pytest.raises(SoleraError, match=says):
+        train(config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_characters_that_the_model_cannot_read_are_named(example, monkeypatch, capfd):
+    with (example / "data.jsonl").open("a") as file:
+        file.write('{"prompt": "1+1 is", "answer": "2", "carries": 0}')
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml"]) == 2
+    said = capfd.readouterr().err
+    assert said == "solera: data.jsonl:241: field 'prompt' holds 'i', which the model's tokenizer does not know\n"
+
+
+def test_the_page_shows_the_example_as_it_is():
+    blocks = (ROOT / "docs" / "data.md").read_text().split("```")[1::2]
+    for language, name in (("json", "data.jsonl"), ("python", "rewards.py"), ("toml", "run.toml")):
+        (shown,) = [block.removeprefix(language).strip() for block in blocks if block.startswith(f"{language}\n")]
+        assert shown in (EXAMPLE / name).read_text()
