@@ -64,9 +64,8 @@ def on_policy(
     everyone = groups(response_logp(space, logits_SV).exp(), size, limit=10_000, generator=torch.Generator())
     assert everyone.exact
     data = written_by(space, reward_B, logits_SV)
-    return estimate(objective, data, logits_SV, everyone, torch.Generator(), copies=1), policy_gradient(
-        space, logits_SV, reward_B
-    )
+    found = estimate(objective, data, logits_SV, everyone, torch.Generator(), copies=1)
+    return found, policy_gradient(space, logits_SV, reward_B)
 
 
 def angle(cosine: float) -> float:

@@ -14,8 +14,8 @@ from rich.progress import track
 from solera.lab.options import LabOptions
 
 
-def run(options: LabOptions, console: Console) -> Path:
-    """Every experiment asked for, in its order; returns the folder."""
+def run(options: LabOptions, console: Console) -> None:
+    """Every experiment asked for, in its order. What an interrupted lab had finished is in its folder."""
     torch.set_num_threads(1)  # tensors of a few numbers: more threads would wait for each other
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,6 @@ def run(options: LabOptions, console: Console) -> Path:
         experiment.draw(found[name]).savefig(plot)
         console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
         numbers.write_text(json.dumps(found), encoding="utf-8")
-    return folder
 
 
 def _tracked(items: Iterable, does: str, console: Console) -> Iterable:

@@ -123,7 +123,7 @@ def test_the_estimators_converge_to_the_exact_divergences():
     log_ratio_BT = (exact.token_logp(space, pi) - exact.token_logp(space, alpha))[drawn_B]
     mask_BT = space.mask_BT[drawn_B]
     response_BT = torch.arange(count)[:, None].expand_as(mask_BT)
-    estimated = divergence(log_ratio_BT[mask_BT], response_BT[mask_BT], count)
+    estimated = divergence(log_ratio_BT[mask_BT], response_BT[mask_BT], torch.ones(count))
     w = p / a
     error = {
         name: 6 * math.sqrt((a * (value - (a * value).sum()) ** 2).sum() / count)
