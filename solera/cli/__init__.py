@@ -11,6 +11,7 @@ COMMANDS = {
     "eval": "evaluate models on held-out problems, and compare them",
     "report": "write a page to look into a run, or to compare several",
     "algorithms": "list the objectives with formula, constants and reference, or show one (NAME)",
+    "lab": "exact answers on policies small enough to enumerate",
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""
 

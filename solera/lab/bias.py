@@ -1,0 +1,134 @@
+"""Each objective's gradient estimate against the exact policy gradient, on data of a given lag.
+
+A prompt has seven responses of one or two tokens, two of them right. The policy has climbed ∇J for as many updates as
+the largest lag; α, the reference too, is the policy of `lag` updates ago. A batch holds thousands of groups.
+"""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from solera.diagnosis.exact import Groups, Space, divergences, groups, policy_gradient, response_logp, space_of
+from solera.lab.drawing import COLOURS, FAINT, INK, canvas, sheet, short
+from solera.lab.objectives import named
+from solera.lab.options import LabOptions
+from solera.lab.problem import Data, Track, cosine, estimate, written_by
+from solera.objectives.objective import Objective
+
+RATE, PROBLEMS, MOST_GROUPS = 0.5, 5, 1000
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A policy and groups that an older one wrote."""
+
+    seed: int
+    lag: int
+    logits_SV: Tensor
+    data: Data
+    groups: Groups
+    divergence: dict[str, float]
+
+
+def measure(options: LabOptions, track: Track) -> dict[str, Any]:
+    """For each problem, lag and objective: `cosine` with ∇J and `scale`, the expected gradient's length over ∇J's;
+    `bias` |E − ∇J| and `variance`, in units of ∇J; `noise`, a group's standard deviation over the mean's length."""
+    space = space_of(3, 2)
+    seeds = range(options.seed, options.seed + (1 if options.quick else PROBLEMS))
+    situations = [stale for seed in seeds for stale in situated(space, seed, options.lags, options.group_size)]
+    rows = []
+    for name in track(options.objectives, "bias"):
+        objective = named(name, options.clip)
+        rows += [
+            {"objective": name, "seed": stale.seed, "lag": stale.lag, **compare(objective, stale)}
+            for stale in situations
+        ]
+    tv = {lag: median(s.divergence["tv"] for s in situations if s.lag == lag) for lag in options.lags}
+    exact = all(stale.groups.exact for stale in situations)
+    return {"tv": tv, "group_size": options.group_size, "problems": len(seeds), "exact": exact, "rows": rows}
+
+
+def situated(space: Space, seed: int, lags: tuple[int, ...], size: int) -> list[Stale]:
+    """One random problem at each lag: the policy is the same, whoever wrote the groups differs."""
+    path, reward_B = climb(space, seed, max(lags))
+    found = []
+    for lag in lags:
+        behaviour_SV = path[-1 - lag]
+        generator = torch.Generator().manual_seed(seed)
+        written = groups(response_logp(space, behaviour_SV).exp(), size, MOST_GROUPS, generator)
+        divergence = divergences(space, path[-1], behaviour_SV)
+        found.append(Stale(seed, lag, path[-1], written_by(space, reward_B, behaviour_SV), written, divergence))
+    return found
+
+
+def climb(space: Space, seed: int, steps: int) -> tuple[list[Tensor], Tensor]:
+    """Policies of `steps` exact gradient steps from a random one, and the rewards."""
+    generator = torch.Generator().manual_seed(seed)
+    reward_B = torch.zeros(len(space), dtype=torch.float64)
+    reward_B[torch.randperm(len(space), generator=generator)[: len(space) // 3]] = 1
+    path = [0.5 * torch.randn(space.prefixes, space.vocabulary, dtype=torch.float64, generator=generator)]
+    for _ in range(steps):
+        path.append(path[-1] + RATE * policy_gradient(space, path[-1], reward_B))
+    return path, reward_B
+
+
+def compare(objective: Objective, stale: Stale) -> dict[str, float | None]:
+    exact_SV = policy_gradient(stale.data.space, stale.logits_SV, stale.data.reward_B)
+    generator = torch.Generator().manual_seed(stale.seed)
+    found = estimate(objective, stale.data, stale.logits_SV, stale.groups, generator)
+    length = exact_SV.norm().item()
+    return {
+        "cosine": None if found.silent else cosine(found.mean_SV, exact_SV),
+        "scale": found.mean_SV.norm().item() / length,
+        "bias": (found.mean_SV - exact_SV).norm().item() / length,
+        "variance": found.variance / length**2,
+        "noise": found.noise,
+    }
+
+
+def tables(measured: dict[str, Any]) -> list[Table]:
+    lags = ", ".join(f"{lag} (TV {short(tv)})" for lag, tv in measured["tv"].items())
+    table = sheet(f"Bias against ∇J at lag {lags}", "objective", "cosine", "scale", "noise")
+    for name in dict.fromkeys(row["objective"] for row in measured["rows"]):
+        cells = (
+            [short(_typical(measured, name, lag, key)) for lag in measured["tv"]]
+            for key in ("cosine", "scale", "noise")
+        )
+        table.add_row(name, *(" ".join(f"{cell:>4}" for cell in row) for row in cells))
+    how = "every group enumerated" if measured["exact"] else f"{MOST_GROUPS} groups drawn"
+    table.caption = (
+        f"groups of {measured['group_size']}, {how}; medians over problems: {measured['problems']}; –: in half of them "
+        "or more, no gradient is left"
+    )
+    return [table]
+
+
+def _typical(measured: dict[str, Any], objective: str, lag: int, key: str) -> float | None:
+    """Median over the problems that have a value; none where half of them or more have not."""
+    values = [row[key] for row in measured["rows"] if (row["objective"], row["lag"]) == (objective, lag)]
+    known = [value for value in values if value is not None]
+    return median(known) if len(known) > len(values) / 2 else None
+
+
+def draw(measured: dict[str, Any]) -> Any:
+    names = list(dict.fromkeys(row["objective"] for row in measured["rows"]))
+    figure, panels = canvas(1, 2, "Each objective's gradient on data of a given lag", height=1.2 + 0.2 * len(names))
+    for i, (lag, tv) in enumerate(measured["tv"].items()):
+        for panel, key in zip(panels, ("cosine", "noise"), strict=True):
+            values = [_typical(measured, name, lag, key) for name in names]
+            drawn = [float("nan") if value is None else value for value in values]
+            panel.plot(drawn, range(len(names)), "o", color=COLOURS[i % len(COLOURS)], markersize=5, alpha=0.8,
+                       label=f"lag {lag} (TV {tv:.2f})")  # fmt: skip
+    panels[0].set(title="Direction: cosine with ∇J")
+    panels[1].set(title="Noise of one group over the mean gradient", xlim=(0, None))
+    for panel in panels:
+        panel.set_yticks(range(len(names)), names if panel is panels[0] else [""] * len(names), fontsize=8)
+        panel.set_ylim(len(names) - 0.4, -0.6)
+        panel.grid(axis="x", color=FAINT, linewidth=0.6)
+    panels[0].axvline(0, color=INK, linewidth=0.8, linestyle=":")
+    panels[0].legend(frameon=False, fontsize=8, loc="lower left")
+    return figure

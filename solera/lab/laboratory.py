@@ -1,0 +1,37 @@
+"""Runs experiments: numbers into `lab.json`, a plot each, tables on the console."""
+
+import importlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from solera.lab.options import LabOptions
+
+
+def run(options: LabOptions, console: Console) -> None:
+    """Every experiment asked for, in its order. What an interrupted lab had finished is in its folder."""
+    torch.set_num_threads(1)  # tensors of a few numbers: more threads would wait for each other
+    folder = Path(options.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = folder / "lab.json"
+    found: dict[str, Any] = {}
+    for name in options.experiments:
+        experiment = importlib.import_module(f"solera.lab.{name}")
+        start = perf_counter()
+        found[name] = experiment.measure(options, lambda items, does: _tracked(items, does, console))
+        for table in experiment.tables(found[name]):
+            console.print(table)
+        plot = folder / f"{name}.png"
+        experiment.draw(found[name]).savefig(plot)
+        console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
+        numbers.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _tracked(items: Iterable, does: str, console: Console) -> Iterable:
+    return track(list(items), does, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,48 @@
+"""What can be asked of the lab. No torch, so that help answers at once."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from solera.errors import SoleraError
+from solera.objectives.table import RING, TABLE, find
+
+WIDEST_CLIP = RING["ring_low"]
+Experiment = Literal["bias", "groups", "fixed_point", "amplification"]
+
+
+@dataclass(frozen=True)
+class LabOptions:
+    """Exact answers on policies small enough to enumerate."""
+
+    experiments: tyro.conf.Positional[tuple[Experiment, ...]] = ("bias", "groups", "fixed_point", "amplification")
+    """`bias`: each objective's gradient against the exact one. `groups`: what small groups do to the advantage.
+    `fixed_point`: where repeated updates end. `amplification`: GRPO with a KL term, iterated."""
+    out: str = "runs/lab"
+    """Folder for the plots and for `lab.json`, which holds every number."""
+    seed: int = 0
+    """Seed of the policy and the rewards of `bias`, and of groups where they are drawn."""
+    quick: bool = False
+    """Fewer problems, group sizes and updates."""
+    objectives: tuple[str, ...] = tuple(TABLE)
+    """Objectives of `bias` and `fixed_point`."""
+    lags: tuple[int, ...] = (0, 4, 16)
+    """`bias`: how many updates older than the policy its data is."""
+    group_size: int = 4
+    """`bias`: responses in a group."""
+    clip: float | None = None
+    """`bias` and `fixed_point`: half-width of the clip, in place of each objective's own."""
+
+
+def check(options: LabOptions) -> LabOptions:
+    """Refuse, in one line, what no experiment could use."""
+    for name in options.objectives:
+        find(name)
+    if options.group_size < 2:
+        raise SoleraError(f"--group_size is {options.group_size}; it must be at least 2: one response has no baseline")
+    if min(options.lags, default=-1) < 0:
+        raise SoleraError(f"--lags is {options.lags}; give one or more whole numbers, none below 0")
+    if options.clip is not None and not 0 < options.clip <= WIDEST_CLIP:
+        raise SoleraError(f"--clip is {options.clip}; it must be above 0 and at most {WIDEST_CLIP}, where rings begin")
+    return options
