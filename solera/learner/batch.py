@@ -1,5 +1,6 @@
 """From drawn groups to what a step learns from: rewards to advantages, groups masked, responses dropped, ages taken."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from random import Random
@@ -36,7 +37,8 @@ class Batch:
     """How many masked responses each of them stands for."""
 
 
-WATCHED_GROUPS = 2
+WATCHED_SHARE = 16
+"""One masked group in so many is watched, and at least one."""
 
 
 class Member(NamedTuple):
@@ -48,6 +50,11 @@ class Member(NamedTuple):
     length: int
     age: int | None
 
+    def compares(self, mask_truncated: bool) -> bool:
+        """Whether the response takes part in its group at all."""
+        truncated = mask_truncated and self.rollout.finish_reason == "length"
+        return self.reward is not None and self.length > 0 and not truncated
+
 
 def collate(
     groups: list[Group], objective: Objective, *, now: int, lineage: str, seed: int, mask_truncated: bool = False
@@ -55,30 +62,24 @@ def collate(
     """Advantages within each group; a missing reward or an empty response leaves its group before the baseline, and
     with `mask_truncated` a response cut off by the length limit does too.
 
-    `seed` is the run's; with `now` it gives the random numbers of RED-Drop.
+    `seed` is the run's; with `now` it gives the random numbers of RED-Drop, and the groups to watch.
     """
     drawn = [
         Member(p, rollout, rollout.reward, rollout.length, rollout.age(now, lineage))
         for p, group in enumerate(groups)
         for rollout in group.rollouts
     ]
-    place_B = [b for b, member in enumerate(drawn) if _compares(member.rollout, member.reward, mask_truncated)]
-    reward_B = torch.tensor([drawn[b].reward for b in place_B], dtype=torch.float64)
-    group_B = torch.tensor([drawn[b].group for b in place_B], dtype=torch.int64)
-    uniform_B = torch.from_numpy(uniforms(np.array([stream_seed(seed, now)], np.uint64), len(drawn))[0][place_B])
-    shaped = objective.shape(reward_B, group_B, len(groups), uniform_B)
+    compared = [member for member in drawn if member.compares(mask_truncated)]
+    reward_B = torch.tensor([member.reward for member in compared], dtype=torch.float64)
+    group_B = torch.tensor([member.group for member in compared], dtype=torch.int64)
+    shaped = objective.shape(reward_B, group_B, len(groups), _uniforms(objective, compared, seed, now))
     taken = shaped.taken_B.tolist()
-    trained = [drawn[b].rollout for b, takes_part in zip(place_B, taken, strict=True) if takes_part]
+    trained = [member.rollout for member, takes_part in zip(compared, taken, strict=True) if takes_part]
     if objective.uses_behaviour:
         _need_behaviour(trained, objective.unknown_behaviour == "refuse")
-    masked_B = torch.zeros_like(shaped.taken_B)
-    if objective.zero_variance_mask:
-        masked_B = zero_variance(reward_B, group_B, len(groups))[group_B]
-    masked = [drawn[b] for b, is_masked in zip(place_B, masked_B.tolist(), strict=True) if is_masked]
+    flat_P = zero_variance(reward_B, group_B, len(groups)).tolist()
+    masked = [member for member in compared if flat_P[member.group]] if objective.zero_variance_mask else []
     watched = _watched(masked, seed, now)
-    advantage: list[float | None] = [None] * len(drawn)
-    for b, takes_part, value in zip(place_B, taken, shaped.advantage_B.tolist(), strict=True):
-        advantage[b] = value if takes_part else None
     number_B = torch.unique(group_B[shaped.taken_B], return_inverse=True)[1]
     return Batch(
         rollouts=tuple(trained),
@@ -87,17 +88,13 @@ def collate(
         group_B=number_B,
         groups=int(number_B.max()) + 1 if trained else 0,
         metrics=_account(drawn, len(groups))
-        | _rewards(reward_B, group_B, len(groups))
+        | _rewards(compared, flat_P)
         | mean_parts(drawn)
         | {
             "tokens/trained": sum([rollout.length for rollout in trained]),
             "responses/dropped": shaped.dropped_B.sum().item() / max(1, len(drawn)),
         },
-        uses=[
-            Use(member.rollout.id, now, member.age, value)
-            for member, value in zip(drawn, advantage, strict=True)
-            if member.rollout.id is not None
-        ],
+        uses=_uses(drawn, compared, taken, shaped.advantage_B.tolist(), now),
         watched=watched,
         watched_for=len(masked) / len(watched) if watched else 0.0,
     )
@@ -105,18 +102,28 @@ def collate(
 
 def count_live_groups(groups: list[Group], mask_truncated: bool = False) -> int:
     """Groups whose rewards differ: those that a zero-variance mask leaves in."""
-    compared = ({r.reward for r in group.rollouts if _compares(r, r.reward, mask_truncated)} for group in groups)
-    return sum(len(rewards) > 1 for rewards in compared)
+    members = [[Member(0, r, r.reward, r.length, None) for r in group.rollouts] for group in groups]
+    return sum(len({m.reward for m in several if m.compares(mask_truncated)}) > 1 for several in members)
 
 
-def _compares(rollout: Rollout, reward: float | None, mask_truncated: bool) -> bool:
-    """Whether a response takes part in its group at all."""
-    return reward is not None and rollout.length > 0 and not (mask_truncated and rollout.finish_reason == "length")
+def _uniforms(objective: Objective, compared: list[Member], seed: int, now: int) -> Tensor | None:
+    """A random number for each response, where the objective drops some."""
+    if objective.drop == "none":
+        return None
+    return torch.from_numpy(uniforms(np.array([stream_seed(seed, now)], np.uint64), len(compared))[0])
+
+
+def _uses(
+    drawn: list[Member], compared: list[Member], taken: list[bool], advantage: list[float], now: int
+) -> list[Use]:
+    """Everything drawn was used, though some of it took no part."""
+    part = {id(m): a for m, takes_part, a in zip(compared, taken, advantage, strict=True) if takes_part}
+    return [Use(m.rollout.id, now, m.age, part.get(id(m))) for m in drawn if m.rollout.id is not None]
 
 
 def mean_parts(drawn: list[Member]) -> dict[str, float]:
     """The mean of each part of the rewards, over the responses that have it, where there is more than one part."""
-    if len({reward.part for member in drawn for reward in member.rollout.rewards}) < 2:
+    if all(len(member.rollout.rewards) < 2 for member in drawn):
         return {}
     values = defaultdict[str, list[float]](list)
     for member in drawn:
@@ -129,7 +136,7 @@ def _watched(masked: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
     """All responses of a few masked groups, drawn by the run's seed, whose author's probabilities are known."""
     known = [member for member in masked if all(s.span_logp is not None for s in member.rollout.sequences)]
     numbers = list(dict.fromkeys(member.group for member in known))
-    chosen = Random(stream_seed(seed, now, 1)).sample(numbers, min(WATCHED_GROUPS, len(numbers)))
+    chosen = Random(stream_seed(seed, now, 1)).sample(numbers, -(-len(numbers) // WATCHED_SHARE))
     return tuple(member.rollout for member in known if member.group in chosen)
 
 
@@ -144,11 +151,12 @@ def _account(drawn: list[Member], groups: int) -> dict[str, float]:
     return metrics
 
 
-def _rewards(reward_B: Tensor, group_B: Tensor, groups: int) -> dict[str, float]:
-    if not len(reward_B):
+def _rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:
+    if not compared:
         return {}
-    flat_P = zero_variance(reward_B, group_B, groups)[torch.unique(group_B)]
-    return {"reward/mean": reward_B.mean().item(), "reward/zero_variance_fraction": flat_P.double().mean().item()}
+    flat = [flat_P[group] for group in {member.group for member in compared}]
+    mean = math.fsum([member.reward for member in compared if member.reward is not None]) / len(compared)
+    return {"reward/mean": mean, "reward/zero_variance_fraction": sum(flat) / len(flat)}
 
 
 def _need_behaviour(trained: list[Rollout], refuse_unknown: bool) -> None:

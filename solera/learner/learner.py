@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
-from collections import defaultdict
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from solera.learner.rows import MicroBatch, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
 from solera.models.language_model import LanguageModel
-from solera.objectives.objective import Objective, Share
+from solera.objectives.account import Account
+from solera.objectives.objective import Objective
 from solera.objectives.tokens import Responses, Tokens
 from solera.protocols import Weights
 from solera.records import Manifest, TensorSpec
@@ -111,12 +113,12 @@ class Learner:
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) != 1)
-        shares: dict[str, list[Share]] = defaultdict(list)
-        norms = [self._step(minibatch, shares) for _ in range(self.config.passes) for minibatch in minibatches]
+        accounts: list[Account] = []
+        norms = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics = {name: mean for name, several in shares.items() if (mean := _mean(several)) is not None}
+        metrics = reduce(operator.add, accounts).metrics() if accounts else {}
         if norms:
             metrics["learn/grad_norm"] = sum(norms) / len(norms)
         return self._account(parts, metrics | {"learn/lr": rate}, batch)
@@ -156,7 +158,7 @@ class Learner:
             if self.reference is not None:
                 part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
 
-    def _step(self, minibatch: list[Part], shares: dict[str, list[Share]]) -> float:
+    def _step(self, minibatch: list[Part], accounts: list[Account]) -> float:
         """One optimiser step; returns the gradient's norm before clipping."""
         # transformers checkpoints in training mode only, and keeps no cache in it: evaluation must not meet it.
         self.model.module.train(self.config.gradient_checkpointing)
@@ -166,10 +168,9 @@ class Learner:
             tokens = self._tokens(part)
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
-            loss, did = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
+            loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
-            for name, share in did.items():
-                shares[name].append(share)
+            accounts.append(account)
         self.model.module.eval()
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
         if not torch.isfinite(norm):
@@ -217,10 +218,13 @@ class Learner:
             ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
             numbers.append(part.number_B[part.micro.response_T.cpu()])
         ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
-        unknown_T = torch.isin(number_T, number_T[ratio_T.isnan()])
-        number_B, response_T = torch.unique(number_T[~unknown_T], return_inverse=True)
-        stands_for_B = torch.where(number_B < len(batch.rollouts), 1.0, batch.watched_for)
-        return Update(metrics, ratio_T[~unknown_T], response_T, stands_for_B)
+        stands_for_B = torch.ones(len(batch.rollouts) + len(batch.watched))
+        stands_for_B[len(batch.rollouts) :] = batch.watched_for
+        if ratio_T.isnan().any():
+            known_T = ~torch.isin(number_T, number_T[ratio_T.isnan()])
+            number_B, response_T = torch.unique(number_T[known_T], return_inverse=True)
+            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B])
+        return Update(metrics, ratio_T, number_T, stands_for_B)
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:
@@ -237,8 +241,3 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
 def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:
     trained = len(batch.rollouts)
     return torch.cat([torch.arange(chosen.start, chosen.stop), torch.arange(trained, trained + watched)])
-
-
-def _mean(shares: list[Share]) -> float | None:
-    total = float(sum(denominator for _, denominator in shares))
-    return float(sum(numerator for numerator, _ in shares)) / total if total else None

@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from solera.config import ObjectiveConfig
+from solera.objectives.account import Account
 from solera.objectives.advantage import ADVANTAGES, Advantage, red_drop, zero_variance
 from solera.objectives.aggregation import AGGREGATIONS, Aggregation
 from solera.objectives.penalties import REGULARISERS, kl_loss
 from solera.objectives.table import find, needs_behaviour, needs_reference, resolve
 from solera.objectives.terms import STATISTICS, TERMS, Term
 from solera.objectives.tokens import Tokens
-
-Share = tuple[Tensor, Tensor]
-"""Numerator and denominator of a mean, so that parts of a batch can be added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,54 +86,24 @@ class Objective:
         with torch.no_grad():
             return self.statistic(Tokens.join(parts))
 
-    def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Share]]:
-        """The micro-batch's part of the loss, and what the objective did, as sums to be added up.
+    def loss(self, tokens: Tokens) -> tuple[Tensor, Account]:
+        """The micro-batch's part of the loss, and what the objective did to its tokens.
 
         `Σ_t a_t·(term_t + λ·R_t + β·KL_t − η·H_t)`, a_t the aggregation's weight.
         """
         term = self.term(tokens)
         weight_T = tokens.responses.weight_B[tokens.response_T]
         loss_T = term.loss_T
-        shares = account(term, tokens.advantage_T, weight_T)
-        taking_T = weight_T > 0  # some are only watched
-        count = taking_T.sum()
-        shares["policy/entropy"] = ((taking_T * tokens.entropy_T.detach()).sum(), count)
         if self.regulariser is not None:
             loss_T = loss_T + self.regulariser_weight * self.regulariser(tokens)
+        seen = {"policy/entropy": tokens.entropy_T}
         if self.beta > 0:
             kl_T = self.kl(tokens)
             loss_T = loss_T + self.beta * kl_T
-            shares["kl/ref"] = ((taking_T * kl_T.detach()).sum(), count)
+            seen["kl/ref"] = kl_T
         if self.entropy_bonus > 0:
             loss_T = loss_T - self.entropy_bonus * tokens.entropy_T
-        return (loss_T * weight_T).sum(), shares
-
-
-def account(term: Term, advantage_T: Tensor, weight_T: Tensor) -> dict[str, Share]:
-    """What the term did to its tokens; nothing where it has no advantage to act on."""
-    if term.weight_T is None:
-        return {}
-    better_T, worse_T = advantage_T > 0, advantage_T < 0
-    acting_T = better_T | worse_T
-    acting = acting_T.sum()
-    size_T = (term.loss_T.detach() * weight_T).abs()
-    shares = {
-        "weight/mean": (torch.where(acting_T, term.weight_T, 0.0).sum(), acting),
-        "tokens/masked": ((((term.weight_T == 0) | ~acting_T) & (weight_T > 0)).sum(), (weight_T > 0).sum()),
-        "loss/positive_share": (size_T[better_T].sum(), size_T.sum()),
-        "loss/negative_share": (size_T[worse_T].sum(), size_T.sum()),
-    }
-    if term.silenced_T is None:
-        return shares | {"clip/fraction": (torch.zeros_like(acting), acting)}
-    assert term.ratio_T is not None
-    silenced_T = term.silenced_T & acting_T
-    return shares | {
-        "clip/fraction": (silenced_T.sum(), acting),
-        "clip/high": ((silenced_T & (term.ratio_T > 1)).sum(), acting),
-        "clip/low": ((silenced_T & (term.ratio_T < 1)).sum(), acting),
-        "clip/positive": ((silenced_T & better_T).sum(), better_T.sum()),
-        "clip/negative": ((silenced_T & worse_T).sum(), worse_T.sum()),
-    }
+        return (loss_T * weight_T).sum(), Account.of(term, tokens.advantage_T, weight_T, seen)
 
 
 def compose(config: ObjectiveConfig) -> Objective:

@@ -65,9 +65,8 @@ def padded_loss(
         responses=responses,
         ref_logp_T=None if ref_logp_BT is None else take(ref_logp_BT).detach(),
     )
-    loss, shares = objective.loss(replace(tokens, statistic=objective.statistic_of([tokens])))
-    done = {name: float(part) / float(whole) for name, (part, whole) in shares.items() if float(whole)}
-    return loss, done | {"responses/dropped": shaped.dropped_B.double().mean().item()}
+    loss, account = objective.loss(replace(tokens, statistic=objective.statistic_of([tokens])))
+    return loss, account.metrics() | {"responses/dropped": shaped.dropped_B.double().mean().item()}
 
 
 def _known(objective: Objective, behaviour_logp_T: Tensor, proximal_logp_T: Tensor) -> Tensor:

@@ -187,7 +187,9 @@ def padded_gradient(model: LanguageModel, reference: LanguageModel, groups: list
             logp = torch.log_softmax(policy.module(input_ids=ids[None]).logits[0, :-1] / TEMPERATURE, -1)
             taken = logp.gather(1, ids[1:, None])[:, 0]
             several.append(torch.nn.functional.pad(taken, (1, width - length)))
-    numbers = uniforms(np.array([stream_seed(0, 0)], np.uint64), len(rollouts))[0]
+    compared = torch.tensor([r.reward is not None and r.length > 0 for r in rollouts])
+    uniform_B = torch.zeros(len(rollouts))
+    uniform_B[compared] = torch.from_numpy(uniforms(np.array([stream_seed(0, 0)], np.uint64), int(compared.sum()))[0])
     model.module.zero_grad()
     loss, _ = padded_loss(
         compose(resolve(ObjectiveConfig(name))),
@@ -197,7 +199,7 @@ def padded_gradient(model: LanguageModel, reference: LanguageModel, groups: list
         group_B=torch.tensor([p for p, group in enumerate(groups) for _ in group.rollouts]),
         behaviour_logp_BT=behaviour_BT,
         ref_logp_BT=torch.stack(ref_rows).detach(),
-        uniform_B=torch.from_numpy(numbers),
+        uniform_B=uniform_B,
         limit=8,
     )
     loss.backward()

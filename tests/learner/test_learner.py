@@ -161,7 +161,7 @@ def test_logits_of_a_batch_are_never_held_at_once(tiny, monkeypatch):
 
 
 def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradient(tiny):
-    """Half the groups have equal rewards: two of them are scored, and speak for all of them."""
+    """Half the groups have equal rewards: one of them is scored, and speaks for all of them."""
     rng = np.random.default_rng(3)
     groups = []
     for key in range(8):
@@ -171,8 +171,8 @@ def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradi
         groups.append(Group(f"prompt/{key}", tuple(members)))
     live = [group for group in groups if group.rollouts[0].reward == 0.0]
     batch = collate(groups, make_learner(tiny).objective, now=0, lineage="test", seed=0)
-    assert len(batch.rollouts) == 16 and len(batch.watched) == 8
-    assert batch.watched_for == 2.0
+    assert len(batch.rollouts) == 16 and len(batch.watched) == 4
+    assert batch.watched_for == 4.0
     assert {rollout.prompt_key for rollout in batch.watched} < {f"prompt/{key}" for key in (1, 3, 5, 7)}
     chosen = {tuple(r.id for r in collate(groups, make_learner(tiny).objective, now=k, lineage="test", seed=0).watched)
               for k in range(20)}  # fmt: skip

@@ -175,14 +175,14 @@ def test_aggregations_weigh_tokens_or_responses_alike():
 def test_loss_adds_penalties_under_the_aggregation():
     tokens = random_tokens(3)
     objective = compose(resolve(ObjectiveConfig("grpo", beta=0.25, kl="k2", kl_weight="none", entropy_bonus=0.5)))
-    loss, shares = objective.loss(tokens)
+    loss, account = objective.loss(tokens)
     d_T = tokens.ref_logp_T - tokens.logp_T
     policy_T = torch.tensor(by_hand(tokens, lambda t, own: (0.8, 1.2), "token")[0], dtype=torch.float64)
     expected = (
         (policy_T + 0.25 * d_T**2 / 2 - 0.5 * tokens.entropy_T) * tokens.responses.weight_B[tokens.response_T]
     ).sum()
     assert loss.item() == pytest.approx(expected.item(), abs=1e-12)
-    assert (shares["kl/ref"][0] / shares["kl/ref"][1]).item() == pytest.approx((d_T**2 / 2).mean().item())
+    assert account.metrics()["kl/ref"] == pytest.approx((d_T**2 / 2).mean().item())
 
 
 def test_clip_fraction_counts_silenced_tokens_among_those_with_an_advantage():
@@ -190,17 +190,16 @@ def test_clip_fraction_counts_silenced_tokens_among_those_with_an_advantage():
     zeros = torch.zeros(4, dtype=torch.float64)
     logp_T = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
     tokens = Tokens(logp_T, zeros, zeros, zeros, torch.arange(4), single_tokens([1.0, -1.0, -1.0, 0.0]))
-    shares = compose(resolve(ObjectiveConfig("grpo"))).loss(tokens)[1]
-    counted = {name: (part.item(), whole.item()) for name, (part, whole) in shares.items()}
-    assert counted["clip/fraction"] == (2, 3)
-    assert counted["clip/high"] == counted["clip/low"] == (1, 3)
-    assert counted["clip/positive"] == (1, 1)
-    assert counted["clip/negative"] == (1, 2)
-    assert counted["tokens/masked"] == (3, 4)
-    assert counted["weight/mean"] == pytest.approx((math.e, 3))
-    # −min(ρA, clip(ρ)A): −1.2 of the first; e of the second and 0.8 of the third.
-    assert counted["loss/positive_share"] == pytest.approx((1.2, 1.2 + math.e + 0.8))
-    assert counted["loss/negative_share"] == pytest.approx((math.e + 0.8, 1.2 + math.e + 0.8))
+    account = compose(resolve(ObjectiveConfig("grpo"))).loss(tokens)[1]
+    # −min(ρA, clip(ρ)A): −1.2 of the first, e of the second and 0.8 of the third.
+    size = 1.2 + math.e + 0.8
+    expected = {
+        "clip/fraction": 2 / 3, "clip/high": 1 / 3, "clip/low": 1 / 3, "clip/positive": 1.0, "clip/negative": 1 / 2,
+        "tokens/masked": 3 / 4, "weight/mean": math.e / 3, "loss/positive_share": 1.2 / size,
+        "loss/negative_share": (math.e + 0.8) / size, "policy/entropy": 0.0,
+    }  # fmt: skip
+    assert account.metrics() == pytest.approx(expected)
+    assert (account + account).metrics() == pytest.approx(expected)
 
 
 def test_every_name_of_the_config_has_a_function():
