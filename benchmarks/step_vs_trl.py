@@ -7,8 +7,9 @@
 Both train the embedded model on-policy (v=1, i=1) on the same sums, 32 prompts × 8 responses of up to 8 tokens, GRPO
 without KL, one optimiser step a batch, learning rate 1e-6 (so that both keep meeting the same mixture of easy and hard
 problems), the same number of threads. Each round starts both in a process of its own, in turn. Ours is the time from
-one step's log to the next: generation, grading, store, update, sync, metrics. TRL's is its own `step_time`, which
-leaves its optimiser step out. Prints medians with quartiles and writes one JSON line.
+one step's log to the next: generation, grading, store, update, sync, metrics. TRL's is the time from the end of one step
+to the end of the next, taken from outside; its own `step_time`, which leaves its optimiser step out, is printed beside.
+Prints medians with quartiles and writes one JSON line.
 """
 
 import argparse
@@ -87,10 +88,24 @@ def write_prompts(path: Path) -> None:
     path.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a, b in pairs))
 
 
-def trl(args: argparse.Namespace, folder: Path) -> list[float]:
-    """Seconds a step by TRL's own count, in a process of its own."""
+WHOLE_STEPS = """
+import json, runpy, sys, time
+from transformers.trainer_callback import DefaultFlowCallback as Flow
+marks, on_step_end = [], Flow.on_step_end
+def marking(self, *arguments, **keywords):
+    marks.append(time.perf_counter())
+    return on_step_end(self, *arguments, **keywords)
+Flow.on_step_end = marking
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(json.dumps({"marks": marks}))
+"""
+
+
+def trl(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[float]]:
+    """Seconds a whole step, and by TRL's own count, in a process of its own."""
     command = [
-        args.trl_python, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl", "--device", "cpu",
+        args.trl_python, "-c", WHOLE_STEPS, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl", "--device", "cpu",
         "--prompts", args.prompts, "--group", args.group, "--new-tokens", args.new_tokens,
         "--micro-batch", args.prompts * args.group, "--steps", args.steps,
     ]  # fmt: skip
@@ -98,8 +113,10 @@ def trl(args: argparse.Namespace, folder: Path) -> list[float]:
     done = subprocess.run(map(str, command), capture_output=True, text=True, env=environment, cwd=folder, check=False)
     if done.returncode:
         sys.exit(f"TRL's step failed:\n{done.stderr[-2000:]}")
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step_time"')]
-    return [row["step_time"] for row in rows][2:]
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith(('{"marks', '{"step_time'))]
+    marks = next(row["marks"] for row in rows if "marks" in row)
+    whole = [b - a for a, b in itertools.pairwise(marks)]
+    return whole[1:], [row["step_time"] for row in rows if "step_time" in row][2:]
 
 
 def in_a_process(args: argparse.Namespace) -> list[float]:
@@ -134,17 +151,18 @@ def main() -> None:
     if args.only_ours:
         print(json.dumps(ours(args)))
         return
-    own, peer, ratios = [], [], []
+    own, peer, counted, ratios = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         write_prompts(Path(folder) / "prompts.jsonl")
         for number in range(args.rounds):
-            mine, theirs = in_a_process(args), trl(args, Path(folder))
+            mine, (theirs, by_its_count) = in_a_process(args), trl(args, Path(folder))
             own += mine
             peer += theirs
+            counted += by_its_count
             ratios.append(statistics.median(mine) / statistics.median(theirs))
             print(f"round {number + 1}: ratio {ratios[-1]:.3f}", flush=True)
-    print(f"Solera  {spread(own)}\nTRL     {spread(peer)}\nratio   {statistics.median(ratios):.3f}  "
-          f"({min(ratios):.3f} – {max(ratios):.3f})")  # fmt: skip
+    print(f"Solera  {spread(own)}\nTRL     {spread(peer)}, {spread(counted).split('(')[0].strip()} by its own count\n"
+          f"ratio   {statistics.median(ratios):.3f}  ({min(ratios):.3f} – {max(ratios):.3f})")  # fmt: skip
     print(json.dumps({
         "date": time.strftime("%Y-%m-%d"), "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "threads": args.threads,
