@@ -7,8 +7,9 @@
 Both train the embedded model on-policy (v=1, i=1) on the same sums, 32 prompts × 8 responses of up to 8 tokens, GRPO
 without KL, one optimiser step a batch, learning rate 1e-6 (so that both keep meeting the same mixture of easy and hard
 problems), the same number of threads. Each round starts both in a process of its own, in turn. Ours is the time from
-one step's log to the next: generation, grading, store, update, sync, metrics. TRL's is the time from the end of one step
-to the end of the next, taken from outside; its own `step_time`, which leaves its optimiser step out, is printed beside.
+one step's log to the next: generation, grading, store, update, sync, metrics. TRL's is the time from the end of one
+step to the end of the next, taken from outside; its own `step_time`, which leaves its optimiser step out, is printed
+beside.
 Prints medians with quartiles and writes one JSON line.
 """
 
@@ -105,7 +106,8 @@ print(json.dumps({"marks": marks}))
 def trl(args: argparse.Namespace, folder: Path) -> tuple[list[float], list[float]]:
     """Seconds a whole step, and by TRL's own count, in a process of its own."""
     command = [
-        args.trl_python, "-c", WHOLE_STEPS, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl", "--device", "cpu",
+        args.trl_python, "-c", WHOLE_STEPS, args.trl_step.resolve(), EMBEDDED, folder / "prompts.jsonl",
+        "--device", "cpu",
         "--prompts", args.prompts, "--group", args.group, "--new-tokens", args.new_tokens,
         "--micro-batch", args.prompts * args.group, "--steps", args.steps,
     ]  # fmt: skip

@@ -96,18 +96,23 @@ class Sequence:
     span_logp: npt.NDArray[np.float32] | None
     length: int = field(init=False)
     """Tokens the policy answers for."""
+    version: int = field(init=False)
+    """The oldest version that wrote one of them; `NO_VERSION` where none did."""
 
     def __post_init__(self) -> None:
         end, total = 1, 0  # the first token has nothing before it to be predicted from
-        for start, stop, _ in self.spans:
+        oldest = self.spans[0].version if self.spans else NO_VERSION
+        for start, stop, version in self.spans:
             if not end <= start < stop:
                 raise SoleraError(f"sequence: span {start}–{stop} is empty, out of order, or holds the first token")
             end, total = stop, total + stop - start
+            oldest = min(oldest, version)
         if self.spans and end > len(self.token_ids_T):
             raise SoleraError(f"sequence: a span ends at {end}, beyond its {len(self.token_ids_T)} tokens")
         if self.span_logp is not None and len(self.span_logp) != total:
             raise SoleraError(f"sequence: {len(self.span_logp)} log-probabilities for {total} tokens")
         object.__setattr__(self, "length", total)
+        object.__setattr__(self, "version", oldest)
 
     @classmethod
     def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]") -> "Sequence":
@@ -210,16 +215,19 @@ class Rollout:
                 return cls(prompt.key, (sequence,), rewards, last.lineage, origin, last.finish_reason, last.sampling)
         raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
 
-    def stored(self, id_: int, rewards: tuple[Reward, ...]) -> "Rollout":
-        """The same attempt as a store gives it back: numbered, with the rewards that have come."""
+    def numbered(self, id_: int) -> "Rollout":
+        """The same attempt under the number that a store gave it."""
         return Rollout(
-            self.prompt_key, self.sequences, rewards, self.lineage, self.origin, self.finish_reason, self.sampling, id_
-        )
+            self.prompt_key, self.sequences, self.rewards, self.lineage, self.origin, self.finish_reason, self.sampling,
+            id_,
+        )  # fmt: skip
 
     @property
     def length(self) -> int:
         """Tokens the policy answers for, over all sequences."""
-        return sum([sequence.length for sequence in self.sequences])
+        if len(self.sequences) == 1:
+            return self.sequences[0].length
+        return sum(sequence.length for sequence in self.sequences)
 
     @property
     def reward(self) -> float | None:
@@ -243,8 +251,11 @@ class Rollout:
     @property
     def version(self) -> int | None:
         """The oldest version that wrote one of its tokens; `None` for foreign text or an empty response."""
-        versions = [version for sequence in self.sequences for _, _, version in sequence.spans]
-        return min(versions) if versions and min(versions) != NO_VERSION else None
+        if len(self.sequences) == 1:
+            version = self.sequences[0].version
+        else:
+            version = min((sequence.version for sequence in self.sequences if sequence.spans), default=NO_VERSION)
+        return version if version != NO_VERSION else None
 
     def age(self, now: int, lineage: str) -> int | None:
         """Batches learned from since it was written; `None` for text of another lineage."""

@@ -160,8 +160,8 @@ class Learner:
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> float:
         """One optimiser step; returns the gradient's norm before clipping."""
-        # transformers checkpoints in training mode only, and keeps no cache in it: evaluation must not meet it.
-        self.model.module.train(self.config.gradient_checkpointing)
+        if self.config.gradient_checkpointing:
+            self.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
         self._optimiser.zero_grad(set_to_none=True)
         statistic = self._statistic(minibatch)
         for part in minibatch:
@@ -171,7 +171,8 @@ class Learner:
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
             accounts.append(account)
-        self.model.module.eval()
+        if self.config.gradient_checkpointing:
+            self.model.module.eval()  # evaluation must not meet it
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
         if not torch.isfinite(norm):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")

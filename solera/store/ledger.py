@@ -50,9 +50,6 @@ _READ = (
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
-_READ_REWARDS = select(_w.rollout_id, _w.value, _w.part, _w.source, _w.revision).order_by(
-    _w.rollout_id, _w.part, _w.revision
-)
 RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
 _COUNT_USES = (
@@ -79,7 +76,10 @@ class Ledger:
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
-        """Written here and not yet drawn: what they hold never changes, so only their rewards are read again."""
+        """Written here, not yet drawn, and given no further reward since: what a query would find, while no one else
+        writes to the file."""
+        with self._transaction():
+            self._others_wrote = self._data_version()
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
@@ -96,6 +96,7 @@ class Ledger:
         try:
             with self._transaction(write=True):
                 self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
+            self._recent.pop(rollout_id, None)
         except IntegrityError as error:
             raise SoleraError(
                 f"{self.path}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
@@ -111,7 +112,12 @@ class Ledger:
             unused = self._connection.execute(_LIST_UNUSED).all()
             chosen = _first_groups(unused, groups, group_size)
             ids = [id_ for _, members in chosen for id_ in members]
-            found = self._read_recent(ids) if self._recent.keys() >= set(ids) else self._read(set(ids))
+            if (now := self._data_version()) != self._others_wrote:
+                self._recent, self._others_wrote = {}, now
+            if self._recent.keys() >= set(ids):
+                found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids}
+            else:
+                found = self._read(set(ids))
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
@@ -154,14 +160,9 @@ class Ledger:
         self._connection.close()
         self._engine.dispose()
 
-    def _read_recent(self, ids: list[int]) -> dict[int, Rollout]:
-        """The rollouts from memory, with the rewards they have by now."""
-        rows = self._connection.execute(_READ_REWARDS.where(_among(_w.rollout_id, ids))).all()
-        graded: dict[int, list[Any]] = {id_: [] for id_ in ids}
-        for row in rows:
-            if row[0] in graded:
-                graded[row[0]].append(row)
-        return {id_: _regraded(self._recent.pop(id_), id_, rewards) for id_, rewards in graded.items()}
+    def _data_version(self) -> int:
+        """A number that SQLite changes when another connection has written to the file."""
+        return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
 
     def _read(self, ids: set[int]) -> dict[int, Rollout]:
         """Rollouts with their rewards."""
@@ -222,12 +223,6 @@ def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
     id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
     sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
     return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)
-
-
-def _regraded(rollout: Rollout, id_: int, rows: list[Any]) -> Rollout:
-    """The rollout with the rewards of `rows`. Rewards are added, never changed: as many are the same."""
-    same = len(rows) == len(rollout.rewards)
-    return rollout.stored(id_, rollout.rewards if same else tuple(Reward(*tuple(row)[1:]) for row in rows))
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts

@@ -197,9 +197,14 @@ def test_cut_off_bytes_are_refused():
 
 
 def test_a_reward_that_came_between_writing_and_drawing_counts(tmp_path: Path) -> None:
-    """What this process wrote is drawn from memory; its rewards are read anew, another process's too."""
+    """What this process wrote is drawn from memory, unless a reward came for it: here, or from another process."""
     store, other = Ledger(tmp_path / "store.db"), Ledger(tmp_path / "store.db")
     rng = np.random.default_rng(0)
+    first = store.add([random_rollout(rng, 1, (3, 4), 0.0) for _ in range(2)])
+    store.add_reward(first[0], Reward(0.5, part="style", source="person"))
+    (group,) = store.draw(1, 2)
+    assert [rollout.reward for rollout in group.rollouts] == [0.5, 0.0]
+    store.record([Use(id_, 0, 0, None) for id_ in first])
     ids = store.add([random_rollout(rng, 0, (3, 4), 0.0) for _ in range(2)])
     other.add_reward(ids[1], Reward(0.25, part="style", source="person"))
     (group,) = store.draw(1, 2)
