@@ -80,7 +80,8 @@ def attempt_all(
     """One rollout for each (prompt, seed), all in flight together so that the engine can batch them."""
 
     async def gather() -> list[Rollout]:
-        running = [asyncio.create_task(_attempt(task, engine, prompt, sampling, seed)) for prompt, seed in attempts]
+        loop = asyncio.get_running_loop()
+        running = [asyncio.Task(_attempt(task, engine, prompt, sampling, seed), loop=loop) for prompt, seed in attempts]
         try:
             return [await rollout for rollout in running]
         except BaseException:  # one speaks for all: the others are stopped and their errors not shown

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,11 +174,14 @@ class Learner:
             accounts.append(account)
         if self.config.gradient_checkpointing:
             self.model.module.eval()  # evaluation must not meet it
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.config.grad_clip)
-        if not torch.isfinite(norm):
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        size = float(norm)
+        if size > self.config.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
+        if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
-        return float(norm)
+        return size
 
     @torch.no_grad()
     def _statistic(self, minibatch: list[Part]) -> Tensor | None:
