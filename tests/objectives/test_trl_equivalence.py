@@ -180,7 +180,9 @@ def test_kl_to_the_reference(generation, loss_type, bias_correction, kl_weight):
     assert_same(generation, ours, trl_loss(generation, loss_type, beta=BETA, bias_correction=bias_correction))
 
 
-@pytest.mark.parametrize(("loss_type", "aggregation"), [("grpo", "sequence_mean"), ("luspo", "sequence_sum")])
+@pytest.mark.parametrize(
+    ("loss_type", "aggregation"), [("grpo", "sequence_mean"), ("luspo", "sequence_sum"), ("dapo", "token_mean")]
+)
 def test_ratios_of_whole_responses(generation, loss_type, aggregation):
     ours = solera_loss(generation, name="gspo", aggregation=aggregation, **BAND, **BESSEL)
     assert_same(generation, ours, trl_loss(generation, loss_type, level="sequence"))
