@@ -461,7 +461,8 @@ def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
 def _line(text: str, key: str, table: str | None = None) -> int:
     """Line on which a key or table is written, the first that matches; else its table's, else 1."""
     wanted = (key,) if table is None else (table, key)
-    here, found = (), {}
+    here: tuple[str, ...] = ()
+    found: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if header := re.match(r"\s*\[{1,2}([^\]]+)\]", line):
             here = at = _parts(header[1])

@@ -89,5 +89,15 @@ class Several:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Every complete line of a `metrics.jsonl`; one that a killed run left half-written is passed over."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _row(line: bytes, place: str) -> dict[str, float]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise SoleraError(f"{place}: the line is damaged, not a JSON object with a step: remove it")
+    return row
