@@ -217,7 +217,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    with _resumable(folder), ExitStack() as closing:
+    with _advised(folder, f"solera train --resume {folder}"), ExitStack() as closing:
         store = Ledger(folder / "store.db")
         closing.callback(store.close)
         if resumed:
@@ -236,22 +236,23 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         raise InterruptedRunError(
             f"stopped after batch {loop.learner.version}; go on with: solera train --resume {folder}"
         )
-    with _resumable(folder):
+    with _advised(folder, f"solera train --resume {folder}"):
         unfinished = folder / f"{UNFINISHED}model"
         loading.save(model, codec, unfinished)
         publish(unfinished, folder / "model")
-    return _result(folder, console, time.perf_counter() - start)
+    with _advised(folder, f"solera report {folder}"):
+        return _result(folder, console, time.perf_counter() - start)
 
 
 @contextmanager
-def _resumable(folder: Path) -> Iterator[None]:
+def _advised(folder: Path, command: str) -> Iterator[None]:
     """A full disk, say, ends the run; what to do then is said with it."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        said = f"{error.strerror or error}; once that is put right, go on with: solera train --resume {folder}"
+        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
@@ -385,9 +386,10 @@ def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
         publish(unfinished, folder)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the run's folder cannot be made: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise
-        raise SoleraError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
     return folder
 
 

@@ -99,8 +99,8 @@ def latest(folder: Path) -> Checkpoint | None:
 def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
     try:
         torch.save(tensors, path)
-    except RuntimeError as error:  # torch's word for a full disk
-        raise OSError(errno.EIO, one_line(error), str(path)) from error
+    except RuntimeError as error:  # torch knows of a full disk only that less was written than it gave
+        raise OSError(errno.EIO, f"cannot be written, as on a full disk: {one_line(error)}", str(path)) from error
 
 
 def publish(unfinished: Path, final: Path) -> None:
