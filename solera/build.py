@@ -155,8 +155,9 @@ def _own_code_of(folder: Path) -> list[str]:
         names = json.loads(file.read_bytes()) if file.exists() else []
     except ValueError:
         names = None
-    if not isinstance(names, list) or not set(names) <= set(vars(NO_OWN_CODE)):
-        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(vars(NO_OWN_CODE))} were given")
+    parts = list(vars(NO_OWN_CODE))
+    if not isinstance(names, list) or not all(name in parts for name in names):
+        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(parts)} were given")
     return names
 
 

@@ -66,7 +66,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
                                              {"learner": None, "engine": {}})),
     ("step-zzz", lambda folder: (folder / "checkpoints" / "step-zzz").mkdir()),
     *((r"config\.toml", put("config.toml", content)) for content in (b"", b"[run", b"\xff",
-    b"[run]\nname = 'a'\nsteps = -1",
+    b"[run]\nname='a'\nsteps=-1",
                                                                    b"[lern]", b"[run]\nname = 'a'\n[task]\nname = 'x'")),
     *((r"metrics\.jsonl:\d", put("metrics.jsonl", content + b"\n")) for content in [*GARBAGE, b'{"step": "x"}',
     b"{}"] if content),
