@@ -566,13 +566,13 @@ def check(config: Config) -> None:
     if not isinstance(config, Config):
         raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
     for name, room in get_type_hints(Config).items():
-        _check_types(getattr(config, name), name, room)
+        check_types(getattr(config, name), name, room)
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
 
 
-def _check_types(values: Any, name: str, room: Any) -> None:
+def check_types(values: Any, name: str, room: Any) -> None:
     """The same types from Python as from a file."""
     if not isinstance(values, room):
         raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
