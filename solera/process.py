@@ -1,14 +1,17 @@
 """What a run asks of its process while it trains: signals, garbage collection, torch's threads and kernels."""
 
+import fcntl
 import gc
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 
 SMALL_MODEL = 5_000_000
@@ -38,6 +41,17 @@ class Interruption:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse a run that another process is still training: both would write the same files."""
+    with (folder / "lock").open("a") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SoleraError(f"{folder}: another process is training this run: wait for it, or stop it") from error
+        yield
 
 
 @contextmanager
