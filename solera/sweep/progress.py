@@ -1,0 +1,65 @@
+"""What a person sees while a sweep goes on: a line for each run that ends and, on a terminal, a bar."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from solera.sweep.plan import PlannedRun
+
+
+class Progressing:
+    """Counts batches over all runs; the time left is taken from those learned since the command was given."""
+
+    def __init__(self, runs: list[PlannedRun], console: Console) -> None:
+        self.console = console
+        self._runs = runs
+        self._learned = {run.name: learned(run) for run in runs}
+        self._total = sum(run.config.run.steps for run in runs)
+        self._before = self._done
+        self._start = time.monotonic()
+        self._bar = Progress(
+            TextColumn("batches"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[runs]}"),
+            TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=self._total, completed=self._before, runs="", left="")
+
+    @property
+    def _done(self) -> int:
+        return sum(self._learned.values())
+
+    def update(self, running: list[PlannedRun], waiting: int) -> None:
+        """Look how far the running ones are."""
+        self._learned |= {run.name: learned(run) for run in running}
+        state = f"{len(running)} runs at work, {waiting} waiting"
+        self._bar.update(self._task, completed=self._done, runs=state, left=self.left())
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, markup=False)
+
+    def left(self) -> str:
+        """Words for the time that the remaining batches will take; none before the first."""
+        made = self._done - self._before
+        if not made:
+            return ""
+        seconds = round((self._total - self._done) * (time.monotonic() - self._start) / made)
+        return f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+    def __enter__(self) -> "Progressing":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+def learned(run: PlannedRun) -> int:
+    """Batches that a run has learned from: its lines of metrics, less that of the last evaluation."""
+    try:
+        lines = (run.folder / "metrics.jsonl").read_bytes().count(b"\n")
+    except FileNotFoundError:
+        return 0
+    return min(lines, run.config.run.steps)
