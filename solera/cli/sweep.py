@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from solera.cli import main
 from solera.cli.options import Parser
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _sweep(chosen: argparse.Namespace) -> int:
         return 0
     jobs = chosen.jobs or _fitting(plan)
     console.print(f"{plan.name}: {len(plan.cells)} cells × {len(plan.seeds)} seeds, {jobs} at a time, in {plan.folder}")
-    stopped = not run_all(plan, jobs, chosen.retry, console)
+    stopped = not run_all(plan, jobs, chosen.retry, console, main)
     complete = _report(plan, console)
     if stopped:
         print("solera: stopped; the same command goes on", file=sys.stderr)

@@ -64,14 +64,23 @@ def refuse_changed(plan: Plan) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
-    """One sweep at a time. Its runs inherit the lock: one that outlives a killed sweep keeps it while it trains."""
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse a second sweep in the folder, and one that would meet runs which a killed sweep left."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SoleraError(
-                f"{folder}: another `solera sweep` is at work here, or runs that a killed one left: wait for them"
+                f"{folder}: another `solera sweep` is at work here, or the last runs of a killed one: wait for them"
             ) from None
-        yield file.fileno()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Held by every run of the sweep."""
+    with (folder / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
