@@ -118,7 +118,7 @@ def _compared(results: Results) -> list[Block]:
 def _comparison_row(one: Comparison) -> tuple[str, ...]:
     d = one.difference
     interval = "–" if d.low is None or d.high is None else f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
-    p = "–" if one.corrected_p is None else "< 0.001" if one.corrected_p < 0.001 else f"{one.corrected_p:.3f}"
+    p = "–" if one.corrected_p is None else "below 0.001" if one.corrected_p < 0.001 else f"{one.corrected_p:.3f}"
     signs = f"{d.higher} / {d.lower} of {d.seeds}"
     return (one.cell.name, one.against.name, one.verdict, f"{100 * d.mean:+.1f}", interval, signs, p)
 
