@@ -10,6 +10,7 @@ from solera.report.html import part
 @dataclass(frozen=True)
 class Heading:
     text: str
+    level: int = 2
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def markdown(title: str, blocks: list[Block]) -> str:
 
 def _markdown(block: Block) -> str:
     match block:
-        case Heading(text):
-            return f"## {_md(text)}"
+        case Heading(text, level):
+            return f"{'#' * level} {_md(text)}"
         case Paragraph(text):
             return _md(text)
         case Picture(file, _, says):
@@ -90,6 +91,7 @@ PAGE = """<!doctype html>
 main img {{ width: 100%; background: #fff; }}
 main p {{ margin: 0 0 8px; }}
 main h2 {{ margin: 26px 0 10px; }}
+main h3 {{ margin: 14px 0 6px; }}
 main .scroll {{ margin-bottom: 14px; }}
 </style>
 </head>
@@ -111,8 +113,8 @@ def page(title: str, blocks: list[Block]) -> str:
 
 def _html(block: Block) -> str:
     match block:
-        case Heading(text):
-            return f"<h2>{html.escape(text)}</h2>"
+        case Heading(text, level):
+            return f"<h{level}>{html.escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
         case Picture(_, inline, says):

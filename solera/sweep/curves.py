@@ -12,8 +12,6 @@ from solera.sweep.results import Results
 
 PALETTE = (*COLOURS, "#b3323c", "#3aa3a0", "#a07d1c", "#5b6773")
 DASHES = ("-", "--", ":")
-ACROSS = 3
-"""Panels side by side."""
 
 
 def draw(results: Results) -> Any:
@@ -21,7 +19,7 @@ def draw(results: Results) -> Any:
     from matplotlib.figure import Figure
 
     panels = results.plan.panels()
-    columns = min(ACROSS, len(panels))
+    columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(1.2 + 4 * columns, 0.8 + 2.9 * rows), dpi=130, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
@@ -76,10 +74,13 @@ def _line(axis: Any, results: Results, cell: Cell, colour: str, dash: str) -> No
 def _style(axis: Any, title: str) -> None:
     axis.set_title(title, color=INK, fontsize=10)
     axis.set_xlabel("step", color=INK)
-    axis.label_outer()
+    axis.tick_params(labelbottom=True)  # the row below may be shorter
+    if axis.get_subplotspec().is_first_col():
+        axis.set_ylabel("held-out accuracy", color=INK)
+    axis.set_ylim(0, 1.02)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.grid(axis="y", color=FAINT, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_ylabel("held-out accuracy", color=INK)
 
 
 def _legend(figure: Any, axes: Any) -> None:

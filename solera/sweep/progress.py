@@ -1,5 +1,7 @@
 """What a person sees while a sweep goes on: a line for each run that ends and, on a terminal, a bar."""
 
+import json
+import os
 import time
 from types import TracebackType
 
@@ -7,6 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from solera.sweep.plan import PlannedRun
+
+LONGEST_LINE = 1 << 16
+"""Bytes at the end of a run's metrics among which its last line is."""
 
 
 class Progressing:
@@ -57,9 +62,11 @@ class Progressing:
 
 
 def learned(run: PlannedRun) -> int:
-    """Batches that a run has learned from: its lines of metrics, less that of the last evaluation."""
+    """Batches that a run has learned from, by the last whole line of its metrics."""
     try:
-        lines = (run.folder / "metrics.jsonl").read_bytes().count(b"\n")
+        with (run.folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            lines = file.read().split(b"\n")
     except FileNotFoundError:
         return 0
-    return min(lines, run.config.run.steps)
+    return min(json.loads(lines[-2])["step"] + 1, run.config.run.steps) if len(lines) > 1 else 0

@@ -79,7 +79,7 @@ def _panel(results: Results, title: str, cells: list[Cell]) -> list[Block]:
     head = (next(iter(results.plan.axes)), *COLUMNS.values(), "seeds")
     rows = [_cell_row(results, cell) for cell in results.ranked(cells)]
     alone = len(results.plan.axes) == 1
-    return [*([] if alone else [Paragraph(title)]), Table(head, [*rows])]
+    return [*([] if alone else [Heading(title, 3)]), Table(head, [*rows])]
 
 
 def _cell_row(results: Results, cell: Cell) -> tuple[str, ...]:
@@ -99,14 +99,15 @@ def _compared(results: Results) -> list[Block]:
     comparisons = results.comparisons()
     if not comparisons:
         return []
+    tested = sum(one.corrected_p is not None for one in comparisons)
     baseline = ", ".join(f"{axis} {choice}" for axis, choice in results.plan.baseline.items())
     return [
         Heading(f"Against {baseline}"),
         Paragraph(
             f"Differences in {MEASURE_WORDS[results.plan.measure]}, seed by seed, in points: mean with its 95 % "
             "interval (Student's t over seeds), seeds on which the cell was higher and lower, two-sided p corrected by "
-            f"Holm over all {len(comparisons)} comparisons of this table. A cell is called higher or lower where that "
-            f"p is below {SURE}."
+            f"Holm over the {tested} comparisons of this table that have one. A cell is called higher or lower where "
+            f"that p is below {SURE}."
         ),
         Table(
             ("cell", "against", "verdict", "difference", "95 % interval", "higher / lower", "p (Holm)"),

@@ -102,9 +102,9 @@ class Results:
         return sorted(cells, key=value, reverse=True)
 
     def comparisons(self) -> list[Comparison]:
-        """Every cell that has a counterpart and a finished seed in common with it; p corrected over all of them."""
+        """Every cell with a counterpart and a finished seed in common, in the order of the tables; p corrected over all."""
         found = []
-        for cell in self.plan.cells:
+        for cell in (cell for cells in self.plan.panels().values() for cell in self.ranked(cells)):
             against = self.plan.counterpart(cell)
             if against is None:
                 continue

@@ -125,8 +125,8 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
 
 
 def test_a_cell_that_fails_holds_nobody_up(tmp_path):
-    good = "def good(completion, **_):\n    return float(len(completion) % 2)\n"
-    (tmp_path / "rewards.py").write_text(good + "def bad(completion, **_):\n    return 1 / 0\n")
+    good = "def good(rollout, row):\n    return float(len(rollout.text) % 2)\n"
+    (tmp_path / "rewards.py").write_text(good + "def bad(rollout, row):\n    return 1 / 0\n")
     (tmp_path / "grid.toml").write_text(
         SMALL
         + """
@@ -150,7 +150,7 @@ def test_a_cell_that_fails_holds_nobody_up(tmp_path):
     assert "bad-s" not in again.stdout  # not tried again
     assert "2 of 4 runs finished; 2 failed." in again.stdout
 
-    (tmp_path / "rewards.py").write_text(good + "def bad(completion, **_):\n    return 0.0\n")
+    (tmp_path / "rewards.py").write_text(good + "def bad(rollout, row):\n    return 0.0\n")
     mended = solera("sweep", "grid.toml", "--retry", cwd=tmp_path)
     assert mended.returncode == 0, mended.stdout
     assert mended.stdout.count("finished  bad-s") == 2
