@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,45 +18,39 @@ class Progressing:
 
     def __init__(self, runs: list[PlannedRun], console: Console) -> None:
         self.console = console
-        self._runs = runs
         self._learned = {run.name: learned(run) for run in runs}
-        self._total = sum(run.config.run.steps for run in runs)
-        self._before = self._done
+        self._total = self._left = sum(run.config.run.steps for run in runs)
+        self._before = sum(self._learned.values())
         self._start = time.monotonic()
         self._bar = Progress(
             TextColumn("batches"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[runs]}"),
             TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
         )  # fmt: skip
-        self._task = self._bar.add_task("", total=self._total, completed=self._before, runs="", left="")
+        self._task = self._bar.add_task("", total=self._total, runs="", left="")
 
-    @property
-    def _done(self) -> int:
-        return sum(self._learned.values())
-
-    def update(self, running: list[PlannedRun], waiting: int) -> None:
-        """Look how far the running ones are."""
+    def update(self, running: list[PlannedRun], waiting: list[PlannedRun]) -> None:
+        """Look how far the running ones are. Runs that are neither finished nor to come have nothing left to do."""
         self._learned |= {run.name: learned(run) for run in running}
-        state = f"{len(running)} runs at work, {waiting} waiting"
-        self._bar.update(self._task, completed=self._done, runs=state, left=self.left())
+        self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
+        state = f"{len(running)} runs at work, {len(waiting)} waiting"
+        self._bar.update(self._task, completed=self._total - self._left, runs=state, left=self.left())
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False)
+        self.console.print(f"{sentence}  {self.left()}".rstrip(), markup=False)
 
     def left(self) -> str:
         """Words for the time that the remaining batches will take; none before the first."""
-        made = self._done - self._before
-        if not made:
+        made = sum(self._learned.values()) - self._before
+        if made <= 0 or not self._left:
             return ""
-        seconds = round((self._total - self._done) * (time.monotonic() - self._start) / made)
+        seconds = round(self._left * (time.monotonic() - self._start) / made)
         return f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
 
     def __enter__(self) -> "Progressing":
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
 

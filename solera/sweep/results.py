@@ -102,7 +102,7 @@ class Results:
         return sorted(cells, key=value, reverse=True)
 
     def comparisons(self) -> list[Comparison]:
-        """Every cell with a counterpart and a finished seed in common, in the order of the tables; p corrected over all."""
+        """Every cell with a counterpart and a finished seed in common, in the tables' order; p corrected over all."""
         found = []
         for cell in (cell for cells in self.plan.panels().values() for cell in self.ranked(cells)):
             against = self.plan.counterpart(cell)

@@ -28,9 +28,10 @@ def run_all(plan: Plan, jobs: int, retry: bool, console: Console, command: Comma
                         runner.ask_to_stop()
                     else:
                         runner.fill(jobs)
-                    for sentence in runner.reap():
-                        progress.say(f"{sentence}  {progress.left()}".rstrip())
-                    progress.update([worker.run for worker in runner.running], len(runner.waiting))
+                    sentences = runner.reap()
+                    progress.update([worker.run for worker in runner.running], list(runner.waiting))
+                    for sentence in sentences:
+                        progress.say(sentence)
                     time.sleep(LOOK_AGAIN)
         finally:
             runner.leave_none_behind()
