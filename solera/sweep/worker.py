@@ -29,6 +29,7 @@ class Worker:
         os.environ["OMP_NUM_THREADS"] = "1"  # read by the server when it loads torch; `run.threads` counts in the run
         self.run = run
         self.log = _below(sweep, "logs", f"{run.name}.log")
+        self.log.write_bytes(b"")  # what an earlier attempt said is not this one's last line
         self._process = PROCESSES.Process(target=train, args=(command, _arguments(run, sweep), self.log, sweep))
         self._process.start()
 

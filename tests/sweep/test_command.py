@@ -18,10 +18,10 @@ from solera.sweep.state import locked
 from tests.test_cli import SEARCH_PATH, solera
 
 SMALL = """
-run = { steps = 12, device = "cpu" }
+run = { steps = 8, device = "cpu" }
 collect = { prompts = 4, group_size = 4 }
 learn = { lr = 3e-3, warmup = 0 }
-evaluate = { every = 4, problems = 20 }
+evaluate = { every = 4, problems = 10 }
 report = { tensorboard = false }
 """
 GRID = (
@@ -36,7 +36,7 @@ on_policy = { sync.period = 1 }
 lag = { sync.period = 1, collect.offset = 2 }
 """
 )
-PATIENCE = 120
+PATIENCE = 300
 """Seconds after which something is wrong, however slow the machine is."""
 
 
