@@ -8,9 +8,10 @@ import dataclasses
 import difflib
 import itertools
 import json
-import math
 import operator
+import os
 import re
+import sys
 import tomllib
 import types
 from collections.abc import Callable
@@ -33,6 +34,14 @@ KLName = Literal["k1", "k2", "k3"]
 KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
+
+LARGEST = 10**18 - 1
+"""Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
+MOST_THREADS = 1024
+COLDEST = 1e-3
+"""Lowest temperature: logits divided by much less are infinite."""
+LONGEST_NAME = 200
+"""Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
 
 
 def _short(room: str, field_name: str) -> Any:
@@ -357,6 +366,32 @@ def load(path: Path) -> Config:
     return overlay(Config(), tables, places(text, str(path)))
 
 
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SoleraError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SoleraError(f"{path}:{line}: cannot be read: not UTF-8 text") from error
+
+
+def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
+    """The complaint with file and line, where the field that it begins with has its value in `config` from `file`."""
+    named = re.match(r"(\w+)\.(\w+)\b", str(error))
+    if named is None:
+        return error
+    room, key = named.groups()
+    text = _text(file)
+    if key not in tomllib.loads(text).get(room, {}):
+        return error
+    if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
+        return error
+    return SoleraError(f"{file}:{_line(text, (room, key))}: {error}")
+
+
 def parse(text: str, source: str) -> Config:
     """A Config from TOML text; `source` names it in errors."""
     return overlay(Config(), tomllib.loads(text), places(text, source))
@@ -364,13 +399,13 @@ def parse(text: str, source: str) -> Config:
 
 def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
     """A file's text and its tables."""
+    text = _text(path)
     try:
-        text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
+    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
         raise SoleraError(f"{path}: not valid TOML: {error}") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SoleraError(f"{path}: cannot be read: {error}") from error
 
 
 def places(text: str, source: str) -> Place:
@@ -401,7 +436,7 @@ def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> d
         try:
             values[key] = _typed(value, hints[key])
         except TypeError as error:
-            raise SoleraError(f"{place(name, key)}: {name}.{key} is {value!r} but must be {error}") from error
+            raise SoleraError(f"{place(name, key)}: {name}.{key} is {_shown(value)} but must be {error}") from error
     return values
 
 
@@ -418,11 +453,23 @@ def _typed(value: Any, hint: Any) -> Any:
         return value
     if origin is tuple:
         return _typed_items(value, arguments)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not hint:
+    if type(value) is not hint and not (hint is float and type(value) is int):
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
-    return value
+    if hint is int and abs(value) > LARGEST:
+        raise TypeError("a whole number of at most 18 digits")
+    if hint is float and not abs(value) <= sys.float_info.max:  # NaN compares with nothing
+        raise TypeError("a finite number")
+    if hint is str and not (value and value.isprintable()):
+        raise TypeError("text, not empty and without control characters")
+    return float(value) if hint is float else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with thousands of digits
+        return "too long a number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -438,7 +485,7 @@ def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
 def _line(text: str, path: tuple[str, ...]) -> int:
     """Line on which a key is written, or the innermost table around it that has a line of its own."""
     best, found, table = 0, 1, tuple[str, ...]()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if header := re.match(rf"\s*\[{{1,2}}\s*({DOTTED})\s*\]", line):
             here = table = _keys(header[1])
         elif assignment := re.match(rf"\s*({DOTTED})\s*=", line):
@@ -529,7 +576,7 @@ def new_folder(config: Config) -> Path:
     """Where the run will live; refused where something is there already."""
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
     return folder
 
@@ -555,7 +602,7 @@ def _check_types(values: Any, name: str, room: Any) -> None:
             if value is not None or type(None) not in get_args(hint):
                 _typed(list(value) if isinstance(value, tuple) else value, hint)
         except TypeError as error:
-            raise SoleraError(f"{name}.{key} is {value!r} but must be {error}") from error
+            raise SoleraError(f"{name}.{key} is {_shown(value)} but must be {error}") from error
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:
@@ -569,7 +616,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
-        ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+        ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
@@ -578,8 +625,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
         (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
          "remove it (evaluate.top_p is free)"),
-        (c.sampling.temperature > 0, f"sampling.temperature is {c.sampling.temperature}; training samples: use a "
-         "value above 0"),
+        (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
+         f"a value above 0, {COLDEST} at least"),
         (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
          "compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
@@ -590,14 +637,19 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "never: remove one of them"),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
+        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
+         f"{c.evaluate.temperature}; use 0, which is greedy, or {COLDEST} at least"),
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         (c.task.level is None or 1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         *_reward_rules(c),
+        (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
-        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
-         f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
+         and len(c.run.name.encode()) <= LONGEST_NAME),
+         f"run.name is {_shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
+         "(run.root is the folder above it)"),
     ]  # fmt: skip
 
 
@@ -607,16 +659,13 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
         (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
         (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
          f"{len(reward.functions)} in reward.functions: give one for each"),
-        (all(map(math.isfinite, reward.weights)), f"reward.weights is {reward.weights}; all must be finite"),
-        (0 < reward.timeout < math.inf, f"reward.timeout is {reward.timeout}; use seconds above 0"),
-        (math.isfinite(reward.truncated_reward), f"reward.truncated_reward is {reward.truncated_reward}; it must be "
-         "finite"),
+        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),
         (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
          'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
         (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
          f"sampling.max_tokens = {limit}"),
         (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
          "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
-        (0 < reward.overlong_penalty < math.inf, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
+        (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
     ]  # fmt: skip

@@ -28,6 +28,8 @@ def write_whole(target: Path, text: str) -> Path:
     try:
         unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return target
