@@ -115,13 +115,15 @@ class Learner:
             group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) != 1)
         accounts: list[Account] = []
-        norms = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
+        steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
         metrics = reduce(operator.add, accounts).metrics() if accounts else {}
-        if norms:
-            metrics["learn/grad_norm"] = sum(norms) / len(norms)
+        if steps:
+            metrics["learn/loss"], metrics["learn/grad_norm"] = (
+                sum(each) / len(steps) for each in zip(*steps, strict=True)
+            )
         return self._account(parts, metrics | {"learn/lr": rate}, batch)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
@@ -159,18 +161,19 @@ class Learner:
             if self.reference is not None:
                 part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
 
-    def _step(self, minibatch: list[Part], accounts: list[Account]) -> float:
-        """One optimiser step; returns the gradient's norm before clipping."""
+    def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
+        """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
             self.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
         self._optimiser.zero_grad(set_to_none=True)
-        statistic = self._statistic(minibatch)
+        statistic, losses = self._statistic(minibatch), []
         for part in minibatch:
             tokens = self._tokens(part)
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
+            losses.append(loss.detach())
             accounts.append(account)
         if self.config.gradient_checkpointing:
             self.model.module.eval()  # evaluation must not meet it
@@ -181,7 +184,7 @@ class Learner:
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
-        return size
+        return float(torch.stack(losses).sum()), size
 
     @torch.no_grad()
     def _statistic(self, minibatch: list[Part]) -> Tensor | None:
