@@ -34,6 +34,7 @@ from solera.evaluate.candidates import (
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.interruption import Interruption
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -42,7 +43,7 @@ from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
-from solera.process import Interruption, alone, rare_garbage_collection, torch_for
+from solera.process import alone, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
