@@ -360,9 +360,9 @@ DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
 """A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
 
 
-def load(path: Path) -> Config:
+def load(path: Path | str) -> Config:
     """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
-    text, tables = read_toml(path)
+    text, tables = read_toml(Path(path))
     return overlay(Config(), tables, places(text, str(path)))
 
 
@@ -563,7 +563,9 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) is None]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):
-            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it")
+            owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
+            hint = f", or choose --task {owners[0]}" if owners else ""
+            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
     if task.name == "jsonl" and not task.path:
         raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
     if task.held_out_path is not None and task.held_out_share is not None:
