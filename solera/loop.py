@@ -71,7 +71,10 @@ class Loop:
             if self.stop():
                 self.save(sync, None)
                 return False
-        self.sink.log(self.steps, self.evaluator.evaluate())
+        metrics = self.evaluator.evaluate()
+        if self.steps > start and self.saver.due(self.steps):
+            self.save(sync, metrics["eval/pass@1"])
+        self.sink.log(self.steps, metrics)
         return True
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:

@@ -18,7 +18,7 @@ SMALL_MODEL = 5_000_000
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Refuse a run that another process is still training: both would write the same files."""
-    with (folder / "lock").open("a") as held:
+    with (folder / "config.toml").open("rb") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
