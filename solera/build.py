@@ -38,6 +38,7 @@ from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
+from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
@@ -192,7 +193,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    store = Ledger(folder / "store.db")
+    store = Ledger(place_of(config.store.url, folder))
     if resumed:
         store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
     sink = Several(_sinks(config, folder, console, version))
@@ -336,6 +337,7 @@ def _say_if_fewer(console: Console, config: Config, found: int) -> None:
 def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
     """A new folder for the run, with the resolved config in it from the first moment."""
     folder = configuration.new_folder(config)
+    refuse_taken(place_of(config.store.url, folder))
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         unfinished.mkdir(parents=True)

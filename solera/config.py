@@ -148,6 +148,15 @@ class CollectConfig:
 
 
 @dataclass(frozen=True)
+class StoreConfig:
+    """Where every rollout, its rewards and its uses are kept."""
+
+    url: str | None = None
+    """A PostgreSQL database, `postgresql+psycopg://USER@HOST/DATABASE`: the run's tables lie there in a schema of its
+    name (needs the extra `postgres`). Unset: the SQLite file `store.db` in the run's folder."""
+
+
+@dataclass(frozen=True)
 class ObjectiveConfig:
     """What is minimised. A field left unset takes the objective's own value; a field that the objective does not use is
     refused. `solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields."""
@@ -333,6 +342,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -564,6 +574,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         (c.task.level is None or 1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         *_reward_rules(c),
+        *_store_rules(c),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
          f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
@@ -588,4 +599,16 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
          "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
         (0 < reward.overlong_penalty < math.inf, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
+    ]  # fmt: skip
+
+
+def _store_rules(config: Config) -> list[tuple[bool, str]]:
+    url, name = config.store.url, config.run.name
+    return [
+        (url is None or url.startswith(("postgresql://", "postgresql+psycopg://")), f"store.url is {url!r}; use "
+         "postgresql+psycopg://USER@HOST/DATABASE, or remove it for a SQLite file in the run's folder"),
+        (url is None or not re.search(r"//[^/@]*:[^/@]*@|[?&]password=", url), "store.url holds a password, which "
+         "would stand in the run's config and reports: give it in the environment, PGPASSWORD, or in ~/.pgpass"),
+        (url is None or name is None or len(name.encode()) <= 63, f"run.name has {len((name or '').encode())} bytes; "
+         "as the name of a PostgreSQL schema it may have 63"),
     ]  # fmt: skip

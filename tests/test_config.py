@@ -56,6 +56,8 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("sampling", {"max_tokens": 0}, "sampling.max_tokens is 0; it must be at least 1"),
         ("collect", {"group_size": 1}, "a group of one has nothing to be compared with: use 2 or more"),
         ("collect", {"offset": -1}, "collect.offset is -1; it must be at least 0"),
+        ("store", {"url": "mysql://host/x"}, "USER@HOST/DATABASE, or remove it"),
+        ("store", {"url": "postgresql://a:b@host/x"}, "give it in the environment, PGPASSWORD, or in ~/.pgpass"),
         ("learn", {"minibatches": 33}, "groups are never split: use at most that many"),
         ("learn", {"grad_clip": 0.0}, "use a value above 0"),
         ("learn", {"betas": (0.9, 1.0)}, r"both must be in \[0, 1\)"),

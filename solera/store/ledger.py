@@ -1,35 +1,22 @@
-"""The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
+"""The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Insert,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    exists,
-    func,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.exc import DatabaseError, IntegrityError
+from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Sampling, Use
+from solera.store.database import Place, open_engine, transaction
 from solera.store.encoding import decode, encode
-from solera.store.schema import metadata, never_used, rewards, rollouts, uses
+from solera.store.schema import never_used, rewards, rollouts, uses
 
 _ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
@@ -52,6 +39,8 @@ _READ = (
 )  # fmt: skip
 RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
+_LAST_LATE = select(func.max(_w.late))
+_LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
     .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
@@ -60,26 +49,21 @@ _COUNT_USES = (
 
 
 class Ledger:
-    """The Store protocol over SQLite. What `add`, `add_reward` and `record` have returned from outlives the process."""
+    """The Store protocol. What `add`, `add_reward` and `record` have returned from outlives the process."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._engine = create_engine(f"sqlite:///{path}")
-        event.listen(self._engine, "connect", _prepare)
-        event.listen(self._engine, "begin", _begin)
-        try:
-            metadata.create_all(self._engine)
-        except DatabaseError as error:
-            raise SoleraError(f"{path}: cannot be used as a store: {error.orig}") from error
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._engine = open_engine(place)
         self._connection = self._engine.connect()
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
-        """Written here, not yet drawn, and given no further reward since: what a query would find, while no one else
-        writes to the file."""
+        """Written here, not yet drawn, and given no further reward since: what a query would find."""
         with self._transaction():
-            self._others_wrote = self._data_version()
+            self._late = self._last_late()
+            """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
@@ -95,11 +79,11 @@ class Ledger:
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
             with self._transaction(write=True):
-                self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
-            self._recent.pop(rollout_id, None)
+                late = self._last_late() + 1
+                self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
         except IntegrityError as error:
             raise SoleraError(
-                f"{self.path}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
+                f"{self.place}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
                 "no such rollout, or that revision is there already"
             ) from error
 
@@ -112,8 +96,7 @@ class Ledger:
             unused = self._connection.execute(_LIST_UNUSED).all()
             chosen = _first_groups(unused, groups, group_size)
             ids = [id_ for _, members in chosen for id_ in members]
-            if (now := self._data_version()) != self._others_wrote:
-                self._recent, self._others_wrote = {}, now
+            self._forget_regraded()
             if self._recent.keys() >= set(ids):
                 found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids}
             else:
@@ -144,25 +127,21 @@ class Ledger:
             later = (_r.id > watermark) & (_r.origin == "self")
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
-    @contextmanager
-    def _transaction(self, write: bool = False) -> Iterator[None]:
-        """All or none; a full disk or a damaged file is said in one line."""
-        self._connection.info["write"] = write
-        try:
-            with self._connection.begin():
-                yield
-        except IntegrityError:
-            raise
-        except DatabaseError as error:
-            raise SoleraError(f"{self.path}: the store cannot be used: {error.orig}") from error
+    def _transaction(self, write: bool = False) -> AbstractContextManager[None]:
+        return transaction(self._connection, self.place, write)
 
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
 
-    def _data_version(self) -> int:
-        """A number that SQLite changes when another connection has written to the file."""
-        return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+    def _last_late(self) -> int:
+        return self._connection.scalar(_LAST_LATE) or 0
+
+    def _forget_regraded(self) -> None:
+        """Rollouts that a reward came for since, from here or from elsewhere, are read from the tables."""
+        for number, rollout_id in self._connection.execute(_LATE, {"after": self._late}):
+            self._recent.pop(rollout_id, None)
+            self._late = max(self._late, number)
 
     def _read(self, ids: set[int]) -> dict[int, Rollout]:
         """Rollouts with their rewards."""
@@ -226,15 +205,3 @@ def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
-
-
-def _begin(connection: Connection) -> None:
-    """A writer takes the lock first, so that what it has read before writing still holds."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("write") else "BEGIN")
-
-
-def _prepare(connection: Any, _: object) -> None:
-    """Write-ahead log: a killed process loses nothing it was told is written, and readers do not block the writer."""
-    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
-        connection.execute(f"PRAGMA {pragma}")

@@ -1,18 +1,15 @@
 """What was learned from, read back from a store that someone else may be writing to."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
 
-from sqlalchemy import Connection, create_engine, func, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import Connection, func, select
 
-from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Use
+from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
 from solera.store.schema import rewards, rollouts, uses
 
@@ -89,19 +86,7 @@ def _used_group(version: int, key: str, members: list[tuple[Rollout, Use]]) -> U
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Reading]:
+def reading(place: Place) -> Iterator[Reading]:
     """Open a store for reading only; one that is missing, damaged or of another make is refused in one line."""
-    if not path.is_file():
-        raise SoleraError(f"{path}: no such store")
-    # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
-    # beside it and, being allowed only to read, leave them there.
-    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True))
-    try:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN")  # all that follows is read from one moment
-            yield Reading(connection)
-    except DatabaseError as error:
-        raise SoleraError(f"{path}: cannot be read as a store: {error.orig}") from error
-    finally:
-        engine.dispose()
+    with open_for_reading(place) as connection:
+        yield Reading(connection)
