@@ -16,7 +16,7 @@ from rich.console import Console
 from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
-from solera.config import Config
+from solera.config import Config, DrawConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
@@ -32,14 +32,16 @@ from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.process import Interruption, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Sink, Task, Weights
+from solera.protocols import Codec, Sink, Store, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.database import place_of, refuse_taken
+from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
+from solera.store.selected import Selected
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
@@ -285,16 +287,17 @@ def build_loop(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
     )  # fmt: skip
+    supply = store_of(config, store, learner)
     collector = Collector(
-        task, engine, store, sampling=sampling, group_size=config.collect.group_size,
-        reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed,
+        task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
+        reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
     return Loop(
-        config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
+        config.run.steps, config.collect, bool(config.objective.refill), collector, engine, supply, learner,
         own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
@@ -302,6 +305,20 @@ def build_loop(
         ),
         stop, config.reward.truncated == "mask",
     )  # fmt: skip
+
+
+def store_of(config: Config, ledger: Ledger, learner: Learner) -> Store:
+    """The ledger itself where the policy is its own: first in, first out, everything once."""
+    if config.draw == DrawConfig():
+        return ledger
+    return Selected(ledger, config.draw, config.run.seed, lambda: (learner.version, learner.lineage))
+
+
+def _members(config: Config) -> int:
+    """Members of each group that the run writes itself."""
+    size = config.collect.group_size
+    within = config.draw.policy == "mixed" and config.draw.mix == "within"
+    return quotas_of(config.draw, size).get("self", size) if within else size
 
 
 def build_task(

@@ -1,9 +1,9 @@
 """The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
 from operator import itemgetter
@@ -49,7 +49,12 @@ _COUNT_USES = (
 
 
 class Ledger:
-    """The Store protocol. What `add`, `add_reward` and `record` have returned from outlives the process."""
+    """The Store protocol: everything is drawn once, first in, first out.
+
+    What `add`, `add_reward` and `record` have returned from outlives the process.
+    """
+
+    selective = False
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -61,13 +66,13 @@ class Ledger:
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
         """Written here, not yet drawn, and given no further reward since: what a query would find."""
-        with self._transaction():
+        with self.transaction():
             self._late = self._last_late()
             """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
-        with self._transaction(write=True):
+        with self.transaction(write=True):
             first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
             numbered = list(enumerate(new, first))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
@@ -78,7 +83,7 @@ class Ledger:
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
-            with self._transaction(write=True):
+            with self.transaction(write=True):
                 late = self._last_late() + 1
                 self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
         except IntegrityError as error:
@@ -88,31 +93,40 @@ class Ledger:
             ) from error
 
     def waiting(self, group_size: int) -> int:
-        with self._transaction():
+        with self.transaction():
             return sum(count // group_size for count in self._connection.scalars(_COUNT_UNUSED))
 
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        return max(0, groups + reserve - self.waiting(group_size))
+
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        with self._transaction():
+        with self.transaction():
             unused = self._connection.execute(_LIST_UNUSED).all()
-            chosen = _first_groups(unused, groups, group_size)
-            ids = [id_ for _, members in chosen for id_ in members]
-            self._forget_regraded()
-            if self._recent.keys() >= set(ids):
-                found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids}
-            else:
-                found = self._read(set(ids))
+            return self.read(_first_groups(unused, groups, group_size))
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
+    def read(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
+        """Groups by prompt key and ids of their members, in the transaction that is open."""
+        self._forget_regraded()
+        ids = {id_ for _, members in chosen for id_ in members}
+        unknown = ids - self._recent.keys()
+        found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids - unknown}
+        if unknown:
+            found |= self._read(unknown)
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
         if not used:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        with self._transaction(write=True):
+        with self.transaction(write=True):
             self._add_uses.run(self._connection, [(u.version, u.rollout_id, u.age, u.advantage) for u in used])
             self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def watermark(self) -> int:
-        with self._transaction():
+        with self.transaction():
             return self._connection.scalar(select(func.max(_r.id))) or 0
 
     def rewind(self, watermark: int, version: int) -> None:
@@ -120,15 +134,17 @@ class Ledger:
         itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
         undone = uses.c.version >= version
         times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
-        with self._transaction(write=True):
+        with self.transaction(write=True):
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
             later = (_r.id > watermark) & (_r.origin == "self")
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
-    def _transaction(self, write: bool = False) -> AbstractContextManager[None]:
-        return transaction(self._connection, self.place, write)
+    @contextmanager
+    def transaction(self, write: bool = False) -> Iterator[Connection]:
+        with transaction(self._connection, self.place, write):
+            yield self._connection
 
     def close(self) -> None:
         self._connection.close()

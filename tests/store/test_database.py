@@ -83,8 +83,8 @@ def test_a_newer_store_is_refused_in_one_line(store_of_the_future):
 @pytest.fixture
 def store_of_the_future(place):
     store = Ledger(place)
-    with store._transaction(write=True):
-        store._connection.exec_driver_sql("UPDATE schema_version SET version = 999")
+    with store.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE schema_version SET version = 999")
     store.close()
     return place
 
