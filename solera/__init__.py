@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Evaluation",
     "Generate",
     "LearnConfig",
+    "Ledger",
     "ModelConfig",
     "Objective",
     "ObjectiveConfig",
@@ -68,6 +70,7 @@ __all__ = [
     "custom_objective",
     "evaluate_models",
     "load",
+    "open_store",
     "resume",
     "train",
 ]
@@ -81,6 +84,7 @@ _ROOMS = {
     "objectives.tokens": ("Tokens",),
     "protocols": ("Codec", "Generate", "Task"),
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
+    "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
 }
 """Where the names are that are not in `config`."""

@@ -29,22 +29,26 @@ from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
+from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Store, Task, Weights
-from solera.records import Manifest, Sampling
+from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import quotas_of
+from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
+from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
+from solera.tasks.keys import keys_of
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
 
@@ -191,6 +195,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
+    data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -198,6 +203,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     store = Ledger(place_of(config.store.url, folder))
     if resumed:
         store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
+    for imported in data:
+        store.add_imported(imported)
     sink = Several(_sinks(config, folder, console, version))
     try:
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
@@ -219,6 +226,18 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     loading.save(model, codec, unfinished)
     publish(unfinished, folder / "model")
     return _result(folder, console, time.perf_counter() - start)
+
+
+def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
+    vocabulary = model.module.get_input_embeddings().num_embeddings
+    return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+
+
+def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
+    """From a line of a file to a rollout that the run of a resolved config can learn from."""
+    return LineReader(
+        reader.codec, keys_of(config.task), reader.vocabulary, reader.max_length, origin or f"file:{path.stem}"
+    )
 
 
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float | None]:

@@ -155,6 +155,9 @@ class StoreConfig:
     url: str | None = None
     """A PostgreSQL database, `postgresql+psycopg://USER@HOST/DATABASE`: the run's tables lie there in a schema of its
     name (needs the extra `postgres`). Unset: the SQLite file `store.db` in the run's folder."""
+    data: tuple[str, ...] = ()
+    """Files of rollouts, one JSON object a line, that are imported when the run begins (`solera data import --help`
+    says what a line holds)."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
+    def response(self, text: str, ended: bool) -> tuple[int, ...]:
+        """What someone wrote after a prompt, with the end token where they had finished."""
+        ...
+
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
         """A conversation through the model's chat template, up to where its next message begins."""
         ...

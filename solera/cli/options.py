@@ -1,13 +1,21 @@
-"""From the command line to a dataclass: tyro, with every complaint in one line."""
+"""From the command line to values, with every complaint in one line: tyro for a dataclass, argparse for the rest."""
 
+import argparse
 import contextlib
 import io
 import re
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from solera.errors import SoleraError
 
 T = TypeVar("T")
+
+
+class Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SoleraError(f"{message} (see {self.prog} --help)")
 
 
 def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:

@@ -11,6 +11,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, m
 from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError
 
+from solera.config import load
 from solera.errors import SoleraError, one_line
 from solera.store.migrations import migrate, refuse_newer, version_of
 
@@ -37,6 +38,16 @@ def place_of(url: str | None, folder: Path) -> Place:
         return Postgres(make_url(url).set(drivername="postgresql+psycopg"), folder.absolute().name)
     except ArgumentError as error:
         raise SoleraError(f"store.url: {one_line(error)}") from error
+
+
+def place_in(folder: Path) -> Place:
+    """The store of a run that was begun."""
+    if not (folder / "config.toml").is_file():
+        raise SoleraError(f"{folder}: no config.toml, so it is not the folder of a run")
+    place = place_of(load(folder / "config.toml").store.url, folder)
+    if isinstance(place, Path) and not place.is_file():
+        raise SoleraError(f"{place}: no such store")
+    return place
 
 
 def refuse_taken(place: Place) -> None:

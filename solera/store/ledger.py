@@ -1,20 +1,24 @@
 """The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from hashlib import blake2b
+from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Sampling, Use
-from solera.store.database import Place, open_engine, transaction
+from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
 from solera.store.schema import never_used, rewards, rollouts, uses
 
@@ -25,6 +29,7 @@ _ROLLOUT_COLUMNS = (
 _REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
 _USE_COLUMNS = ("version", "rollout_id", "age", "advantage")
 
+T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = never_used & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
@@ -39,6 +44,16 @@ _READ = (
 )  # fmt: skip
 RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
+_LAST_ID = select(func.max(_r.id))
+_KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
+_EXISTING = select(_r.id).where(_r.id.in_(bindparam("ids", expanding=True)))
+_REVISIONS = (
+    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source)
+    .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(_w.revision)
+)
+IMPORTED_TOGETHER = 1_000
+"""Rows looked up by one query."""
 _LAST_LATE = select(func.max(_w.late))
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
@@ -62,6 +77,7 @@ class Ledger:
         self._connection = self._engine.connect()
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_imports = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "fingerprint"))
         self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
@@ -73,8 +89,7 @@ class Ledger:
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
         with self.transaction(write=True):
-            first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
-            numbered = list(enumerate(new, first))
+            numbered = list(enumerate(new, self._last_id() + 1))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
             graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
             self._add_rewards.run(self._connection, graded)
@@ -91,6 +106,32 @@ class Ledger:
                 f"{self.place}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
                 "no such rollout, or that revision is there already"
             ) from error
+
+    def revise(self, given: Items[tuple[int, Reward]]) -> int:
+        """Rewards that came later or changed, all or none: each takes the place of what its part held.
+
+        `Reward.revision` is counted here; a reward that says what is known already is left out. Returns how many were
+        written.
+        """
+        with self.transaction(write=True):
+            return self._revise(given)
+
+    def add_imported(self, new: Items[Rollout]) -> tuple[int, int]:
+        """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there
+        already are revised. Returns how many rollouts were new, and how many rewards were revised."""
+        seen, now, revised = Counter[bytes](), time.time(), 0
+        with self.transaction(write=True):
+            first = self._last_id() + 1
+            for some in batched(new, IMPORTED_TOGETHER):
+                marked = {fingerprint(rollout, seen): rollout for rollout in some}
+                known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
+                numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
+                rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
+                self._add_imports.run(self._connection, rows)
+                graded = [_reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
+                self._add_rewards.run(self._connection, graded)
+                revised += self._revise([(known[m], r) for m in marked if m in known for r in marked[m].rewards])
+            return self._last_id() + 1 - first, revised
 
     def waiting(self, group_size: int) -> int:
         with self.transaction():
@@ -127,7 +168,7 @@ class Ledger:
 
     def watermark(self) -> int:
         with self.transaction():
-            return self._connection.scalar(select(func.max(_r.id))) or 0
+            return self._last_id()
 
     def rewind(self, watermark: int, version: int) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
@@ -150,6 +191,31 @@ class Ledger:
         self._connection.close()
         self._engine.dispose()
 
+    def _last_id(self) -> int:
+        return self._connection.scalar(_LAST_ID) or 0
+
+    def _revise(self, given: Items[tuple[int, Reward]]) -> int:
+        latest: dict[tuple[int, str], Any] = {}
+        for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
+            self._need_rollouts(some)
+            for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
+                latest[row.rollout_id, row.part] = row[2:]
+        rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
+        for rollout_id, reward in given:
+            revision, value, source = latest.get((rollout_id, reward.part), (-1, None, None))
+            if (value, source) != (reward.value, reward.source):
+                latest[rollout_id, reward.part] = revision + 1, reward.value, reward.source
+                rows.append(
+                    (*_reward_row(rollout_id, replace(reward, revision=revision + 1), now), late + len(rows) + 1)
+                )
+        self._add_late.run(self._connection, rows)
+        return len(rows)
+
+    def _need_rollouts(self, ids: Items[int]) -> None:
+        found = set(self._connection.scalars(_EXISTING, {"ids": list(ids)}))
+        if unknown := sorted(set(ids) - found):
+            raise SoleraError(f"{self.place}: there is no rollout {unknown[0]}")
+
     def _last_late(self) -> int:
         return self._connection.scalar(_LAST_LATE) or 0
 
@@ -166,8 +232,13 @@ class Ledger:
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
                 lines = list(same)
-                found[id_] = _rollout(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
+                found[id_] = rollout_of(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
         return found
+
+
+def open_store(run: Path | str) -> Ledger:
+    """The store of the run in that folder, running or not: `open_store("runs/NAME").revise([(5, Reward(1.0))])`."""
+    return Ledger(place_in(Path(run)))
 
 
 class Many:
@@ -181,6 +252,12 @@ class Many:
     def run(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             connection.exec_driver_sql(self._sql, rows)
+
+
+def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while some := tuple(islice(rest, count)):
+        yield some
 
 
 def _among(column: Any, ids: Collection[int]) -> Any:
@@ -201,6 +278,15 @@ def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tupl
     return sorted(formed, key=lambda group: group[1][0])[:groups]
 
 
+def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:
+    """A digest of what was written by whom; a text that `seen` has met before is another sample, not the same."""
+    words = "\0".join((rollout.prompt_key, rollout.origin, rollout.lineage or "", rollout.finish_reason))
+    content = blake2b(words.encode() + b"\0" + encode(rollout.sequences), digest_size=16)
+    seen[content.digest()] += 1
+    content.update(seen[content.digest()].to_bytes(4))
+    return content.digest()
+
+
 def _rollout_row(id_: int, rollout: Rollout, now: float) -> tuple[Any, ...]:
     sampling = rollout.sampling
     drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
@@ -214,7 +300,7 @@ def _reward_row(rollout_id: int, reward: Reward, now: float) -> tuple[Any, ...]:
     return rollout_id, reward.part, reward.revision, reward.value, reward.source, now
 
 
-def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
+def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
     id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
     sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
     return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)

@@ -65,6 +65,6 @@ class Selected:
 
 def _nothing(passed: Mapping[str, int]) -> str:
     if not passed:
-        return "the store is empty: import rollouts first (solera data import)"
+        return 'the store is empty: give it rollouts with store.data = ["FILE.jsonl"]'
     reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in passed.items())
     return f"no group can be drawn; rollouts passed over: {reasons} (widen [draw], or add rewards: solera data reward)"

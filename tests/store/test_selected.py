@@ -77,7 +77,7 @@ def test_a_rewound_store_is_drawn_from_as_before(ledger):
 
 
 def test_an_empty_store_says_what_to_do(ledger):
-    with pytest.raises(SoleraError, match="the store is empty: import rollouts first"):
+    with pytest.raises(SoleraError, match=r"the store is empty: give it rollouts with store\.data"):
         selected(ledger, policy="offline").draw(1, 2)
 
 
