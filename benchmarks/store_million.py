@@ -3,9 +3,9 @@
     python benchmarks/store_million.py --rollouts 1000000
     python benchmarks/store_million.py --rollouts 50000 --url postgresql+psycopg://USER@HOST/DATABASE
 
-Rollouts of `--tokens` tokens, a fifth of them the prompt's, in groups of eight, are added a batch of 512 at a time, as a
-run would. Then 512 rollouts are drawn by priority, many times, each draw followed by the record of its uses and by 512
-more rollouts. Raw bytes are those of token ids and log-probabilities, four each.
+Rollouts of `--tokens` tokens, a fifth of them the prompt's, in groups of eight, are added a batch of 512 at a time, as
+a run would. Then 512 rollouts are drawn by priority, many times, each draw followed by the record of its uses and by
+512 more rollouts. Raw bytes are those of token ids and log-probabilities, four each.
 """
 
 import argparse

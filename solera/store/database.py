@@ -128,7 +128,7 @@ def _begin_sqlite(connection: Connection) -> None:
 def _prepare_sqlite(connection: Any, _: object) -> None:
     """Write-ahead log: a killed process loses nothing it was told is written, and readers do not block the writer.
 
-    Of rollouts of a few hundred tokens only two fit into a page of SQLite's usual size, and a quarter of it is left empty.
+    Into a page of SQLite's usual size only two rollouts of two hundred tokens fit, and a quarter of it stays empty.
     """
     connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
     for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
