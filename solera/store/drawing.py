@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -179,14 +180,17 @@ def _between(rows: Rows, selection: Selection, passed: Counter[str], by_origin: 
 
 
 def _within(rows: Rows, selection: Selection, passed: Counter[str], by_origin: dict[str, Mask]) -> list[Part]:
-    """Each group holds members of every origin in their shares."""
+    """Each group holds members of every origin in their shares; without any of one of them it is not complete."""
     quotas = quotas_of(selection.draw, selection.group_size)
     cuts = [_cut(rows, by_origin[origin], quota) for origin, quota in quotas.items()]
-    number_R = np.concatenate([_numbers(rows, cut) for cut in cuts])
+    numbers = [_numbers(rows, cut) for cut in cuts]
+    number_R, member_R = np.concatenate(numbers), np.concatenate([cut.member_R for cut in cuts])
+    met_R = np.isin(number_R, reduce(np.intersect1d, numbers))
+    passed["incomplete"] += int((~met_R).sum())
+    number_R, member_R = number_R[met_R], member_R[met_R]
     in_order = np.argsort(number_R, kind="stable")
     start_P = _run_starts(number_R[in_order])
-    member_R = np.concatenate([cut.member_R for cut in cuts])[in_order]
-    groups = Groups(member_R, start_P, np.diff(start_P, append=len(member_R)))
+    groups = Groups(member_R[in_order], start_P, np.diff(start_P, append=len(member_R)))
     groups = _filtered(rows, groups, selection, passed)
     order: Order = "first" if "self" in quotas else selection.draw.order
     return [Part(1.0, groups, _ranked(rows, groups, selection, order), "self" in quotas)]

@@ -148,15 +148,20 @@ def test_mixed_between_groups(rows):
     assert len(models) > 3
 
 
-def test_mixed_within_groups(rows):
-    draw = DrawConfig("mixed", shares=("self=3", "model:a=1"), mix="within")
+@pytest.mark.parametrize("least", [4, 2])
+def test_mixed_within_groups(rows, least):
+    draw = DrawConfig("mixed", shares=("self=3", "model:a=1"), mix="within", min_rewarded=least)
     expected = []
     for _, same in sorted(by_key(graded(rows)).items()):
         own = [row for row in same if row["origin"] == "self" and row["uses"] == 0]
         other = [row for row in same if row["origin"] == "model:a"]
-        expected += [own[3 * i : 3 * i + 3] + other[i : i + 1] for i in range(len(own) // 3 + 1)]
-    expected = ids(first(whole(expected)))
+        parts = [(own[3 * i : 3 * i + 3], other[i : i + 1]) for i in range(len(same))]
+        expected += [mine + theirs for mine, theirs in parts if mine and theirs]
+    expected = ids(first(whole(expected, least)))
     assert expected and taken(rows, draw, 999) == expected
+    ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS))
+    own = [r for r in graded(rows) if r["origin"] == "model:a" or (r["origin"] == "self" and r["uses"] == 0)]
+    assert ranking.passed["incomplete"] == len(own) - sum(map(len, expected))
 
 
 def test_filters_count_what_they_pass_over(rows):
