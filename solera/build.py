@@ -1,11 +1,14 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import errno
 import json
+import shutil
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,20 @@ from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import Config, DrawConfig
 from solera.engines.in_process import InProcessEngine
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
-from solera.evaluate.candidates import Candidate, candidates, other_tasks, settings
+from solera.evaluate.candidates import (
+    OWN_CODE,
+    Candidate,
+    candidates,
+    other_tasks,
+    own_code,
+    read_own_code,
+    settings,
+)
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.interruption import Interruption
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -32,7 +44,7 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
-from solera.process import Interruption, rare_garbage_collection, torch_for
+from solera.process import alone, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Store, Task, Weights
 from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
@@ -74,10 +86,6 @@ class Result:
         return read_metrics(self.folder / "metrics.jsonl")
 
 
-OWN_CODE = "own_code.json"
-"""In a run's folder: which of its parts are not in its config."""
-
-
 @dataclass(frozen=True)
 class OwnCode:
     """Parts of a run that its user wrote; what is left out comes from the config."""
@@ -86,6 +94,12 @@ class OwnCode:
     rewards: tuple[Callable[..., Any], ...] = ()
     objective: Objective | None = None
     rule: SyncRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.task and self.rewards:
+            raise SoleraError(
+                "rewards=... are for a task of the config; a task of your own grades by itself: leave them out"
+            )
 
     def names(self) -> list[str]:
         return [name for name, part in vars(self).items() if part]
@@ -131,15 +145,25 @@ def resume(
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    config = resolve_config(configuration.load(folder / "config.toml"))
-    names = json.loads((folder / OWN_CODE).read_text()) if (folder / OWN_CODE).exists() else []
+    config, names = _settings_of(folder), read_own_code(folder)
     if names != own.names():
-        given = ", ".join(f"{name}=..." for name in names)
         raise SoleraError(
             f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
-            f"go on with solera.resume({', '.join(filter(None, [repr(str(folder)), given]))})"
+            f"go on with {_resume_call(folder, names)}"
         )
     return _run(config, console or Console(stderr=True), folder, own)
+
+
+def _settings_of(folder: Path) -> Config:
+    """The resolved config that a run's folder holds."""
+    file = folder / "config.toml"
+    config = configuration.load(file)
+    if config.run.name is None:
+        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
+    try:
+        return resolve_config(config)
+    except SoleraError as error:
+        raise configuration.located(error, file, config) from error
 
 
 def evaluate_models(
@@ -149,13 +173,23 @@ def evaluate_models(
     checkpoints: bool = False,
     console: Console | None = None,
     advance: Callable[[str, int, int], None] = lambda model, made, total: None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
 ) -> Evaluation:
     """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
 
     A model is a folder, a hub name, `embedded`, or a run's folder; `checkpoints` takes all that a run's folder holds.
-    Without a config the settings are those of the first run among them. `advance` hears after each turn which model,
-    how many attempts were made now, and how many the model makes in all.
+    Without a config the settings are those of the first run among them; a run that was trained with a task or rewards
+    of one's own needs them here too. `advance` hears after each turn which model, how many attempts were made now, and
+    how many the model makes in all.
     """
+    own = OwnCode(task, tuple(rewards))
+    if (strangers := own_code(models)) and not own.names():
+        raise SoleraError(
+            f"{strangers[0]} was trained with a task or rewards of its user's own code: evaluate it from Python with "
+            f"solera.evaluate_models([{strangers[0]!r}], task=...) or rewards=[...]"
+        )
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
     config = resolve_config(config or settings(models))
@@ -164,17 +198,18 @@ def evaluate_models(
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    result = Evaluation(config, tuple(_examine(candidate, config, k, advance) for candidate in chosen))
+    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
     _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
 
 
 def _examine(
-    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None]
+    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
 ) -> Examined:
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
-    exam = build_exam(config, model, codec, build_task(config, codec, model.max_length), compute)
+    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    exam = build_exam(config, model, codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -200,13 +235,17 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    store = Ledger(place_of(config.store.url, folder))
-    if resumed:
-        store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
-    for imported in data:
-        store.add_imported(imported)
-    sink = Several(_sinks(config, folder, console, version))
-    try:
+    with _advised(folder, _go_on(folder, own)), ExitStack() as closing:
+        closing.enter_context(alone(folder))
+        store = Ledger(place_of(config.store.url, folder))
+        closing.callback(store.close)
+        if resumed:
+            state = checkpoint.state if checkpoint else None
+            store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
+        for imported in data:
+            store.add_imported(imported)
+        sink = Several(_sinks(config, folder, console, version))
+        closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
 
             def stop() -> bool:
@@ -214,18 +253,15 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
 
             loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own)
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
-            finished = loop.run(*restore(loop, checkpoint))
-    finally:
-        sink.close()
-        store.close()
+            finished = loop.run(restore(loop, checkpoint))
     if not finished:
-        raise InterruptedRunError(
-            f"stopped after batch {loop.learner.version}; go on with: solera train --resume {folder}"
-        )
-    unfinished = folder / f"{UNFINISHED}model"
-    loading.save(model, codec, unfinished)
-    publish(unfinished, folder / "model")
-    return _result(folder, console, time.perf_counter() - start)
+        raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
+    with _advised(folder, _go_on(folder, own)):
+        unfinished = folder / f"{UNFINISHED}model"
+        loading.save(model, codec, unfinished)
+        publish(unfinished, folder / "model")
+    with _advised(folder, f"solera report {folder}"):
+        return _result(folder, console, time.perf_counter() - start)
 
 
 def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
@@ -240,17 +276,40 @@ def line_reader(config: Config, reader: Reader, path: Path, origin: str | None =
     )
 
 
-def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float | None]:
+@contextmanager
+def _advised(folder: Path, command: str) -> Iterator[None]:
+    """A full disk, say, ends the run; what to do then is said with it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
+        raise OSError(error.errno, said, error.filename or str(folder)) from error
+
+
+def _go_on(folder: Path, own: OwnCode) -> str:
+    return _resume_call(folder, own.names()) if own.names() else f"solera train --resume {folder}"
+
+
+def _resume_call(folder: Path, names: list[str]) -> str:
+    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in names)])})"
+
+
+def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
-        return SyncState(), None
+        return SyncState()
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
-    loop.learner.restore(state.version, tensors["learner"])
+    try:
+        loop.learner.restore(state.version, tensors["learner"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
-    return state.sync, state.accuracy
+    return state.sync
 
 
 def _result(folder: Path, console: Console, seconds: float) -> Result:
@@ -301,7 +360,7 @@ def build_loop(
     engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
     reference = None
     if objective.uses_reference:
-        reference = Reference(model, config.objective.ref_period, config.objective.ref_ema)
+        reference = Reference(model, objective.ref_period, objective.ref_ema)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
@@ -316,7 +375,7 @@ def build_loop(
         config.evaluate.every,
     )  # fmt: skip
     return Loop(
-        config.run.steps, config.collect, bool(config.objective.refill), collector, engine, supply, learner,
+        config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
@@ -382,7 +441,11 @@ def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
             (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
         publish(unfinished, folder)
     except OSError as error:
-        raise SoleraError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
+        shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the run's folder cannot be made: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
     return folder
 
 

@@ -9,9 +9,13 @@ import difflib
 import itertools
 import json
 import math
+import operator
+import os
 import re
+import sys
 import tomllib
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -32,6 +36,14 @@ KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
 OrderName = Literal["uniform", "newest", "priority"]
+
+LARGEST = 10**18 - 1
+"""Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
+MOST_THREADS = 1024
+COLDEST = 1e-3
+"""Lowest temperature: logits divided by much less are infinite."""
+LONGEST_NAME = 200
+"""Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
 
 
 def _short(room: str, field_name: str) -> Any:
@@ -402,44 +414,91 @@ class Config:
     report: ReportConfig = field(default_factory=ReportConfig)
 
 
-def load(path: Path) -> Config:
+Place = Callable[..., str]
+"""From the path of a table or field to where it is written, such as `run.toml:12`."""
+KEY = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
+DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
+"""A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
+
+
+def load(path: Path | str) -> Config:
     """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
+    text, tables = read_toml(Path(path))
+    return overlay(Config(), tables, places(text, str(path)))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SoleraError(f"{path}: cannot be read: {error}") from error
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SoleraError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     try:
-        return parse(text, str(path))
-    except tomllib.TOMLDecodeError as error:
-        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SoleraError(f"{path}:{line}: cannot be read: not UTF-8 text") from error
+
+
+def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
+    """The complaint with file and line, where the field that it begins with has its value in `config` from `file`."""
+    named = re.match(r"(\w+)\.(\w+)\b", str(error))
+    if named is None:
+        return error
+    room, key = named.groups()
+    text = _text(file)
+    if key not in tomllib.loads(text).get(room, {}):
+        return error
+    if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
+        return error
+    return SoleraError(f"{file}:{_line(text, (room, key))}: {error}")
 
 
 def parse(text: str, source: str) -> Config:
     """A Config from TOML text; `source` names it in errors."""
-    rooms = {room.name: room for room in dataclasses.fields(Config)}
-    hints = get_type_hints(Config)
+    return overlay(Config(), tomllib.loads(text), places(text, source))
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file's text and its tables."""
+    text = _text(path)
+    try:
+        return text, tomllib.loads(text)
+    except RecursionError as error:
+        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
+    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
+        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+
+
+def places(text: str, source: str) -> Place:
+    """Says where in a TOML text a table or field is written."""
+    return lambda *path: f"{source}:{_line(text, path)}"
+
+
+def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
+    """Fields of TOML tables over a config; `place(room, field)` says where each is written."""
+    rooms = get_type_hints(Config)
     values = {}
-    for name, table in tomllib.loads(text).items():
+    for name, table in tables.items():
         if name not in rooms:
-            raise SoleraError(f"{source}:{_line(text, name)}: unknown table [{name}]{_perhaps(name, rooms)}")
+            raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
         if not isinstance(table, dict):
-            raise SoleraError(f"{source}:{_line(text, name)}: {name} is a table: write [{name}] and its fields below")
-        values[name] = _room(hints[name], name, table, text, source)
-    return Config(**values)
+            raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")
+        values[name] = dataclasses.replace(getattr(config, name), **typed_fields(rooms[name], name, table, place))
+    return dataclasses.replace(config, **values)
 
 
-def _room(room: Any, name: str, table: dict[str, Any], text: str, source: str) -> Any:
+def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The fields of one table, known to the class `room` and of its types."""
     hints = get_type_hints(room)
     values = {}
     for key, value in table.items():
-        place = f"{source}:{_line(text, key, name)}"
         if key not in hints:
-            raise SoleraError(f"{place}: unknown field {name}.{key}{_perhaps(key, hints)}")
+            raise SoleraError(f"{place(name, key)}: unknown field {name}.{key}{perhaps(key, hints)}")
         try:
             values[key] = _typed(value, hints[key])
         except TypeError as error:
-            raise SoleraError(f"{place}: {name}.{key} is {value!r} but must be {error}") from error
-    return room(**values)
+            raise SoleraError(f"{place(name, key)}: {name}.{key} is {_shown(value)} but must be {error}") from error
+    return values
 
 
 def _typed(value: Any, hint: Any) -> Any:
@@ -455,11 +514,23 @@ def _typed(value: Any, hint: Any) -> Any:
         return value
     if origin is tuple:
         return _typed_items(value, arguments)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not hint:
+    if type(value) is not hint and not (hint is float and type(value) is int):
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
-    return value
+    if hint is int and abs(value) > LARGEST:
+        raise TypeError("a whole number of at most 18 digits")
+    if hint is float and not abs(value) <= sys.float_info.max:  # NaN compares with nothing
+        raise TypeError("a finite number")
+    if hint is str and not (value and value.isprintable()):
+        raise TypeError("text, not empty and without control characters")
+    return float(value) if hint is float else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with thousands of digits
+        return "too long a number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -472,20 +543,28 @@ def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _line(text: str, key: str, table: str | None = None) -> int:
-    """Line on which a key or table is written, the first that matches; 1 where it cannot be found."""
-    here = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([^\]\s]+)\s*\]", line):
-            here = header[1]
-            if table is None and here.split(".")[0] == key:
-                return number
-        if re.match(rf"\s*\"?{re.escape(key)}\"?\s*[=.]", line) and here == table:
-            return number
-    return 1
+def _line(text: str, path: tuple[str, ...]) -> int:
+    """Line on which a key is written, or the innermost table around it that has a line of its own."""
+    best, found, table = 0, 1, tuple[str, ...]()
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := re.match(rf"\s*\[{{1,2}}\s*({DOTTED})\s*\]", line):
+            here = table = _keys(header[1])
+        elif assignment := re.match(rf"\s*({DOTTED})\s*=", line):
+            here = (*table, *_keys(assignment[1]))
+        else:
+            continue
+        common = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, here, path)))
+        if common > best:
+            best, found = common, number
+    return found
 
 
-def _perhaps(word: str, known: Any) -> str:
+def _keys(dotted: str) -> tuple[str, ...]:
+    return tuple(key.strip("\"'") for key in re.findall(KEY, dotted))
+
+
+def perhaps(word: str, known: Any) -> str:
+    """What a wrong word may have been meant to be."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
@@ -540,12 +619,14 @@ def override(config: Config, room: str, **values: Any) -> Config:
 def resolve_task(task: TaskConfig) -> TaskConfig:
     """Unset fields take the task's own values; a field that the task does not use is refused."""
     if task.name not in TASK_FIELDS:
-        raise SoleraError(f"task.name is {task.name!r}{_perhaps(task.name, TASK_FIELDS)}")
+        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, TASK_FIELDS)}")
     own = TASK_FIELDS[task.name]
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) is None]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):
-            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it")
+            owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
+            hint = f", or choose --task {owners[0]}" if owners else ""
+            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
     if task.name == "jsonl" and not task.path:
         raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
     if task.held_out_path is not None and task.held_out_share is not None:
@@ -558,7 +639,7 @@ def new_folder(config: Config) -> Path:
     """Where the run will live; refused where something is there already."""
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
     return folder
 
@@ -568,13 +649,13 @@ def check(config: Config) -> None:
     if not isinstance(config, Config):
         raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
     for name, room in get_type_hints(Config).items():
-        _check_types(getattr(config, name), name, room)
+        check_types(getattr(config, name), name, room)
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
 
 
-def _check_types(values: Any, name: str, room: Any) -> None:
+def check_types(values: Any, name: str, room: Any) -> None:
     """The same types from Python as from a file."""
     if not isinstance(values, room):
         raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
@@ -584,7 +665,7 @@ def _check_types(values: Any, name: str, room: Any) -> None:
             if value is not None or type(None) not in get_args(hint):
                 _typed(list(value) if isinstance(value, tuple) else value, hint)
         except TypeError as error:
-            raise SoleraError(f"{name}.{key} is {value!r} but must be {error}") from error
+            raise SoleraError(f"{name}.{key} is {_shown(value)} but must be {error}") from error
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:
@@ -598,7 +679,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
-        ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+        ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
@@ -607,8 +688,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
         (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
          "remove it (evaluate.top_p is free)"),
-        (c.sampling.temperature > 0, f"sampling.temperature is {c.sampling.temperature}; training samples: use a "
-         "value above 0"),
+        (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
+         f"a value above 0, {COLDEST} at least"),
         (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
          "compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
@@ -619,6 +700,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "never: remove one of them"),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
+        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
+         f"{c.evaluate.temperature}; use 0, which is greedy, or {COLDEST} at least"),
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
@@ -626,9 +709,12 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *_reward_rules(c),
         *_store_rules(c),
         *_draw_rules(c),
+        (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
-        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
-         f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
+         and len(c.run.name.encode()) <= LONGEST_NAME),
+         f"run.name is {_shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
+         "(run.root is the folder above it)"),
     ]  # fmt: skip
 
 
@@ -638,17 +724,14 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
         (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
         (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
          f"{len(reward.functions)} in reward.functions: give one for each"),
-        (all(map(math.isfinite, reward.weights)), f"reward.weights is {reward.weights}; all must be finite"),
-        (0 < reward.timeout < math.inf, f"reward.timeout is {reward.timeout}; use seconds above 0"),
-        (math.isfinite(reward.truncated_reward), f"reward.truncated_reward is {reward.truncated_reward}; it must be "
-         "finite"),
+        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),
         (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
          'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
         (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
          f"sampling.max_tokens = {limit}"),
         (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
          "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
-        (0 < reward.overlong_penalty < math.inf, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
+        (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
     ]  # fmt: skip
 

@@ -40,18 +40,19 @@ class Loop:
     stop: Callable[[], bool]
     mask_truncated: bool
 
-    def run(self, sync: SyncState, accuracy: float | None = None) -> bool:
+    def run(self, sync: SyncState) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
 
         Row k of the metrics is version k: its accuracy, and what batch k did to it.
         """
-        learner = self.learner
-        for step in range(learner.version, self.steps):
+        learner, start = self.learner, self.learner.version
+        for step in range(start, self.steps):
             clock, metrics = Clock(), dict[str, float]()
             if self.evaluator.due(step):
                 with clock("time/evaluate"):
                     metrics = self.evaluator.evaluate()
-                    accuracy = metrics["eval/pass@1"]
+            if step > start and self.saver.due(step):
+                self.save(sync, metrics.get("eval/pass@1"))
             if sync.due:
                 with clock("time/sync"):
                     weights = learner.weights()
@@ -68,12 +69,13 @@ class Loop:
             metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
             sync = self.rule(sync, learner.version)
-            stop = self.stop()
-            if stop or self.saver.due(learner.version):
-                self.save(sync, accuracy)
-            if stop:
+            if self.stop():
+                self.save(sync, None)
                 return False
-        self.sink.log(self.steps, self.evaluator.evaluate())
+        metrics = self.evaluator.evaluate()
+        if self.steps > start and self.saver.due(self.steps):
+            self.save(sync, metrics["eval/pass@1"])
+        self.sink.log(self.steps, metrics)
         return True
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
@@ -94,15 +96,21 @@ class Loop:
 
     def draw(self) -> tuple[int, list[Group]]:
         """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""
-        wanted, generated = self.collect.prompts, 0
-        for _ in range(1 + self.refill * self.collect.refill_rounds):
-            generated += self.collector.ensure(wanted)
-            groups = self.store.draw(wanted, self.collect.group_size)
+        wanted = self.collect.prompts
+        generated, groups = self.supply(wanted)
+        for _ in range(self.collect.refill_rounds if self.refill else 0):
             missing = self.collect.prompts - count_live_groups(groups, self.mask_truncated)
             if missing <= 0:
                 break
             wanted += missing
+            more, groups = self.supply(wanted)
+            generated += more
         return generated, groups
+
+    def supply(self, wanted: int) -> tuple[int, list[Group]]:
+        """That many groups, written as far as they are missing, and the tokens generated."""
+        generated = self.collector.ensure(wanted)
+        return generated, self.store.draw(wanted, self.collect.group_size)
 
 
 def diagnose(update: Update) -> dict[str, float]:

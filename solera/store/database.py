@@ -1,5 +1,6 @@
 """Where a store is, and a connection to it: a SQLite file, or a schema of a PostgreSQL database."""
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
 from sqlalchemy.engine.interfaces import IsolationLevel
-from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError
 
 from solera.config import load
 from solera.errors import SoleraError, one_line
@@ -110,7 +111,15 @@ def complaining(place: Place, complaint: str) -> Iterator[None]:
     except IntegrityError:
         raise
     except DatabaseError as error:
-        raise SoleraError(f"{place}: {complaint}: {one_line(error.orig or error)}") from error
+        said = f"{complaint}: {one_line(error.orig or error)}"
+        if isinstance(error, OperationalError) and not _of_another_make(error):
+            raise OSError(errno.EIO, said, str(place)) from error
+        raise SoleraError(f"{place}: {said}") from error
+
+
+def _of_another_make(error: OperationalError) -> bool:
+    """SQLite gives a missing table the class that it gives a full disk."""
+    return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
 def _sqlite(path: Path) -> Engine:

@@ -88,6 +88,12 @@ class Ledger:
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
+        for rollout in new:
+            parts = {(reward.part, reward.revision) for reward in rollout.rewards}
+            if len(parts) < len(rollout.rewards):
+                raise SoleraError(
+                    f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
+                )
         with self.transaction(write=True):
             numbered = list(enumerate(new, self._last_id() + 1))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
@@ -170,16 +176,22 @@ class Ledger:
         with self.transaction():
             return self._last_id()
 
-    def rewind(self, watermark: int, version: int) -> None:
+    def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
-        itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
+        itself after `watermark` is not drawn again. Every reward and everything of other origin stays; a task may have
+        given its rollouts an origin of their own, so that the run's lineage tells them too."""
+        if self.watermark() < watermark:
+            raise SoleraError(
+                f"{self.place}: the checkpoint was written with {watermark} rollouts in it, but it holds "
+                f"{self.watermark()}: put the run's own store back"
+            )
         undone = uses.c.version >= version
         times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
         with self.transaction(write=True):
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
-            later = (_r.id > watermark) & (_r.origin == "self")
+            later = (_r.id > watermark) & ((_r.origin == "self") | (_r.lineage == lineage))
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
     @contextmanager

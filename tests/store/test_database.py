@@ -126,6 +126,6 @@ def test_a_run_is_the_same_in_both_databases(tmp_path, postgres):
 
 def test_a_server_that_is_away_is_said_in_one_line(tmp_path):
     pytest.importorskip("psycopg")
-    with pytest.raises(SoleraError, match="cannot be used as a store: connection failed") as refusal:
+    with pytest.raises(OSError, match="cannot be used as a store: connection failed") as refusal:
         Ledger(place_of("postgresql://nobody@127.0.0.1:1/none", tmp_path))
     assert "\n" not in str(refusal.value)
