@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import Config
+from solera.delivery import Delivery
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
@@ -67,6 +69,8 @@ class Result:
         return read_metrics(self.folder / "metrics.jsonl")
 
 
+CANARY_PROMPTS = 2
+"""Problems of the training stream that the proof of a sync lets the engine continue."""
 OWN_CODE = "own_code.json"
 """In a run's folder: which of its parts are not in its config."""
 
@@ -202,7 +206,9 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             def stop() -> bool:
                 return interruption.wanted() or getattr(console, "reader_left", False)
 
-            loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own)
+            loop = build_loop(
+                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
+            )
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(*restore(loop, checkpoint))
     finally:
@@ -271,6 +277,7 @@ def build_loop(
     folder: Path,
     stop: Callable[[], bool] = lambda: False,
     own: OwnCode = NO_OWN_CODE,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
@@ -288,13 +295,17 @@ def build_loop(
         task, engine, store, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed,
     )  # fmt: skip
+    delivery = Delivery(
+        learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
+        retry=config.sync.on_fault == "retry", say=say,
+    )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
-        own.rule or sync_rule(config.sync), evaluator, sink,
+        delivery, own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),

@@ -281,6 +281,8 @@ class SyncConfig:
     """`every`: once in `period` batches; `never`: the engine keeps the weights it started with."""
     period: int = 10
     """Batches between two syncs: the papers' v. 1 is on-policy."""
+    on_fault: Literal["stop", "retry"] = "stop"
+    """Weights that did not arrive as they were sent: `stop` the run, or `retry` once and stop then."""
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from solera.checkpoint import RunState, Saver
 from solera.collector import Collector
 from solera.config import CollectConfig
+from solera.delivery import Delivery
 from solera.diagnosis.divergence import divergence
 from solera.evaluate.accuracy import Evaluator
 from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner, Update
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
-from solera.sync import proof
 from solera.sync.rules import SyncRule, SyncState
 
 
@@ -33,6 +33,7 @@ class Loop:
     engine: Engine
     store: Store
     learner: Learner
+    delivery: Delivery
     rule: SyncRule
     evaluator: Evaluator
     sink: Sink
@@ -54,8 +55,7 @@ class Loop:
                     accuracy = metrics["eval/pass@1"]
             if sync.due:
                 with clock("time/sync"):
-                    weights = learner.weights()
-                    proof.check(weights.manifest, self.engine.load(weights))
+                    metrics |= self.delivery.deliver()
                     sync = sync.done(learner.version)
             with clock("time/generate"):
                 generated, groups = self.draw()

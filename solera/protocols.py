@@ -63,8 +63,11 @@ class Weights:
 class Engine(Protocol):
     """Who writes responses, with weights of its own."""
 
+    dtype: str
+    """Type that its weights are held in, as torch writes it. Tensors are cast to it before they are sent."""
+
     def load(self, weights: Weights) -> Manifest:
-        """Take new weights; answers with what it now holds."""
+        """Take new weights; answers with what it now holds, its digests taken from its own memory after loading."""
         ...
 
     def weights(self) -> Weights:

@@ -287,11 +287,12 @@ class Use:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and dtype of one weight tensor, as sent."""
+    """Name, shape and dtype of one weight tensor, and a digest of its values (`models/digest.py`)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    digest: int
 
 
 @dataclass(frozen=True)

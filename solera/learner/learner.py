@@ -19,12 +19,13 @@ from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
 from solera.objectives.tokens import Responses, Tokens
 from solera.protocols import Weights
-from solera.records import Manifest, TensorSpec
+from solera.records import Manifest, Rollout
 
 
 @dataclass(eq=False)
@@ -51,6 +52,15 @@ class Update:
     response_T: Tensor
     stands_for_B: Tensor
     """How many responses each scored one stands for: 1 of those trained on, more of the few masked ones watched."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Log-probabilities of the tokens of some rollouts; the same rollouts come in the same order at every scoring."""
+
+    logp_T: Tensor
+    behaviour_logp_T: Tensor
+    response_T: Tensor
 
 
 class Learner:
@@ -87,11 +97,15 @@ class Learner:
         if config.gradient_checkpointing:
             model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
-    def weights(self) -> Weights:
-        """The current weights under their version."""
-        named = self.model.parameters()
-        specs = tuple(TensorSpec(name, tuple(p.shape), str(p.dtype)) for name, p in named.items())
-        return Weights(Manifest(self.lineage, self.version, specs), ((n, p.detach()) for n, p in named.items()))
+    def weights(self, dtype: str) -> Weights:
+        """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
+        for whoever takes them: all of them together may not fit beside the model."""
+        kind = getattr(torch, dtype.removeprefix("torch."))
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            return ((name, p.detach().to(kind)) for name, p in self.model.parameters().items())
+
+        return Weights(Manifest(self.lineage, self.version, describe(tensors())), tensors())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
@@ -124,6 +138,19 @@ class Learner:
             metrics["learn/grad_norm"] = sum(norms) / len(norms)
         return self._account(parts, metrics | {"learn/lr": rate}, batch)
 
+    @torch.no_grad()
+    def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
+        """What the current policy makes of responses, none of them empty. Nothing is learned."""
+        micros = self._cut(rollouts)
+        logps = [self._score(self.model, micro)[0].cpu() for micro in micros]
+        behaviours = [micro.behaviour_logp_T.cpu() for micro in micros]
+        return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat([micro.response_T.cpu() for micro in micros]))
+
+    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
+        cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
+        return [micro.to(self.model.device) for micro in cut]
+
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
 
@@ -146,9 +173,7 @@ class Learner:
             groups=batch.groups + 1,
             weight_B=extended(weight_B.float(), 0.0),
         )
-        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
-        return [Part(micro.to(device), responses, _numbers(batch, chosen, len(watched))) for micro in cut]
+        return [Part(micro, responses, _numbers(batch, chosen, len(watched))) for micro in self._cut(rollouts)]
 
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:

@@ -1,13 +1,15 @@
 """Sync rules against the schedule's formula, and the proof against deliveries that went wrong."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from solera.config import SyncConfig
 from solera.errors import SoleraError
 from solera.records import Manifest, TensorSpec
-from solera.sync.proof import check
+from solera.sync.proof import Canary, check, tolerance
 from solera.sync.rules import SyncState, sync_rule
 
 
@@ -31,25 +33,61 @@ def test_never():
     assert engine_versions(SyncConfig(rule="never"), 45) == [0] * 45
 
 
-A, B = TensorSpec("a", (2, 3), "torch.float32"), TensorSpec("b", (4,), "torch.float32")
-SENT = Manifest("run", 7, (A, B))
+A, B = TensorSpec("a", (2, 3), "torch.float32", 11), TensorSpec("b", (2, 3), "torch.float32", 12)
+SENT, BEFORE = Manifest("run", 7, (A, B)), Manifest("run", 4, (replace(A, digest=1), replace(B, digest=2)))
 
 
 def test_what_was_sent_passes():
-    check(SENT, Manifest("run", 7, (B, A)))
+    for before in (None, BEFORE):
+        check(SENT, Manifest("run", 7, (B, A)), before)
 
 
 @pytest.mark.parametrize(
     ("held", "says"),
     [
-        (replace(SENT, version=6), "still holds version 6"),
+        (BEFORE, "nothing arrived, the engine still holds version 4"),
+        (replace(SENT, tensors=()), "nothing arrived"),
+        (replace(SENT, version=6), "an older version arrived, the engine holds version 6"),
+        (replace(SENT, version=8), "a later version arrived"),
         (replace(SENT, lineage="other"), "weights of another run"),
         (replace(SENT, tensors=(A,)), "tensor b did not arrive"),
-        (replace(SENT, tensors=(A, replace(B, shape=(5,)))), "tensor b arrived as"),
-        (replace(SENT, tensors=(A, replace(B, dtype="torch.float16"))), "tensor b arrived as"),
-        (replace(SENT, tensors=(A, B, replace(B, name="c"))), "were not sent: c"),
+        (replace(SENT, tensors=(replace(A, name="c"),)), r"tensor a \(and 1 more\) did not arrive"),
+        (replace(SENT, tensors=(A, replace(B, shape=(5,)))), r"tensor b arrived as torch.float32 \[5\], sent as"),
+        (replace(SENT, tensors=(A, replace(B, dtype="torch.float16"))), "tensor b arrived as torch.float16"),
+        (replace(SENT, tensors=(A, B, replace(B, name="c"))), "was not sent: c"),
+        (replace(SENT, tensors=(A, replace(B, digest=2))), "tensor b is stale: it still has its values of version 4"),
+        (replace(SENT, tensors=(replace(A, digest=12), replace(B, digest=11))), "swapped: .* the values of b"),
+        (replace(SENT, tensors=(A, replace(B, digest=13))), "tensor b arrived with other values"),
     ],
 )
 def test_what_differs_stops_the_run_and_is_named(held, says):
     with pytest.raises(SoleraError, match="sync of version 7: .*" + says):
-        check(SENT, held)
+        check(SENT, held, BEFORE)
+
+
+def canary(engine: list[float], learner: list[float], version: int = 7, lineage: str = "run") -> Canary:
+    logps = (np.array(values, np.float32) for values in (engine, learner))
+    return Canary(((3, 4),), frozenset({(lineage, version)}), *logps)
+
+
+def test_a_canary_by_hand():
+    """Differences .0625 and .1875: mean .125, exactly."""
+    written = canary([-1.0, -2.0], [-1.0625, -1.8125])
+    assert written.difference == 0.125
+    assert written.fault(SENT, None, 0.125) is None
+    assert "differ from the learner's by 0.12" in written.fault(SENT, None, 0.12)
+    assert "differ" in canary([-1.0, math.nan], [-1.0, -2.0]).fault(SENT, None, 0.125)
+    assert "version 6 of this run" in canary([-1.0], [-1.0], version=6).fault(SENT, None, 1.0)
+    assert "of another run" in canary([-1.0], [-1.0], lineage="other").fault(SENT, None, 1.0)
+
+
+def test_an_engine_that_repeats_itself_while_the_learner_moves_is_noticed():
+    before = canary([-1.0, -2.0], [-1.0, -2.0])
+    assert canary([-1.0, -2.0], [-1.0, -2.25]).fault(SENT, before, 2.4).startswith("log-probabilities did not change")
+    assert canary([-1.0, -2.0], [-1.0, -2.25]).fault(SENT, before, 2.6) is None  # a tenth of it is more than the move
+    assert canary([-1.0, -2.5], [-1.0, -2.25]).fault(SENT, before, 2.4) is None
+
+
+def test_a_low_temperature_widens_the_tolerance():
+    assert tolerance("torch.float32", 0.1) == pytest.approx(10 * tolerance("torch.float32", 1.0))
+    assert tolerance("torch.float32", 2.0) == tolerance("torch.float32", 1.0) < tolerance("torch.bfloat16", 1.0)
