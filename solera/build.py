@@ -33,6 +33,7 @@ from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
+from solera.probe import Probe
 from solera.process import Interruption, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Task, Weights
 from solera.records import Manifest, Sampling
@@ -234,6 +235,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    loop.probe.restore(tensors["probe"])
     return state.sync, state.accuracy
 
 
@@ -303,9 +305,13 @@ def build_loop(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
+    probe = Probe(
+        config.diagnose, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
+        group_size=config.collect.group_size, seed=config.run.seed, say=say,
+    )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
-        delivery, own.rule or sync_rule(config.sync), evaluator, sink,
+        delivery, probe, own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),

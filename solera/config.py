@@ -286,6 +286,16 @@ class SyncConfig:
 
 
 @dataclass(frozen=True)
+class DiagnoseConfig:
+    """Whether an update helped, judged on a probe: responses to held-out problems that are never learned from."""
+
+    probe_prompts: int = 16
+    """Held-out prompts of a probe, each with one group of responses; 0: no probe."""
+    every: int = 30
+    """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none."""
+
+
+@dataclass(frozen=True)
 class EvaluateConfig:
     """Accuracy of the learner's current weights on held-out problems."""
 
@@ -339,6 +349,7 @@ class Config:
     learn: LearnConfig = field(default_factory=LearnConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
@@ -540,6 +551,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
+        ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
         ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),

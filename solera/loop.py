@@ -17,6 +17,7 @@ from solera.diagnosis.divergence import divergence
 from solera.evaluate.accuracy import Evaluator
 from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner, Update
+from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
 from solera.sync.rules import SyncRule, SyncState
@@ -34,6 +35,7 @@ class Loop:
     store: Store
     learner: Learner
     delivery: Delivery
+    probe: Probe
     rule: SyncRule
     evaluator: Evaluator
     sink: Sink
@@ -56,16 +58,22 @@ class Loop:
             if sync.due:
                 with clock("time/sync"):
                     metrics |= self.delivery.deliver()
-                    sync = sync.done(learner.version)
+                with clock("time/diagnose"):
+                    metrics |= self.probe.renew(sync)
+                sync = sync.done(learner.version)
             with clock("time/generate"):
                 generated, groups = self.draw()
+            with clock("time/diagnose"):
+                proximal = self.probe.score(step)
             with clock("time/learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
+            with clock("time/diagnose"):
+                diagnosis = diagnose(update) | self.probe.judge(proximal)
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
-            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
+            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
             sync = self.rule(sync, learner.version)
             stop = self.stop()
             if stop or self.saver.due(learner.version):
@@ -81,7 +89,8 @@ class Loop:
         state = RunState(
             learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy
         )
-        self.saver.save(state, {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)})
+        tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
+        self.saver.save(state, tensors | {"probe": self.probe.state()})
 
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""

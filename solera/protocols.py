@@ -95,7 +95,11 @@ class Store(Protocol):
         ...
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        """Up to that many groups of rewarded rollouts that were never used, first in, first out."""
+        """Up to that many groups of rewarded rollouts that were never used, first in, first out; none of a probe."""
+        ...
+
+    def read(self, ids: list[int]) -> list[Rollout]:
+        """Those of them that have rewards, in the order of their ids."""
         ...
 
     def watermark(self) -> int:

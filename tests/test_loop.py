@@ -103,7 +103,7 @@ def test_refill_fills_the_batch_with_groups_that_differ(short_run):
     assert min(live(row) for row in plain.metrics[:6]) < 8
     assert all(live(row) >= 8 for row in filled.metrics[:6])
     with sqlite3.connect(filled.folder / "store.db") as database:
-        assert database.execute("select count(*) from rollouts where uses = 0").fetchone() == (0,)
+        assert database.execute("select count(*) from rollouts where uses = 0 and origin = 'self'").fetchone() == (0,)
         assert database.execute("select max(uses) from rollouts").fetchone() == (1,)
 
 

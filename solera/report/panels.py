@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from solera.diagnosis.verdict import STATE_WORDS
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -17,6 +19,8 @@ class Panel:
     """Mark the steps at which the engine was given weights."""
     read_out: dict[str, str] = field(default_factory=dict)
     """Metrics that are read at the pointer and not drawn."""
+    words: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Metrics whose values are read as words."""
 
 
 PANELS = (
@@ -47,6 +51,25 @@ PANELS = (
         "How much of the batch would count?",
         {"divergence/ess": "effective sample size"},
         "Share of the responses that an importance-weighted mean would effectively use.",
+    ),
+    Panel(
+        "Did the update help?",
+        {"improvement/estimate": "improvement", "improvement/low": "low", "improvement/high": "high"},
+        "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
+        "engine's policy: certified where all of it lies above 0, harmful where it lies below, else inconclusive.",
+        read_out={
+            "improvement/state": "verdict",
+            "improvement/tight": "tight bound",
+            "improvement/theorem1": "Theorem 1",
+            "improvement/mean_w": "mean weight (1 is covered)",
+        },
+        words={"improvement/state": STATE_WORDS},
+    ),
+    Panel(
+        "How far did the update leave the policy from the engine's?",
+        {"probe/tv_sequence": "TV of responses", "probe/tv_token": "TV of tokens"},
+        "The same as above, after the update, on the probe.",
+        read_out={"probe/kl": "KL", "probe/chi2": "χ²", "probe/ess": "effective sample size"},
     ),
     Panel(
         "What teaches nothing?",

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Any
 
 from solera.config import Config, override
+from solera.diagnosis.verdict import HARMFUL, STATE_WORDS
 from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
 from solera.report.panels import TIME
@@ -63,10 +65,22 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
+            "updates judged": _verdicts(run),
             "tokens generated": run.total("tokens/generated"),
             "tokens trained on": run.total("tokens/trained"),
         },
     }
+
+
+def _verdicts(run: RunFolder) -> str | None:
+    """How many updates were certified, inconclusive and harmful, and when the first harmful one was."""
+    judged = [(step, round(state)) for step, state in run.points("improvement/state")]
+    if not judged:
+        return None
+    counts = Counter(STATE_WORDS[state] for _, state in judged)
+    said = ", ".join(f"{counts[word]} {word}" for word in STATE_WORDS.values())
+    harmful = [step for step, state in judged if state == HARMFUL]
+    return said + (f" (first at step {harmful[0]:.0f})" if harmful else "")
 
 
 def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:

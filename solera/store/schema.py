@@ -2,6 +2,8 @@
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, literal_column
 
+from solera.records import PROBE
+
 metadata = MetaData()
 
 rollouts = Table(
@@ -22,9 +24,13 @@ rollouts = Table(
     Column("uses", Integer, nullable=False, server_default="0", doc="rows in uses, counted so that drawing is fast"),
 )
 
-# Zeros are written out, not bound: an index of a part of a table is used by queries that name that part literally.
-never_used = (rollouts.c.uses == literal_column("0")) & (rollouts.c.superseded == literal_column("0"))
-Index("rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=never_used)
+# Values are written out, not bound: an index of a part of a table is used by queries that name that part literally.
+to_draw = (
+    (rollouts.c.uses == literal_column("0"))
+    & (rollouts.c.superseded == literal_column("0"))
+    & (rollouts.c.origin != literal_column(f"'{PROBE}'"))
+)
+Index("rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=to_draw)
 
 rewards = Table(
     "rewards",
