@@ -104,7 +104,8 @@ def train(
     """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
 
     `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
-    task of the config; `objective` comes from `custom_objective`; `rule` decides when the engine gets new weights.
+    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
+    batch when the engine gets new weights.
     """
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
@@ -305,8 +306,11 @@ def build_loop(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
+    diagnosed = config.diagnose
+    if config.sync.rule == "adaptive" and own.rule is None:
+        diagnosed = dataclasses.replace(diagnosed, every=1)
     probe = Probe(
-        config.diagnose, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
+        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
         group_size=config.collect.group_size, seed=config.run.seed, say=say,
     )  # fmt: skip
     return Loop(

@@ -31,6 +31,7 @@ KLName = Literal["k1", "k2", "k3"]
 KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
+DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 
 
 def _short(room: str, field_name: str) -> Any:
@@ -277,10 +278,19 @@ class EngineConfig:
 class SyncConfig:
     """When the engine gets the learner's weights."""
 
-    rule: Literal["every", "never"] = "every"
-    """`every`: once in `period` batches; `never`: the engine keeps the weights it started with."""
+    rule: Literal["every", "never", "adaptive"] = "every"
+    """`every`: once in `period` batches; `never`: the engine keeps the weights it started with; `adaptive`: when
+    `metric` passes `set_point`, measured after every batch on a probe of `diagnose.probe_prompts`."""
     period: int = 10
     """Batches between two syncs: the papers' v. 1 is on-policy."""
+    metric: DivergenceName = "tv_token"
+    """Divergence of the learner's policy from the engine's that `adaptive` goes by (docs/metrics.md, `probe/…`)."""
+    set_point: float | None = None
+    """`adaptive` syncs once `metric` is above this (`ess`: below it)."""
+    v_min: int = 1
+    """Fewest batches between two syncs (`adaptive`)."""
+    v_max: int = 50
+    """Most batches between two syncs (`adaptive`)."""
     on_fault: Literal["stop", "retry"] = "stop"
     """Weights that did not arrive as they were sent: `stop` the run, or `retry` once and stop then."""
 
@@ -291,8 +301,9 @@ class DiagnoseConfig:
 
     probe_prompts: int = 16
     """Held-out prompts of a probe, each with one group of responses; 0: no probe."""
-    every: int = 30
-    """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none."""
+    every: int = 40
+    """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none. With
+    `sync.rule = "adaptive"` every batch is."""
 
 
 @dataclass(frozen=True)
@@ -569,8 +580,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
-        (c.sync.rule == "every" or c.sync.period == SyncConfig.period, "sync.period has no meaning with sync.rule = "
-         "never: remove one of them"),
+        *_sync_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
@@ -581,6 +591,24 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
          f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+    ]  # fmt: skip
+
+
+def _sync_rules(config: Config) -> list[tuple[bool, str]]:
+    sync, point, adapts = config.sync, config.sync.set_point, config.sync.rule == "adaptive"
+    unused = [n for n in ("metric", "set_point", "v_min", "v_max") if getattr(sync, n) != getattr(SyncConfig, n)]
+    return [
+        (sync.rule == "every" or sync.period == SyncConfig.period, f"sync.period has no meaning with sync.rule = "
+         f"{sync.rule}: remove one of them"),
+        (adapts or not unused, f"sync.{'/'.join(unused)} acts with sync.rule = adaptive only: set that or remove it"),
+        (not adapts or point is not None, "sync.set_point is unset; sync.rule = adaptive needs the divergence to sync "
+         "at, such as --sync.set_point 0.03 for tv_token"),
+        (point is None or 0 < point < (math.inf if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
+         f"{sync.metric} needs a value {'above 0' if sync.metric == 'kl' else 'between 0 and 1'}"),
+        (1 <= sync.v_min <= sync.v_max, f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and "
+         "no v_max below v_min"),
+        (not adapts or config.diagnose.probe_prompts > 0, "sync.rule = adaptive measures on a probe: set "
+         "diagnose.probe_prompts above 0"),
     ]  # fmt: skip
 
 

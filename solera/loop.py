@@ -74,7 +74,7 @@ class Loop:
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
-            sync = self.rule(sync, learner.version)
+            sync = self.rule(sync, learner.version, diagnosis)
             stop = self.stop()
             if stop or self.saver.due(learner.version):
                 self.save(sync, accuracy)

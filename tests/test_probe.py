@@ -152,3 +152,23 @@ def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(sho
     written = [row["step"] for row in result.metrics if "tokens/probe" in row]
     assert len(judged) == 3
     assert written == sorted({0, *judged})  # the first sync cannot know when the next one comes
+
+
+def test_an_adaptive_run_syncs_when_the_probe_says_so(short_run):
+    """Every sync follows the first reading above the set-point or v_max batches; faster learning syncs more often."""
+    run = """run = {{ steps = 24 }}\nlearn = {{ lr = {}, warmup = 0 }}\ndiagnose = {{ probe_prompts = 6, every = 0 }}
+             sync = {{ rule = "adaptive", metric = "tv_sequence", set_point = 0.05, v_min = 2, v_max = 9 }}"""
+    counts = []
+    for lr in ("1e-4", "2e-3"):
+        rows = short_run(run.format(lr), name=f"lr{lr}").metrics[:24]
+        held, expected, readings = 0, [], []
+        for k, row in enumerate(rows):
+            expected.append(held)
+            readings.append(row["probe/tv_sequence"])
+            batches = k + 1 - held
+            if batches >= 9 or (batches >= 2 and readings[-1] > 0.05):
+                held = k + 1
+        assert [row["sync/version"] for row in rows] == expected
+        counts.append(rows[-1]["sync/count"])
+    assert counts[0] < counts[1]
+    assert counts[1] > 24 / 9 + 1

@@ -1,10 +1,11 @@
-"""When the engine gets new weights: pure functions of where the run stands."""
+"""When the engine gets new weights: pure functions of where the run stands and of what was measured."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from solera.config import SyncConfig
+from solera.config import DivergenceName, SyncConfig
+from solera.protocols import Metrics
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,41 @@ class SyncState:
         return SyncState(due=False, engine_version=version, count=self.count + 1)
 
 
-SyncRule = Callable[[SyncState, int], SyncState]
-"""(state, version the learner has reached) -> state with `due` decided."""
+SyncRule = Callable[[SyncState, int, Metrics], SyncState]
+"""(state, version the learner has reached, diagnosis of its last batch) -> state with `due` decided."""
 
 
-def every(state: SyncState, version: int, *, period: int) -> SyncState:
+def every(state: SyncState, version: int, diagnosis: Metrics, *, period: int) -> SyncState:
     """Due once the learner has learned from `period` batches since the last sync: data of age 0 … period−1."""
-    return SyncState(version - state.engine_version >= period, state.engine_version, state.count)
+    return replace(state, due=version - state.engine_version >= period)
 
 
-def never(state: SyncState, version: int) -> SyncState:
+def never(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
     """The engine keeps the weights it started with; all data is of version 0."""
-    return SyncState(False, state.engine_version, state.count)
+    return replace(state, due=False)
+
+
+def adaptive(
+    state: SyncState,
+    version: int,
+    diagnosis: Metrics,
+    *,
+    metric: DivergenceName,
+    set_point: float,
+    v_min: int,
+    v_max: int,
+) -> SyncState:
+    """Due once the policy's divergence from the engine's, measured on the probe after an update, passes `set_point`
+    (`ess` from above, the others from below); never before `v_min` batches, and after `v_max` in any case."""
+    batches, measured = version - state.engine_version, diagnosis.get(f"probe/{metric}")
+    passed = measured is not None and (measured < set_point if metric == "ess" else measured > set_point)
+    return replace(state, due=batches >= v_max or (passed and batches >= v_min))
 
 
 def sync_rule(config: SyncConfig) -> SyncRule:
+    if config.rule == "adaptive":
+        assert config.set_point is not None  # checked with the config
+        return partial(
+            adaptive, metric=config.metric, set_point=config.set_point, v_min=config.v_min, v_max=config.v_max
+        )
     return never if config.rule == "never" else partial(every, period=config.period)

@@ -20,7 +20,7 @@ def engine_versions(config: SyncConfig, steps: int) -> list[int]:
         if state.due:
             state = state.done(k)
         held.append(state.engine_version)
-        state = rule(state, k + 1)
+        state = rule(state, k + 1, {})
     return held
 
 
@@ -31,6 +31,42 @@ def test_every_v_batches(v):
 
 def test_never():
     assert engine_versions(SyncConfig(rule="never"), 45) == [0] * 45
+
+
+def syncs(config: SyncConfig, readings: list[float | None]) -> list[int]:
+    """Versions at which the engine was given weights, where batch k leaves the probe's divergence at `readings[k]`."""
+    rule, state, found = sync_rule(config), SyncState(), []
+    for k, reading in enumerate(readings):
+        if state.due:
+            state, found = state.done(k), [*found, k]
+        state = rule(state, k + 1, {} if reading is None else {f"probe/{config.metric}": reading})
+    return found
+
+
+ADAPTIVE = SyncConfig(rule="adaptive", metric="tv_token", set_point=0.5, v_max=4)
+CLIMB = [0.2, 0.4, 0.6, 0.1, 0.5, 0.51, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "readings", "expected"),
+    [
+        ({}, CLIMB, [0, 3, 6, 7, 8, 12]),  # after 0.6, 0.51, 0.9, 0.9; then v_max = 4 batches
+        ({"v_min": 2}, CLIMB, [0, 3, 6, 8, 12]),
+        ({"v_min": 3}, CLIMB, [0, 3, 6, 10]),  # 0.9 came too soon after a sync, and did not come again
+        ({"set_point": 0.95}, CLIMB, [0, 4, 8, 12]),
+        ({"metric": "kl"}, CLIMB, [0, 3, 6, 7, 8, 12]),
+        ({"metric": "ess"}, [0.9, 0.6, 0.4, 0.9, 0.5, 0.4, 0.9, 0.9, 0.9, 0.9, 0.9], [0, 3, 6, 10]),
+        ({}, [None] * 9, [0, 4, 8]),
+    ],
+)
+def test_adaptive_by_scripted_readings(changed, readings, expected):
+    assert syncs(replace(ADAPTIVE, **changed), readings) == expected
+
+
+def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
+    rule, state = sync_rule(ADAPTIVE), SyncState(False, engine_version=7, count=3)
+    assert rule(state, 8, {"probe/tv_sequence": 0.9, "divergence/tv_token": 0.9, "probe/tv_token": 0.1}) == state
+    assert rule(state, 8, {"probe/tv_token": 0.9}) == replace(state, due=True)
 
 
 A, B = TensorSpec("a", (2, 3), "torch.float32", 11), TensorSpec("b", (2, 3), "torch.float32", 12)
