@@ -19,6 +19,7 @@ from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import Config
 from solera.delivery import Delivery
+from solera.diagnosis.mismatch import Mismatch
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
@@ -42,6 +43,7 @@ from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.ledger import Ledger
+from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
@@ -315,7 +317,8 @@ def build_loop(
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
-        delivery, probe, own.rule or sync_rule(config.sync), evaluator, sink,
+        delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
+        own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),

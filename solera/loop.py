@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
+
 from solera.checkpoint import RunState, Saver
 from solera.collector import Collector
 from solera.config import CollectConfig
 from solera.delivery import Delivery
 from solera.diagnosis.divergence import divergence
+from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner, Update
@@ -36,6 +39,7 @@ class Loop:
     learner: Learner
     delivery: Delivery
     probe: Probe
+    mismatch: Mismatch
     rule: SyncRule
     evaluator: Evaluator
     sink: Sink
@@ -69,7 +73,7 @@ class Loop:
                 batch = self.collate(groups)
                 update = learner.update(batch)
             with clock("time/diagnose"):
-                diagnosis = diagnose(update) | self.probe.judge(proximal)
+                diagnosis = self.diagnose(step, update) | self.probe.judge(proximal)
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
@@ -92,6 +96,14 @@ class Loop:
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
 
+    def diagnose(self, step: int, update: Update) -> dict[str, float]:
+        """How far the policy that met this batch was from those who wrote it, and how much of that is engine error."""
+        if not update.rollouts:
+            return {}
+        fresh_B = torch.tensor([rollout.age(step, self.learner.lineage) == 0 for rollout in update.rollouts])
+        apart = divergence(update.log_ratio_T, update.response_T, update.stands_for_B)
+        return apart | self.mismatch.measure(update.log_ratio_T, update.response_T, fresh_B)
+
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""
         learner = self.learner
@@ -111,11 +123,6 @@ class Loop:
                 break
             wanted += missing
         return generated, groups
-
-
-def diagnose(update: Update) -> dict[str, float]:
-    """How far the policy that met this batch was from those who wrote it."""
-    return divergence(update.log_ratio_T, update.response_T, update.stands_for_B) if len(update.stands_for_B) else {}
 
 
 class Clock:

@@ -52,6 +52,8 @@ class Update:
     response_T: Tensor
     stands_for_B: Tensor
     """How many responses each scored one stands for: 1 of those trained on, more of the few masked ones watched."""
+    rollouts: tuple[Rollout, ...]
+    """The scored responses, as `response_T` numbers them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,11 +252,13 @@ class Learner:
         ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
         stands_for_B = torch.ones(len(batch.rollouts) + len(batch.watched))
         stands_for_B[len(batch.rollouts) :] = batch.watched_for
+        rollouts = batch.rollouts + batch.watched
         if ratio_T.isnan().any():
             known_T = ~torch.isin(number_T, number_T[ratio_T.isnan()])
             number_B, response_T = torch.unique(number_T[known_T], return_inverse=True)
-            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B])
-        return Update(metrics, ratio_T, number_T, stands_for_B)
+            known = tuple(rollouts[number] for number in number_B.tolist())
+            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B], known)
+        return Update(metrics, ratio_T, number_T, stands_for_B, rollouts)
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:

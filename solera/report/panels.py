@@ -53,6 +53,11 @@ PANELS = (
         "Share of the responses that an importance-weighted mean would effectively use.",
     ),
     Panel(
+        "Engine error",
+        {"mismatch/logp": "mean difference of log-probabilities"},
+        "Between engine and learner, on responses that the same weights wrote: what is left is arithmetic, not age.",
+    ),
+    Panel(
         "Did the update help?",
         {"improvement/estimate": "improvement", "improvement/low": "low", "improvement/high": "high"},
         "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
