@@ -1,11 +1,14 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import errno
 import json
+import shutil
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,7 @@ from solera.config import Config
 from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.in_process import InProcessEngine
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
 from solera.evaluate.candidates import Candidate, candidates, other_tasks, settings
@@ -132,8 +135,7 @@ def resume(
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    config = resolve_config(configuration.load(folder / "config.toml"))
-    names = json.loads((folder / OWN_CODE).read_text()) if (folder / OWN_CODE).exists() else []
+    config, names = _settings_of(folder), _own_code_of(folder)
     if names != own.names():
         given = ", ".join(f"{name}=..." for name in names)
         raise SoleraError(
@@ -141,6 +143,30 @@ def resume(
             f"go on with solera.resume({', '.join(filter(None, [repr(str(folder)), given]))})"
         )
     return _run(config, console or Console(stderr=True), folder, own)
+
+
+def _settings_of(folder: Path) -> Config:
+    """The resolved config that a run's folder holds."""
+    file = folder / "config.toml"
+    config = configuration.load(file)
+    if config.run.name is None:
+        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
+    try:
+        return resolve_config(config)
+    except SoleraError as error:
+        raise configuration.located(error, file, config) from error
+
+
+def _own_code_of(folder: Path) -> list[str]:
+    file = folder / OWN_CODE
+    try:
+        names = json.loads(file.read_bytes()) if file.exists() else []
+    except ValueError:
+        names = None
+    parts = list(vars(NO_OWN_CODE))
+    if not isinstance(names, list) or not all(name in parts for name in names):
+        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(parts)} were given")
+    return names
 
 
 def evaluate_models(
@@ -200,11 +226,13 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    store = Ledger(folder / "store.db")
-    if resumed:
-        store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
-    sink = Several(_sinks(config, folder, console, version))
-    try:
+    with _advised(folder, f"solera train --resume {folder}"), ExitStack() as closing:
+        store = Ledger(folder / "store.db")
+        closing.callback(store.close)
+        if resumed:
+            store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
+        sink = Several(_sinks(config, folder, console, version))
+        closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
 
             def stop() -> bool:
@@ -215,17 +243,28 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             )
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(*restore(loop, checkpoint))
-    finally:
-        sink.close()
-        store.close()
     if not finished:
         raise InterruptedRunError(
             f"stopped after batch {loop.learner.version}; go on with: solera train --resume {folder}"
         )
-    unfinished = folder / f"{UNFINISHED}model"
-    loading.save(model, codec, unfinished)
-    publish(unfinished, folder / "model")
-    return _result(folder, console, time.perf_counter() - start)
+    with _advised(folder, f"solera train --resume {folder}"):
+        unfinished = folder / f"{UNFINISHED}model"
+        loading.save(model, codec, unfinished)
+        publish(unfinished, folder / "model")
+    with _advised(folder, f"solera report {folder}"):
+        return _result(folder, console, time.perf_counter() - start)
+
+
+@contextmanager
+def _advised(folder: Path, command: str) -> Iterator[None]:
+    """A full disk, say, ends the run; what to do then is said with it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
+        raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float | None]:
@@ -234,7 +273,10 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float
         return SyncState(), None
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
-    loop.learner.restore(state.version, tensors["learner"])
+    try:
+        loop.learner.restore(state.version, tensors["learner"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
@@ -368,7 +410,11 @@ def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
             (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
         publish(unfinished, folder)
     except OSError as error:
-        raise SoleraError(f"{folder}: the run's folder cannot be made: {error.strerror}") from error
+        shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the run's folder cannot be made: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
     return folder
 
 

@@ -5,6 +5,7 @@ A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hug
 """
 
 import dataclasses
+import errno
 import json
 import os
 import pickle
@@ -60,12 +61,12 @@ class Saver:
 
     def save(self, state: RunState, tensors: dict[str, Any]) -> None:
         """Write a checkpoint; it appears whole or not at all."""
-        final = self.folder / f"step-{state.version:06d}"
+        final = self.folder / _name(state.version)
         unfinished = self.folder / f"{UNFINISHED}{final.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self.save_model(unfinished / "model")
-        torch.save(tensors, unfinished / "tensors.pt")
+        _save_tensors(tensors, unfinished / "tensors.pt")
         (unfinished / "state.json").write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
         publish(unfinished, final)
         self._prune()
@@ -88,9 +89,18 @@ def latest(folder: Path) -> Checkpoint | None:
         return None
     try:
         tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
+        if not isinstance(tensors, dict) or tensors.keys() != {"learner", "engine", "probe"}:
+            raise ValueError("tensors.pt does not hold learner, engine and probe")
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {one_line(error)}") from error
     return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)
+
+
+def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(tensors, path)
+    except RuntimeError as error:  # torch knows of a full disk only that less was written than it gave
+        raise OSError(errno.EIO, f"cannot be written, as on a full disk: {one_line(error)}", str(path)) from error
 
 
 def publish(unfinished: Path, final: Path) -> None:
@@ -102,9 +112,19 @@ def publish(unfinished: Path, final: Path) -> None:
     unfinished.rename(final)
 
 
+def _name(version: int) -> str:
+    return f"step-{version:06d}"
+
+
 def _state(folder: Path) -> RunState:
     try:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        return RunState(**{**fields, "sync": SyncState(**fields["sync"])})
+        state = RunState(**{**fields, "sync": SyncState(**fields["sync"])})
+        numbers = state.version, state.position, state.watermark
+        if any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError("version, position and watermark in state.json must be whole numbers")
+        if folder.name != _name(state.version):
+            raise ValueError(f"state.json says version {state.version}")
+        return state
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise SoleraError(f"{folder}: the checkpoint cannot be read: {one_line(error)}") from error

@@ -8,8 +8,9 @@ import dataclasses
 import difflib
 import itertools
 import json
-import math
+import os
 import re
+import sys
 import tomllib
 import types
 from dataclasses import dataclass, field
@@ -32,6 +33,14 @@ KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
 DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
+
+LARGEST = 10**18 - 1
+"""Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
+MOST_THREADS = 1024
+COLDEST = 1e-3
+"""Lowest temperature: logits divided by much less are infinite."""
+LONGEST_NAME = 200
+"""Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
 
 
 def _short(room: str, field_name: str) -> Any:
@@ -368,14 +377,39 @@ class Config:
 
 def load(path: Path) -> Config:
     """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SoleraError(f"{path}: cannot be read: {error}") from error
+    text = _text(path)
     try:
         return parse(text, str(path))
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
+    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
         raise SoleraError(f"{path}: not valid TOML: {error}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SoleraError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SoleraError(f"{path}:{line}: cannot be read: not UTF-8 text") from error
+
+
+def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
+    """The complaint with file and line, where the field that it begins with has its value in `config` from `file`."""
+    named = re.match(r"(\w+)\.(\w+)\b", str(error))
+    if named is None:
+        return error
+    room, key = named.groups()
+    text = _text(file)
+    if key not in tomllib.loads(text).get(room, {}):
+        return error
+    if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
+        return error
+    return SoleraError(f"{file}:{_line(text, key, room)}: {error}")
 
 
 def parse(text: str, source: str) -> Config:
@@ -402,7 +436,7 @@ def _room(room: Any, name: str, table: dict[str, Any], text: str, source: str) -
         try:
             values[key] = _typed(value, hints[key])
         except TypeError as error:
-            raise SoleraError(f"{place}: {name}.{key} is {value!r} but must be {error}") from error
+            raise SoleraError(f"{place}: {name}.{key} is {_shown(value)} but must be {error}") from error
     return room(**values)
 
 
@@ -419,11 +453,23 @@ def _typed(value: Any, hint: Any) -> Any:
         return value
     if origin is tuple:
         return _typed_items(value, arguments)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not hint:
+    if type(value) is not hint and not (hint is float and type(value) is int):
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
-    return value
+    if hint is int and abs(value) > LARGEST:
+        raise TypeError("a whole number of at most 18 digits")
+    if hint is float and not abs(value) <= sys.float_info.max:  # NaN compares with nothing
+        raise TypeError("a finite number")
+    if hint is str and not (value and value.isprintable()):
+        raise TypeError("text, not empty and without control characters")
+    return float(value) if hint is float else value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with thousands of digits
+        return "too long a number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -437,16 +483,28 @@ def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _line(text: str, key: str, table: str | None = None) -> int:
-    """Line on which a key or table is written, the first that matches; 1 where it cannot be found."""
-    here = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([^\]\s]+)\s*\]", line):
-            here = header[1]
-            if table is None and here.split(".")[0] == key:
-                return number
-        if re.match(rf"\s*\"?{re.escape(key)}\"?\s*[=.]", line) and here == table:
-            return number
-    return 1
+    """Line on which a key or table is written, the first that matches; else its table's, else 1."""
+    wanted = (key,) if table is None else (table, key)
+    here: tuple[str, ...] = ()
+    found: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := re.match(r"\s*\[{1,2}([^\]]+)\]", line):
+            here = at = _parts(header[1])
+        elif assignment := re.match(r"\s*([\w.\"' -]+?)\s*=(.*)", line):
+            at = (*here, *_parts(assignment[1]))
+            inline = re.findall(r"[{,]\s*[\"']?([\w-]+)[\"']?\s*[=.]", assignment[2])
+            for inner in inline:
+                found.setdefault((*at, inner)[: len(wanted)], number)
+        else:
+            continue
+        for length in range(1, len(wanted) + 1):
+            found.setdefault(at[:length], number)
+    return found.get(wanted, found.get(wanted[:1], 1))
+
+
+def _parts(key: str) -> tuple[str, ...]:
+    """A dotted key's parts, without their quotes."""
+    return tuple(part.strip().strip("\"'") for part in key.split("."))
 
 
 def _perhaps(word: str, known: Any) -> str:
@@ -522,7 +580,7 @@ def new_folder(config: Config) -> Path:
     """Where the run will live; refused where something is there already."""
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
-    if folder.exists():
+    if os.path.lexists(folder):
         raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
     return folder
 
@@ -532,13 +590,13 @@ def check(config: Config) -> None:
     if not isinstance(config, Config):
         raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
     for name, room in get_type_hints(Config).items():
-        _check_types(getattr(config, name), name, room)
+        check_types(getattr(config, name), name, room)
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
 
 
-def _check_types(values: Any, name: str, room: Any) -> None:
+def check_types(values: Any, name: str, room: Any) -> None:
     """The same types from Python as from a file."""
     if not isinstance(values, room):
         raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
@@ -548,7 +606,7 @@ def _check_types(values: Any, name: str, room: Any) -> None:
             if value is not None or type(None) not in get_args(hint):
                 _typed(list(value) if isinstance(value, tuple) else value, hint)
         except TypeError as error:
-            raise SoleraError(f"{name}.{key} is {value!r} but must be {error}") from error
+            raise SoleraError(f"{name}.{key} is {_shown(value)} but must be {error}") from error
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:
@@ -563,7 +621,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
-        ("evaluate.problems", c.evaluate.problems, 1), ("evaluate.temperature", c.evaluate.temperature, 0),
+        ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
@@ -572,8 +630,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
         (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
          "remove it (evaluate.top_p is free)"),
-        (c.sampling.temperature > 0, f"sampling.temperature is {c.sampling.temperature}; training samples: use a "
-         "value above 0"),
+        (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
+         f"a value above 0, {COLDEST} at least"),
         (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
          "compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
@@ -583,14 +641,19 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *_sync_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
+        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
+         f"{c.evaluate.temperature}; use 0, which is greedy, or {COLDEST} at least"),
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         (c.task.level is None or 1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         *_reward_rules(c),
+        (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
-        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")),
-         f"run.name is {c.run.name!r}; use letters, digits and . _ + = - only (run.root is the folder above it)"),
+        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
+         and len(c.run.name.encode()) <= LONGEST_NAME),
+         f"run.name is {_shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
+         "(run.root is the folder above it)"),
     ]  # fmt: skip
 
 
@@ -603,7 +666,7 @@ def _sync_rules(config: Config) -> list[tuple[bool, str]]:
         (adapts or not unused, f"sync.{'/'.join(unused)} acts with sync.rule = adaptive only: set that or remove it"),
         (not adapts or point is not None, "sync.set_point is unset; sync.rule = adaptive needs the divergence to sync "
          "at, such as --sync.set_point 0.03 for tv_token"),
-        (point is None or 0 < point < (math.inf if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
+        (point is None or 0 < point < (float("inf") if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
          f"{sync.metric} needs a value {'above 0' if sync.metric == 'kl' else 'between 0 and 1'}"),
         (1 <= sync.v_min <= sync.v_max, f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and "
          "no v_max below v_min"),
@@ -618,16 +681,13 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
         (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
         (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
          f"{len(reward.functions)} in reward.functions: give one for each"),
-        (all(map(math.isfinite, reward.weights)), f"reward.weights is {reward.weights}; all must be finite"),
-        (0 < reward.timeout < math.inf, f"reward.timeout is {reward.timeout}; use seconds above 0"),
-        (math.isfinite(reward.truncated_reward), f"reward.truncated_reward is {reward.truncated_reward}; it must be "
-         "finite"),
+        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),
         (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
          'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
         (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
          f"sampling.max_tokens = {limit}"),
         (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
          "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
-        (0 < reward.overlong_penalty < math.inf, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
+        (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
     ]  # fmt: skip

@@ -114,15 +114,21 @@ class Loop:
 
     def draw(self) -> tuple[int, list[Group]]:
         """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""
-        wanted, generated = self.collect.prompts, 0
-        for _ in range(1 + self.refill * self.collect.refill_rounds):
-            generated += self.collector.ensure(wanted)
-            groups = self.store.draw(wanted, self.collect.group_size)
+        wanted = self.collect.prompts
+        generated, groups = self.supply(wanted)
+        for _ in range(self.collect.refill_rounds if self.refill else 0):
             missing = self.collect.prompts - count_live_groups(groups, self.mask_truncated)
             if missing <= 0:
                 break
             wanted += missing
+            more, groups = self.supply(wanted)
+            generated += more
         return generated, groups
+
+    def supply(self, wanted: int) -> tuple[int, list[Group]]:
+        """That many groups, written as far as they are missing, and the tokens generated."""
+        generated = self.collector.ensure(wanted)
+        return generated, self.store.draw(wanted, self.collect.group_size)
 
 
 class Clock:

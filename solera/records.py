@@ -102,6 +102,10 @@ class Sequence:
     """The oldest version that wrote one of them; `NO_VERSION` where none did."""
 
     def __post_init__(self) -> None:
+        if self.token_ids_T.dtype != np.int32:
+            object.__setattr__(self, "token_ids_T", self.token_ids_T.astype(np.int32))
+        if self.span_logp is not None and self.span_logp.dtype != np.float32:
+            object.__setattr__(self, "span_logp", self.span_logp.astype(np.float32))
         end, total = 1, 0  # the first token has nothing before it to be predicted from
         oldest = self.spans[0].version if self.spans else NO_VERSION
         for start, stop, version in self.spans:
@@ -174,6 +178,8 @@ class Reward:
     revision: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.value) is not float:  # a store would keep the bytes of another library's number
+            object.__setattr__(self, "value", float(self.value))
         if not math.isfinite(self.value):
             raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; a reward must be finite")
 

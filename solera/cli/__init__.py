@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import traceback
 
 from solera.errors import SoleraError
 
@@ -34,25 +35,30 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted, 141
     nobody reads the output any more."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if "--debug" in arguments:
-        return _dispatch([argument for argument in arguments if argument != "--debug"])
+    debug = "--debug" in arguments
     try:
-        status = _dispatch(arguments)
+        status = _dispatch([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
         return status
     except SoleraError as error:
-        print(f"solera: {error}", file=sys.stderr)
-        return 2
+        return _complain(str(error), 2, debug)
     except BrokenPipeError:
         # Python would try to write the rest once more when it exits, and complain about that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        print(f"solera: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        return 1
+        return _complain(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, debug)
     except KeyboardInterrupt:
-        print("solera: interrupted", file=sys.stderr)
-        return 130
+        return _complain("interrupted", 130, debug)
+
+
+def _complain(said: str, status: int, debug: bool) -> int:
+    """One line, whatever names and values stand in it; with `debug`, after the traceback."""
+    if debug:
+        traceback.print_exc()
+    line = "".join(character if character.isprintable() else " " for character in said)
+    print(f"solera: {' '.join(line.split())}", file=sys.stderr)
+    return status
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -143,15 +142,25 @@ def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
 
 def _writable(path: Path) -> Path:
     """Refused before the work is done, not after it."""
-    if path.is_dir():
-        raise SoleraError(f"--json {path}: this is a folder; name a file")
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise SoleraError(f"--json {path}: no file can be written into {path.parent}")
+    try:
+        if path.is_dir():
+            raise SoleraError(f"--json {path}: this is a folder; name a file")
+        _unfinished(path).touch()
+        _unfinished(path).unlink()
+    except OSError as error:
+        raise SoleraError(f"--json {path}: no file can be written into {path.parent}: {error.strerror}") from error
     return path
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".unfinished-{path.name}")
 
 
 def _write(path: Path, result: dict[str, Any]) -> None:
     """The file appears whole or not at all."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    unfinished.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    unfinished.replace(path)
+    unfinished = _unfinished(path)
+    try:
+        unfinished.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

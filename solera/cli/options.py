@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 from solera.errors import SoleraError
 
 T = TypeVar("T")
+LONGEST = 400
+"""Characters of a complaint that are shown: a value in it may have thousands."""
 
 
 def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:
@@ -29,11 +31,16 @@ def parse(default: T, arguments: list[str], command: str, positional: str, descr
 
 
 def _one_line(box: str) -> str:
-    """The first paragraph of a boxed message, and the option it suggests."""
-    lines = [re.sub(r"^[│|]\s*|\s*[│|]$", "", line) for line in box.splitlines() if line.startswith(("│", "|"))]
-    paragraphs = "\n".join(lines).split("\n─")
-    first = " ".join(paragraphs[0].split())
+    """The first paragraph of a boxed message, and the option it suggests.
+
+    Off UTF-8 the box has no sides, and its title is a paragraph of its own.
+    """
+    lines = [line.strip(" │") for line in box.splitlines()]
+    paragraphs = re.split(r"\n[─-]{3,}\n", "\n".join(lines))
+    text = paragraphs[0].partition("\n")[2] if box.startswith("╭") else paragraphs[1]
+    first = " ".join(text.split())
     suggestion = re.search(
         r"Perhaps you meant:\s*(?:--[\w.]+, )*(--[\w.]+)", " ".join(lines)
     )  # the short alias is last
-    return first + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+    shown = first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
+    return shown + (f"; did you mean {suggestion[1]}?" if suggestion else "")

@@ -38,8 +38,13 @@ def run(arguments: list[str]) -> int:
         return _train_with(lambda build, console: build.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
-    config = parse(base, arguments, "train", "[FILE.toml]", HELP, tyro.conf.FlagConversionOff)
-    _refuse_early(config)
+    config = parse(base, arguments, "train", "[FILE.toml]", HELP, tyro.conf.FlagConversionOff) if arguments else base
+    try:
+        _refuse_early(config)
+    except SoleraError as error:
+        if file is None:
+            raise
+        raise configuration.located(error, file, config) from error
     return _train_with(lambda build, console: build.train(config, console))
 
 

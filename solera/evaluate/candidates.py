@@ -1,5 +1,6 @@
 """Which models are meant, and with which settings, decided before torch is loaded."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def other_tasks(models: list[str], config: Config) -> list[str]:
 
 
 def is_run(model: str) -> bool:
-    return (Path(model) / "config.toml").is_file()
+    return os.path.isfile(Path(model) / "config.toml")  # unlike Path's, false for a name too long
 
 
 def _config(run: str) -> Config:

@@ -5,9 +5,12 @@ from typing import Literal
 
 import tyro
 
+from solera.config import LARGEST
 from solera.errors import SoleraError
 from solera.objectives.table import RING, TABLE, find
 
+MOST = 10_000
+"""Largest group and lag: what is exact takes its time."""
 WIDEST_CLIP = RING["ring_low"]
 Experiment = Literal["bias", "groups", "fixed_point", "amplification"]
 
@@ -39,10 +42,17 @@ def check(options: LabOptions) -> LabOptions:
     """Refuse, in one line, what no experiment could use."""
     for name in options.objectives:
         find(name)
-    if options.group_size < 2:
-        raise SoleraError(f"--group_size is {options.group_size}; it must be at least 2: one response has no baseline")
-    if min(options.lags, default=-1) < 0:
-        raise SoleraError(f"--lags is {options.lags}; give one or more whole numbers, none below 0")
+    if not options.objectives:
+        raise SoleraError("--objectives is empty; name one or more (see solera algorithms)")
+    if not 0 <= options.seed <= LARGEST:
+        raise SoleraError(f"--seed is {options.seed}; it must be at least 0 and have at most 18 digits")
+    if not 2 <= options.group_size <= MOST:
+        raise SoleraError(
+            f"--group_size is {options.group_size}; it must be at least 2, as one response has no baseline, and at "
+            f"most {MOST}"
+        )
+    if min(options.lags, default=-1) < 0 or max(options.lags) > MOST:
+        raise SoleraError(f"--lags is {options.lags}; give one or more whole numbers, none below 0 or above {MOST}")
     if options.clip is not None and not 0 < options.clip <= WIDEST_CLIP:
         raise SoleraError(f"--clip is {options.clip}; it must be above 0 and at most {WIDEST_CLIP}, where rings begin")
     return options

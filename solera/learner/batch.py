@@ -96,7 +96,7 @@ def collate(
         },
         uses=_uses(drawn, compared, taken, shaped.advantage_B.tolist(), now),
         watched=watched,
-        watched_for=len(masked) / len(watched) if watched else 0.0,
+        watched_for=sum(map(_known, masked)) / len(watched) if watched else 0.0,
     )
 
 
@@ -134,10 +134,14 @@ def mean_parts(drawn: list[Member]) -> dict[str, float]:
 
 def _watched(masked: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
     """All responses of a few masked groups, drawn by the run's seed, whose author's probabilities are known."""
-    known = [member for member in masked if all(s.span_logp is not None for s in member.rollout.sequences)]
+    known = [member for member in masked if _known(member)]
     numbers = list(dict.fromkeys(member.group for member in known))
     chosen = Random(stream_seed(seed, now, 1)).sample(numbers, -(-len(numbers) // WATCHED_SHARE))
     return tuple(member.rollout for member in known if member.group in chosen)
+
+
+def _known(member: Member) -> bool:
+    return all(sequence.span_logp is not None for sequence in member.rollout.sequences)
 
 
 def _account(drawn: list[Member], groups: int) -> dict[str, float]:

@@ -38,8 +38,18 @@ class Part:
     micro: MicroBatch
     responses: Responses
     number_B: Tensor
+    taking_T: Tensor | None
+    """Places of the tokens that take part, where some are only watched."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
+
+    @property
+    def only_watched(self) -> bool:
+        return self.taking_T is not None and not len(self.taking_T)
+
+    def take(self, value_T: Tensor) -> Tensor:
+        """Of the tokens that take part."""
+        return value_T if self.taking_T is None else value_T[self.taking_T]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,82 +132,80 @@ class Learner:
 
     def update(self, batch: Batch) -> Update:
         """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
-        minibatches = [self._prepare(batch, chosen) for chosen in _split(batch, self.config.minibatches)]
-        parts = [part for minibatch in minibatches for part in minibatch]
-        if not minibatches and batch.watched:
-            parts = self._prepare(batch, range(0))
+        ranges = list(_split(batch, self.config.minibatches)) or [range(0)]
+        prepared = [self._prepare(batch, chosen) for chosen in ranges]
+        parts = [part for minibatch in prepared for part in minibatch]
+        minibatches = [learned for several in prepared if (learned := [p for p in several if not p.only_watched])]
         rate = learning_rate(self.config, self.version, self.steps)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
-        self._score_constants(parts, proximal=len(minibatches) != 1)
+        self._score_constants(parts, proximal=len(minibatches) > 1)
         accounts: list[Account] = []
-        norms = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
+        steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
         metrics = reduce(operator.add, accounts).metrics() if accounts else {}
-        if norms:
-            metrics["learn/grad_norm"] = sum(norms) / len(norms)
+        if steps:
+            metrics["learn/loss"], metrics["learn/grad_norm"] = (
+                sum(each) / len(steps) for each in zip(*steps, strict=True)
+            )
         return self._account(parts, metrics | {"learn/lr": rate}, batch)
 
     @torch.no_grad()
     def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
         """What the current policy makes of responses, none of them empty. Nothing is learned."""
         micros = self._cut(rollouts)
-        logps = [self._score(self.model, micro)[0].cpu() for micro in micros]
-        behaviours = [micro.behaviour_logp_T.cpu() for micro in micros]
-        return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat([micro.response_T.cpu() for micro in micros]))
+        logps = [self._score(self.model, micro.to(self.model.device))[0].cpu() for micro in micros]
+        behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
+        return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat(responses))
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
         pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
-        return [micro.to(self.model.device) for micro in cut]
+        return micro_batches(rollouts, self.config.micro_batch_tokens, pack)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
 
-        The first brings along the watched responses, with weight 0 and a group of their own.
+        The first minibatch brings along the watched responses, which are scored with it and kept from the objective.
         """
         watched = batch.watched if chosen.start == 0 else ()
         rollouts, device = batch.rollouts[chosen.start : chosen.stop] + watched, self.model.device
-        length_B = torch.tensor([rollout.length for rollout in rollouts], dtype=torch.float64)
+        length_B = torch.tensor([rollout.length for rollout in rollouts[: len(chosen)]], dtype=torch.float64)
         group_B = batch.group_B[chosen.start : chosen.stop]
-        weight_B = self.objective.aggregation(length_B[: len(chosen)], group_B, self.limit)
-
-        def extended(value_B: Tensor, empty: float) -> Tensor:
-            return torch.nn.functional.pad(value_B, (0, len(watched)), value=empty).to(device)
-
         responses = Responses(
-            advantage_B=extended(batch.advantage_B[chosen.start : chosen.stop].float(), 0.0),
-            reward_B=extended(batch.reward_B[chosen.start : chosen.stop].float(), 0.0),
+            advantage_B=batch.advantage_B[chosen.start : chosen.stop].to(device),
+            reward_B=batch.reward_B[chosen.start : chosen.stop].float().to(device),
             length_B=length_B.float().to(device),
-            group_B=extended(group_B, batch.groups),
-            groups=batch.groups + 1,
-            weight_B=extended(weight_B.float(), 0.0),
+            group_B=group_B.to(device),
+            groups=batch.groups,
+            weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
         )
-        return [Part(micro, responses, _numbers(batch, chosen, len(watched))) for micro in self._cut(rollouts)]
+        number_B, cut = _numbers(batch, chosen, len(watched)), self._cut(rollouts)
+        return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         for part in parts:
-            if proximal:
+            if proximal or part.only_watched:
                 part.proximal_logp_T = self._score(self.model, part.micro)[0]
-            if self.reference is not None:
+            if self.reference is not None and not part.only_watched:
                 part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
 
-    def _step(self, minibatch: list[Part], accounts: list[Account]) -> float:
-        """One optimiser step; returns the gradient's norm before clipping."""
+    def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
+        """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
             self.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
         self._optimiser.zero_grad(set_to_none=True)
-        statistic = self._statistic(minibatch)
+        statistic, losses = self._statistic(minibatch), []
         for part in minibatch:
             tokens = self._tokens(part)
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
+            losses.append(loss.detach())
             accounts.append(account)
         if self.config.gradient_checkpointing:
             self.model.module.eval()  # evaluation must not meet it
@@ -208,7 +216,7 @@ class Learner:
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
-        return size
+        return float(torch.stack(losses).sum()), size
 
     @torch.no_grad()
     def _statistic(self, minibatch: list[Part]) -> Tensor | None:
@@ -223,14 +231,15 @@ class Learner:
         logp_T, entropy_T = self._score(self.model, micro)
         if part.proximal_logp_T is None:
             part.proximal_logp_T = logp_T.detach()
+        proximal_logp_T = part.take(part.proximal_logp_T)
         return Tokens(
-            logp_T=logp_T,
-            behaviour_logp_T=self.objective.known_behaviour(micro.behaviour_logp_T, part.proximal_logp_T),
-            proximal_logp_T=part.proximal_logp_T,
-            entropy_T=entropy_T,
-            response_T=micro.response_T,
+            logp_T=part.take(logp_T),
+            behaviour_logp_T=self.objective.known_behaviour(part.take(micro.behaviour_logp_T), proximal_logp_T),
+            proximal_logp_T=proximal_logp_T,
+            entropy_T=part.take(entropy_T),
+            response_T=part.take(micro.response_T),
             responses=part.responses,
-            ref_logp_T=part.ref_logp_T,
+            ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
         )
 
     def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -270,6 +279,11 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
     edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
     for start, stop in itertools.pairwise(edges):
         yield range(start, stop)
+
+
+def _taking(micro: MicroBatch, trained: int, device: torch.device) -> Tensor | None:
+    taking_T = micro.response_T < trained
+    return None if taking_T.all() else taking_T.nonzero().flatten().to(device)
 
 
 def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Models by folder, by hub name, or the one inside the package; and writing them back as an ordinary folder."""
 
+import errno
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         module = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
         raise SoleraError(f"model {path}: cannot be loaded: {one_line(error)}") from error
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
@@ -36,5 +37,8 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
 
 def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
     """Write an ordinary Hugging Face folder."""
-    model.module.save_pretrained(folder)
-    codec.tokenizer.save_pretrained(folder)
+    try:
+        model.module.save_pretrained(folder)
+        codec.tokenizer.save_pretrained(folder)
+    except SafetensorError as error:  # a full disk, too
+        raise OSError(errno.EIO, one_line(error), str(folder)) from error

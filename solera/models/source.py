@@ -1,6 +1,7 @@
 """Where a model comes from, decided before torch is loaded."""
 
 import difflib
+import os
 import re
 from pathlib import Path
 
@@ -14,11 +15,11 @@ def find(path: str) -> str:
     if path == "embedded":
         return str(EMBEDDED)
     folder = Path(path).expanduser()
-    if path and folder.is_dir():
+    if path and os.path.isdir(folder):  # unlike Path's, false for a name too long or with a NUL
         if not (folder / "config.json").is_file():
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model")
         return str(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         hint = "; did you mean embedded?" if difflib.get_close_matches(path, ["embedded"]) else ""
-        raise SoleraError(f"model {path!r}: no such folder, and not a hub name of the form owner/name{hint}")
+        raise SoleraError(f"model {path[:200]!r}: no such folder, and not a hub name of the form owner/name{hint}")
     return path

@@ -29,11 +29,14 @@ class Account:
         asked: dict[str, Tensor] = {"all": torch.ones_like(weight_T), **seen}
         if term.weight_T is not None:
             asked |= {"weight": term.weight_T, "moved": term.weight_T != 0, "size": (term.loss_T * weight_T).abs()}
+        clips = term.silenced_T is not None and term.ratio_T is not None
+        if term.silenced_T is not None:
+            asked["silenced"] = term.silenced_T
         if term.silenced_T is not None and term.ratio_T is not None:
-            asked |= {"silenced": term.silenced_T, "high": term.silenced_T & (term.ratio_T > 1)}
+            asked["high"] = term.silenced_T & (term.ratio_T > 1)
         kinds = torch.stack([advantage_T > 0, advantage_T < 0, weight_T > 0]).to(weight_T.dtype)
         sums = torch.stack([value.to(weight_T.dtype) for value in asked.values()]) @ kinds.T
-        return cls(tuple(asked), sums, tuple(seen), term.weight_T is not None, term.silenced_T is not None)
+        return cls(tuple(asked), sums, tuple(seen), term.weight_T is not None, clips)
 
     def __add__(self, other: "Account") -> "Account":
         assert self.asked == other.asked, "accounts of one objective"

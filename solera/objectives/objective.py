@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from solera.config import ObjectiveConfig
+from solera.errors import SoleraError
 from solera.objectives.account import Account
 from solera.objectives.advantage import ADVANTAGES, Advantage, red_drop, zero_variance
 from solera.objectives.aggregation import AGGREGATIONS, Aggregation
@@ -52,6 +53,9 @@ class Objective:
     uses_reference: bool
     uses_behaviour: bool
     unknown_behaviour: str
+    refill: bool
+    ref_period: int | None
+    ref_ema: float | None
 
     def shape(self, reward_B: Tensor, group_B: Tensor, groups: int, uniform_B: Tensor | None = None) -> Shaped:
         """Zero-variance mask, RED-Drop, selection by reward, then advantages over those that are left.
@@ -128,17 +132,26 @@ def compose(config: ObjectiveConfig) -> Objective:
         uses_reference=needs_reference(config),
         uses_behaviour=needs_behaviour(config),
         unknown_behaviour=config.unknown_behaviour or "refuse",
+        refill=bool(config.refill),
+        ref_period=config.ref_period,
+        ref_ema=config.ref_ema,
     )
 
 
-def custom_objective(term: Callable[[Tokens], Term], **fields: Any) -> Objective:
+def custom_objective(
+    term: Callable[[Tokens], Term], *, uses_behaviour: bool = True, unknown_behaviour: str = "refuse", **fields: Any
+) -> Objective:
     """An objective around a policy term of one's own.
 
     `fields` are those that every objective has (advantage, aggregation, zero_variance_mask, drop, regulariser, beta …),
     with `reinforce`'s defaults. The term may ask for everything that `Tokens` holds; for `ref_logp_T` set beta above 0.
+    A term that never looks at `behaviour_logp_T` may say so, and takes text of any author.
     """
-    known = resolve(ObjectiveConfig("reinforce", **fields))
-    return dataclasses.replace(compose(known), term=term, uses_behaviour=True)
+    known = compose(resolve(ObjectiveConfig("reinforce", **fields)))
+    if unknown_behaviour not in ("refuse", "proximal"):
+        raise SoleraError(f"unknown_behaviour is {unknown_behaviour!r}; it must be refuse or proximal")
+    needs = uses_behaviour or known.uses_behaviour
+    return dataclasses.replace(known, term=term, uses_behaviour=needs, unknown_behaviour=unknown_behaviour)
 
 
 def _filled(function: Callable[..., Any], config: ObjectiveConfig) -> Callable[..., Any]:

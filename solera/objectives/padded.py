@@ -42,7 +42,7 @@ def padded_loss(
         return logp_BT[mask_BT][:0].sum(), {}
     length_B = mask_BT[row_B].sum(dim=1).to(logp_BT.dtype)
     responses = Responses(
-        advantage_B=shaped.advantage_B[shaped.taken_B].to(logp_BT.dtype),
+        advantage_B=shaped.advantage_B[shaped.taken_B],
         reward_B=reward_B[row_B].to(logp_BT.dtype),
         length_B=length_B,
         group_B=number_B[row_B],

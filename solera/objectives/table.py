@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from solera.config import AdvantageName, AggregationName, CollectConfig, Config, ObjectiveConfig, check, resolve_task
+from solera.config import (
+    AdvantageName,
+    AggregationName,
+    CollectConfig,
+    Config,
+    ObjectiveConfig,
+    check,
+    check_types,
+    resolve_task,
+)
 from solera.errors import SoleraError
 
 YAO = "Yao et al., arXiv 2509.24203"
@@ -213,6 +222,7 @@ def find(name: str) -> Row:
 
 def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
     """The config with every field that acts filled in, and every field that cannot act refused."""
+    check_types(config, "objective", ObjectiveConfig)
     row = find(config.name)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "name"}
     given = {name: value for name, value in given.items() if value is not None}
@@ -330,6 +340,11 @@ def _check(c: ObjectiveConfig) -> None:
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
     row = find(c.name)
+    if c.keep_denominator and row.advantage is None:
+        raise SoleraError(
+            f"objective.keep_denominator leaves dropped responses in with an advantage of 0, which {c.name} does not "
+            "use: remove it"
+        )
     if row.term in WHOLE_RESPONSE_TERMS and c.aggregation != row.aggregation:
         raise SoleraError(f"objective.aggregation of {c.name} is {row.aggregation}, by its definition: remove it")
     if c.adaptive_temperature and c.aggregation == "sequence_mean":

@@ -63,7 +63,7 @@ def rec(
         weight_T = ratio_T
     elif weight == "exp_advantage":
         weight_T = advantage_weight(tokens.responses, None if adaptive_temperature else weight_temperature)
-        weight_T = weight_T[tokens.response_T]
+        weight_T = weight_T[tokens.response_T].to(tokens.logp_T.dtype)
     silenced_T = None
     if ratio_T is not None and clip != "none":
         edges = (epsilon_low, epsilon_high, ring_low, ring_high)
@@ -105,12 +105,12 @@ def advantage_weight(responses: Responses, temperature: float | None) -> Tensor:
     advantage_B = responses.advantage_B
     if temperature is not None:
         return bounded_exp(advantage_B / temperature)
-    exact_B, length_B = advantage_B.double(), responses.length_B.double()
-    if (exact_B * length_B).sum() >= -1e-9 * (exact_B.abs() * length_B).sum():
+    length_B = responses.length_B.double()
+    if (advantage_B * length_B).sum() >= -1e-9 * (advantage_B.abs() * length_B).sum():
         return torch.ones_like(advantage_B)
 
     def surplus(t: float) -> float:
-        return float((exact_B * bounded_exp(exact_B / t) * length_B).sum())
+        return float((advantage_B * bounded_exp(advantage_B / t) * length_B).sum())
 
     return bounded_exp(advantage_B / _root_of_falling(surplus, LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE))
 

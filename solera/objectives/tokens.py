@@ -15,7 +15,8 @@ from solera.objectives.ratio import bounded_exp, response_sum
 class Responses:
     """The responses of a minibatch (`_B`), whole groups of them: what is constant in the policy.
 
-    `weight_B` is the aggregation's weight of each token of a response, counted before the minibatch is cut.
+    `weight_B` is the aggregation's weight of each token of a response, counted before the minibatch is cut. Advantages
+    are float64, or sums of them that are 0 would not be.
     """
 
     advantage_B: Tensor
@@ -64,7 +65,7 @@ class Tokens:
 
     @property
     def advantage_T(self) -> Tensor:
-        return self.responses.advantage_B[self.response_T]
+        return self.responses.advantage_B[self.response_T].to(self.logp_T.dtype)
 
     @property
     def log_ratio_T(self) -> Tensor:

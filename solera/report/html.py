@@ -24,6 +24,8 @@ def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Pat
     try:
         unfinished.write_text(page, encoding="utf-8")
         unfinished.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return target

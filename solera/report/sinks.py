@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,24 +32,33 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Event files in the run's folder."""
+    """An event file in the run's folder, written here: the package's own writer has a thread, where a full disk would
+    be a traceback."""
 
     def __init__(self, folder: Path, start: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = Event, Summary
-        self._writer = EventFileWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb")
+        self._records = RecordWriter(self._file)
+        self._write(Event(file_version="brain.Event:2"))
         if start:  # TensorBoard then leaves out what was logged from this step on before
-            self._writer.add_event(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
+            self._write(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=self._summary(value=values)))
+        self._write(self._event(step=step, summary=self._summary(value=values)))
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class WeightsAndBiases:
@@ -89,5 +99,15 @@ class Several:
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """Every complete line of a `metrics.jsonl`; one that a killed run left half-written is passed over."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def _row(line: bytes, place: str) -> dict[str, float]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        row = None
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise SoleraError(f"{place}: the line is damaged, not a JSON object with a step: remove it")
+    return row

@@ -1,5 +1,6 @@
 """The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
 
+import errno
 import time
 from collections.abc import Collection, Iterator
 from collections.abc import Sequence as Items
@@ -24,7 +25,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import DatabaseError, IntegrityError
+from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
 
 from solera.errors import SoleraError
 from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
@@ -69,6 +70,8 @@ class Ledger:
         event.listen(self._engine, "begin", _begin)
         try:
             metadata.create_all(self._engine)
+        except OperationalError as error:
+            raise OSError(errno.EIO, f"cannot be used as a store: {error.orig}", str(path)) from error
         except DatabaseError as error:
             raise SoleraError(f"{path}: cannot be used as a store: {error.orig}") from error
         self._connection = self._engine.connect()
@@ -140,6 +143,11 @@ class Ledger:
     def rewind(self, watermark: int, version: int) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
         itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
+        if self.watermark() < watermark:
+            raise SoleraError(
+                f"{self.path}: the checkpoint was written with {watermark} rollouts in it, but it holds "
+                f"{self.watermark()}: put the run's own store back"
+            )
         undone = uses.c.version >= version
         times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
         with self._transaction(write=True):
@@ -159,6 +167,8 @@ class Ledger:
         except IntegrityError:
             raise
         except DatabaseError as error:
+            if isinstance(error, OperationalError):  # a full disk, a lock, a disk that fails
+                raise OSError(errno.EIO, f"the store cannot be used: {error.orig}", str(self.path)) from error
             raise SoleraError(f"{self.path}: the store cannot be used: {error.orig}") from error
 
     def close(self) -> None:

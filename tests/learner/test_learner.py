@@ -185,5 +185,21 @@ def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradi
         gradients.append(torch.cat([p.grad.flatten() for p in tiny.parameters().values()]).clone())
         assert update.stands_for_B.sum().item() == 4 * len(several)
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-9)
-    for rollout in batch.watched:
-        assert rollout.length
+
+
+def test_the_loss_is_reported_whole_however_it_is_cut(tiny):
+    groups = make_groups()
+    losses = []
+    for cut in ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}):
+        learner = make_learner(tiny, ObjectiveConfig("reinforce"), **cut)
+        batch = collate(groups, learner.objective, now=0, lineage="test", seed=0)
+        losses.append(learner.update(batch).metrics["learn/loss"])
+    expected = total = 0.0
+    for rollout, advantage in zip(batch.rollouts, batch.advantage_B.tolist(), strict=True):
+        (sequence,) = rollout.sequences
+        ids = torch.tensor(sequence.token_ids_T.tolist())[None]
+        logp = torch.log_softmax(tiny.module(input_ids=ids).logits[0] / 0.8, -1)
+        for t in np.flatnonzero(sequence.mask_T):
+            expected -= advantage * logp[t - 1, ids[0, t]].item()
+            total += 1
+    assert losses == pytest.approx([expected / total] * 2, rel=1e-5)

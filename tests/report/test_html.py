@@ -19,6 +19,7 @@ from solera.report.html import write_report
 from solera.report.panels import PANELS, panels_for
 from solera.store.ledger import Ledger
 from tests.report.pages import Page
+from tests.test_cli import SEARCH_PATH
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u2028&lt;"
 
@@ -335,13 +336,13 @@ def test_settings_of_another_version_of_the_package(tmp_path):
 
 
 def test_the_command_writes_where_it_says_without_loading_torch(trained, tmp_path):
-    root = Path(__file__).parents[2]
     program = "import sys, solera.cli; sys.exit(solera.cli.main(sys.argv[1:]) or 'torch' in sys.modules)"
 
     def solera(*arguments: str) -> str:
         done = subprocess.run(
             [sys.executable, "-c", program, "report", *arguments],
-            capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True, text=True, check=False, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": SEARCH_PATH},
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

@@ -1,0 +1,150 @@
+"""The machine's faults: a disk that is full at any stage, a signal. One line, an honest status, and the run goes on."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from solera.cli import main
+from solera.report.sinks import read_metrics
+
+ROOT = Path(__file__).parents[1]
+RUN = """
+run = {{ root = "disk", name = "run", steps = {steps}, device = "cpu" }}
+collect = {{ prompts = 4, group_size = 8, offset = 1 }}
+evaluate = {{ every = 0, problems = 4 }}
+checkpoint = {{ every = {every}, keep = 1 }}
+report = {{ tensorboard = true, progress = false }}
+"""
+
+
+def mount(*arguments: str) -> None:
+    done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def disk(tmp_path, monkeypatch):
+    """Make `disk` a file system of so many kilobytes; give it room again."""
+    monkeypatch.chdir(tmp_path)
+    Path("disk").mkdir()
+    mounted = []
+
+    def resize(kilobytes: int) -> None:
+        mount(*(["-o", f"remount,size={kilobytes}k"] if mounted else ["-t", "tmpfs", "-o", f"size={kilobytes}k",
+        "none"]),
+              "disk")  # fmt: skip
+        mounted.append(kilobytes)
+
+    yield resize
+    if mounted:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=True)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> list[dict[str, float]]:
+    """The metrics of a run whose disk never filled up."""
+    root = tmp_path_factory.mktemp("whole")
+    text = RUN.format(steps=4, every=0).replace('"disk"', f'"{root}"')
+    (root / "run.toml").write_text(text)
+    assert main(["train", str(root / "run.toml")]) == 0
+    return rows(root / "run")
+
+
+def says_one_line(capfd, status: int) -> str:
+    assert status == 1
+    said = capfd.readouterr()
+    assert not said.out
+    assert re.fullmatch(r"solera: disk[^\n]+\n", said.err), said.err
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "every", "place"),
+    [
+        (0, 2, "disk"), (8, 2, "store.db"), (40, 2, "store.db"), (64, 2, "disk/run"), (100, 2, "store.db"), (300, 2,
+        "step-000002/model"),
+        (800, 2, "step-000002/tensors.pt"), (2200, 2, "step-000004/model"), (2700, 2, "step-000004/tensors.pt"), (400,
+        0, "unfinished-model"),
+    ],
+)  # fmt: skip
+def test_a_run_whose_disk_fills_up_goes_on_once_there_is_room(disk, capfd, whole, kilobytes, every, place):
+    Path("run.toml").write_text(RUN.format(steps=4, every=every))
+    disk(kilobytes or 4)
+    if not kilobytes:
+        Path("disk/ballast").write_bytes(bytes(4096))
+    said = says_one_line(capfd, main(["train", "run.toml"]))
+    assert place in said
+    disk(65536)
+    if kilobytes:
+        assert said.endswith("go on with: solera train --resume disk/run\n")
+        assert main(["train", "--resume", "disk/run"]) == 0
+    else:
+        assert [path.name for path in Path("disk").iterdir()] == ["ballast"]
+        assert main(["train", "run.toml"]) == 0
+    assert rows(Path("disk/run")) == whole
+    assert (Path("disk/run") / "report.html").exists()
+    assert not list(Path("disk/run").rglob(".unfinished*"))
+
+
+def test_a_disk_too_small_for_plot_and_report_leaves_the_model_and_the_report_can_be_made_later(disk, capfd, whole):
+    Path("run.toml").write_text(RUN.format(steps=4, every=0))
+    disk(600)
+    said = says_one_line(capfd, main(["train", "run.toml"]))
+    assert said.endswith("go on with: solera report disk/run\n")
+    assert not Path("disk/run/plot.png").exists()
+    assert rows(Path("disk/run")) == whole
+    assert (Path("disk/run/model") / "model.safetensors").exists()
+    with contextlib.suppress(OSError):
+        Path("disk/ballast").write_bytes(bytes(2**20))
+    assert "report.html: No space left" in says_one_line(capfd, main(["report", "disk/run"]))
+    disk(65536)
+    assert main(["report", "disk/run"]) == 0
+    assert not list(Path("disk/run").glob(".*"))
+
+
+def test_debug_shows_the_traceback_of_the_machines_fault_and_of_a_users_mistake(disk, capfd):
+    Path("run.toml").write_text(RUN.format(steps=4, every=0))
+    disk(40)
+    for arguments, status in ((["train", "run.toml"], 1), (["train", "nowhere.toml"], 2),
+    (["train", "--run.steps", "x"], 2),
+                              (["train", "--learn.lr", "nan"], 2), (["report", "nowhere"], 2)):  # fmt: skip
+        assert main([*arguments, "--debug"]) == status
+        said = capfd.readouterr().err
+        assert said.startswith("Traceback (most recent call last)")
+        assert said.splitlines()[-1].startswith("solera: ")
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=["SIGTERM", "Ctrl-C twice"])
+def test_a_signal_loses_nothing(tmp_path, signals):
+    (tmp_path / "run.toml").write_text(RUN.format(steps=100_000, every=0))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "solera.cli", "train", "run.toml"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    metrics = tmp_path / "disk" / "run" / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        time.sleep(0.02)
+    for number in signals:
+        process.send_signal(number)
+    said = process.communicate()[1]
+    assert process.returncode == 130
+    if len(signals) == 1 or "interrupted" not in said:  # twice is at once, unless the step was over before the second
+        assert re.fullmatch(r"solera: stopped after batch \d+; go on with: solera train --resume disk/run\n", said)
+        assert list((tmp_path / "disk" / "run" / "checkpoints").glob("step-*"))
+    else:
+        assert said == "solera: interrupted\n"
+    assert [row["step"] for row in read_metrics(metrics)] == list(range(len(read_metrics(metrics))))
