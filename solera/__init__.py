@@ -84,6 +84,10 @@ _ROOMS = {
 """Where the names are that are not in `config`."""
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Names load with their first use: torch with `train`, and nothing for the command's help."""
     if name not in __all__:

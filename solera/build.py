@@ -27,8 +27,17 @@ from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
-from solera.evaluate.candidates import Candidate, candidates, other_tasks, settings
+from solera.evaluate.candidates import (
+    OWN_CODE,
+    Candidate,
+    candidates,
+    other_tasks,
+    own_code,
+    read_own_code,
+    settings,
+)
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.interruption import Interruption
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -38,7 +47,7 @@ from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.probe import Probe
-from solera.process import Interruption, rare_garbage_collection, torch_for
+from solera.process import alone, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Task, Weights
 from solera.records import Manifest, Sampling
 from solera.report.console import Progressing
@@ -77,8 +86,6 @@ class Result:
 
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
-OWN_CODE = "own_code.json"
-"""In a run's folder: which of its parts are not in its config."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,12 @@ class OwnCode:
     rewards: tuple[Callable[..., Any], ...] = ()
     objective: Objective | None = None
     rule: SyncRule | None = None
+
+    def __post_init__(self) -> None:
+        if self.task and self.rewards:
+            raise SoleraError(
+                "rewards=... are for a task of the config; a task of your own grades by itself: leave them out"
+            )
 
     def names(self) -> list[str]:
         return [name for name, part in vars(self).items() if part]
@@ -135,12 +148,11 @@ def resume(
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    config, names = _settings_of(folder), _own_code_of(folder)
+    config, names = _settings_of(folder), read_own_code(folder)
     if names != own.names():
-        given = ", ".join(f"{name}=..." for name in names)
         raise SoleraError(
             f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
-            f"go on with solera.resume({', '.join(filter(None, [repr(str(folder)), given]))})"
+            f"go on with {_resume_call(folder, names)}"
         )
     return _run(config, console or Console(stderr=True), folder, own)
 
@@ -157,18 +169,6 @@ def _settings_of(folder: Path) -> Config:
         raise configuration.located(error, file, config) from error
 
 
-def _own_code_of(folder: Path) -> list[str]:
-    file = folder / OWN_CODE
-    try:
-        names = json.loads(file.read_bytes()) if file.exists() else []
-    except ValueError:
-        names = None
-    parts = list(vars(NO_OWN_CODE))
-    if not isinstance(names, list) or not all(name in parts for name in names):
-        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(parts)} were given")
-    return names
-
-
 def evaluate_models(
     models: list[str],
     config: Config | None = None,
@@ -176,13 +176,23 @@ def evaluate_models(
     checkpoints: bool = False,
     console: Console | None = None,
     advance: Callable[[str, int, int], None] = lambda model, made, total: None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
 ) -> Evaluation:
     """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
 
     A model is a folder, a hub name, `embedded`, or a run's folder; `checkpoints` takes all that a run's folder holds.
-    Without a config the settings are those of the first run among them. `advance` hears after each turn which model,
-    how many attempts were made now, and how many the model makes in all.
+    Without a config the settings are those of the first run among them; a run that was trained with a task or rewards
+    of one's own needs them here too. `advance` hears after each turn which model, how many attempts were made now, and
+    how many the model makes in all.
     """
+    own = OwnCode(task, tuple(rewards))
+    if (strangers := own_code(models)) and not own.names():
+        raise SoleraError(
+            f"{strangers[0]} was trained with a task or rewards of its user's own code: evaluate it from Python with "
+            f"solera.evaluate_models([{strangers[0]!r}], task=...) or rewards=[...]"
+        )
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
     config = resolve_config(config or settings(models))
@@ -191,17 +201,18 @@ def evaluate_models(
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    result = Evaluation(config, tuple(_examine(candidate, config, k, advance) for candidate in chosen))
+    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
     _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
 
 
 def _examine(
-    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None]
+    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
 ) -> Examined:
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
-    exam = build_exam(config, model, codec, build_task(config, codec, model.max_length), compute)
+    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    exam = build_exam(config, model, codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -226,11 +237,13 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    with _advised(folder, f"solera train --resume {folder}"), ExitStack() as closing:
+    with _advised(folder, _go_on(folder, own)), ExitStack() as closing:
+        closing.enter_context(alone(folder))
         store = Ledger(folder / "store.db")
         closing.callback(store.close)
         if resumed:
-            store.rewind(checkpoint.state.watermark if checkpoint else 0, version)
+            state = checkpoint.state if checkpoint else None
+            store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         sink = Several(_sinks(config, folder, console, version))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
@@ -242,12 +255,10 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
                 config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
             )
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
-            finished = loop.run(*restore(loop, checkpoint))
+            finished = loop.run(restore(loop, checkpoint))
     if not finished:
-        raise InterruptedRunError(
-            f"stopped after batch {loop.learner.version}; go on with: solera train --resume {folder}"
-        )
-    with _advised(folder, f"solera train --resume {folder}"):
+        raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
+    with _advised(folder, _go_on(folder, own)):
         unfinished = folder / f"{UNFINISHED}model"
         loading.save(model, codec, unfinished)
         publish(unfinished, folder / "model")
@@ -267,10 +278,18 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
-def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float | None]:
+def _go_on(folder: Path, own: OwnCode) -> str:
+    return _resume_call(folder, own.names()) if own.names() else f"solera train --resume {folder}"
+
+
+def _resume_call(folder: Path, names: list[str]) -> str:
+    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in names)])})"
+
+
+def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
-        return SyncState(), None
+        return SyncState()
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
     try:
@@ -281,7 +300,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> tuple[SyncState, float
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
     loop.probe.restore(tensors["probe"])
-    return state.sync, state.accuracy
+    return state.sync
 
 
 def _result(folder: Path, console: Console, seconds: float) -> Result:
@@ -333,7 +352,7 @@ def build_loop(
     engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
     reference = None
     if objective.uses_reference:
-        reference = Reference(model, config.objective.ref_period, config.objective.ref_ema)
+        reference = Reference(model, objective.ref_period, objective.ref_ema)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
@@ -358,7 +377,7 @@ def build_loop(
         group_size=config.collect.group_size, seed=config.run.seed, say=say,
     )  # fmt: skip
     return Loop(
-        config.run.steps, config.collect, bool(config.objective.refill), collector, engine, store, learner,
+        config.run.steps, config.collect, objective.refill, collector, engine, store, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
         own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(

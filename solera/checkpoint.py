@@ -35,7 +35,7 @@ class RunState:
     watermark: int
     """Last rollout in the store when this was written."""
     accuracy: float | None
-    """Latest accuracy on held-out problems."""
+    """This version's accuracy on held-out problems, where it was evaluated."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,13 @@ import dataclasses
 import difflib
 import itertools
 import json
+import operator
 import os
 import re
 import sys
 import tomllib
 import types
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -375,15 +377,17 @@ class Config:
     report: ReportConfig = field(default_factory=ReportConfig)
 
 
-def load(path: Path) -> Config:
+Place = Callable[..., str]
+"""From the path of a table or field to where it is written, such as `run.toml:12`."""
+KEY = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
+DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
+"""A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
+
+
+def load(path: Path | str) -> Config:
     """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
-    text = _text(path)
-    try:
-        return parse(text, str(path))
-    except RecursionError as error:
-        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
-    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
-        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+    text, tables = read_toml(Path(path))
+    return overlay(Config(), tables, places(text, str(path)))
 
 
 def _text(path: Path) -> str:
@@ -409,35 +413,55 @@ def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
         return error
     if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
         return error
-    return SoleraError(f"{file}:{_line(text, key, room)}: {error}")
+    return SoleraError(f"{file}:{_line(text, (room, key))}: {error}")
 
 
 def parse(text: str, source: str) -> Config:
     """A Config from TOML text; `source` names it in errors."""
-    rooms = {room.name: room for room in dataclasses.fields(Config)}
-    hints = get_type_hints(Config)
+    return overlay(Config(), tomllib.loads(text), places(text, source))
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file's text and its tables."""
+    text = _text(path)
+    try:
+        return text, tomllib.loads(text)
+    except RecursionError as error:
+        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
+    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
+        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+
+
+def places(text: str, source: str) -> Place:
+    """Says where in a TOML text a table or field is written."""
+    return lambda *path: f"{source}:{_line(text, path)}"
+
+
+def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
+    """Fields of TOML tables over a config; `place(room, field)` says where each is written."""
+    rooms = get_type_hints(Config)
     values = {}
-    for name, table in tomllib.loads(text).items():
+    for name, table in tables.items():
         if name not in rooms:
-            raise SoleraError(f"{source}:{_line(text, name)}: unknown table [{name}]{_perhaps(name, rooms)}")
+            raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
         if not isinstance(table, dict):
-            raise SoleraError(f"{source}:{_line(text, name)}: {name} is a table: write [{name}] and its fields below")
-        values[name] = _room(hints[name], name, table, text, source)
-    return Config(**values)
+            raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")
+        values[name] = dataclasses.replace(getattr(config, name), **typed_fields(rooms[name], name, table, place))
+    return dataclasses.replace(config, **values)
 
 
-def _room(room: Any, name: str, table: dict[str, Any], text: str, source: str) -> Any:
+def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The fields of one table, known to the class `room` and of its types."""
     hints = get_type_hints(room)
     values = {}
     for key, value in table.items():
-        place = f"{source}:{_line(text, key, name)}"
         if key not in hints:
-            raise SoleraError(f"{place}: unknown field {name}.{key}{_perhaps(key, hints)}")
+            raise SoleraError(f"{place(name, key)}: unknown field {name}.{key}{perhaps(key, hints)}")
         try:
             values[key] = _typed(value, hints[key])
         except TypeError as error:
-            raise SoleraError(f"{place}: {name}.{key} is {_shown(value)} but must be {error}") from error
-    return room(**values)
+            raise SoleraError(f"{place(name, key)}: {name}.{key} is {_shown(value)} but must be {error}") from error
+    return values
 
 
 def _typed(value: Any, hint: Any) -> Any:
@@ -482,32 +506,28 @@ def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _line(text: str, key: str, table: str | None = None) -> int:
-    """Line on which a key or table is written, the first that matches; else its table's, else 1."""
-    wanted = (key,) if table is None else (table, key)
-    here: tuple[str, ...] = ()
-    found: dict[tuple[str, ...], int] = {}
+def _line(text: str, path: tuple[str, ...]) -> int:
+    """Line on which a key is written, or the innermost table around it that has a line of its own."""
+    best, found, table = 0, 1, tuple[str, ...]()
     for number, line in enumerate(text.split("\n"), 1):
-        if header := re.match(r"\s*\[{1,2}([^\]]+)\]", line):
-            here = at = _parts(header[1])
-        elif assignment := re.match(r"\s*([\w.\"' -]+?)\s*=(.*)", line):
-            at = (*here, *_parts(assignment[1]))
-            inline = re.findall(r"[{,]\s*[\"']?([\w-]+)[\"']?\s*[=.]", assignment[2])
-            for inner in inline:
-                found.setdefault((*at, inner)[: len(wanted)], number)
+        if header := re.match(rf"\s*\[{{1,2}}\s*({DOTTED})\s*\]", line):
+            here = table = _keys(header[1])
+        elif assignment := re.match(rf"\s*({DOTTED})\s*=", line):
+            here = (*table, *_keys(assignment[1]))
         else:
             continue
-        for length in range(1, len(wanted) + 1):
-            found.setdefault(at[:length], number)
-    return found.get(wanted, found.get(wanted[:1], 1))
+        common = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, here, path)))
+        if common > best:
+            best, found = common, number
+    return found
 
 
-def _parts(key: str) -> tuple[str, ...]:
-    """A dotted key's parts, without their quotes."""
-    return tuple(part.strip().strip("\"'") for part in key.split("."))
+def _keys(dotted: str) -> tuple[str, ...]:
+    return tuple(key.strip("\"'") for key in re.findall(KEY, dotted))
 
 
-def _perhaps(word: str, known: Any) -> str:
+def perhaps(word: str, known: Any) -> str:
+    """What a wrong word may have been meant to be."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
 
@@ -562,12 +582,14 @@ def override(config: Config, room: str, **values: Any) -> Config:
 def resolve_task(task: TaskConfig) -> TaskConfig:
     """Unset fields take the task's own values; a field that the task does not use is refused."""
     if task.name not in TASK_FIELDS:
-        raise SoleraError(f"task.name is {task.name!r}{_perhaps(task.name, TASK_FIELDS)}")
+        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, TASK_FIELDS)}")
     own = TASK_FIELDS[task.name]
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) is None]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):
-            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it")
+            owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
+            hint = f", or choose --task {owners[0]}" if owners else ""
+            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
     if task.name == "jsonl" and not task.path:
         raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
     if task.held_out_path is not None and task.held_out_share is not None:

@@ -47,18 +47,19 @@ class Loop:
     stop: Callable[[], bool]
     mask_truncated: bool
 
-    def run(self, sync: SyncState, accuracy: float | None = None) -> bool:
+    def run(self, sync: SyncState) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
 
         Row k of the metrics is version k: its accuracy, and what batch k did to it.
         """
-        learner = self.learner
-        for step in range(learner.version, self.steps):
+        learner, start = self.learner, self.learner.version
+        for step in range(start, self.steps):
             clock, metrics = Clock(), dict[str, float]()
             if self.evaluator.due(step):
                 with clock("time/evaluate"):
                     metrics = self.evaluator.evaluate()
-                    accuracy = metrics["eval/pass@1"]
+            if step > start and self.saver.due(step):
+                self.save(sync, metrics.get("eval/pass@1"))
             if sync.due:
                 with clock("time/sync"):
                     metrics |= self.delivery.deliver()
@@ -79,12 +80,13 @@ class Loop:
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
             sync = self.rule(sync, learner.version, diagnosis)
-            stop = self.stop()
-            if stop or self.saver.due(learner.version):
-                self.save(sync, accuracy)
-            if stop:
+            if self.stop():
+                self.save(sync, None)
                 return False
-        self.sink.log(self.steps, self.evaluator.evaluate())
+        metrics = self.evaluator.evaluate()
+        if self.steps > start and self.saver.due(self.steps):
+            self.save(sync, metrics["eval/pass@1"])
+        self.sink.log(self.steps, metrics)
         return True
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:

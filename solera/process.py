@@ -1,43 +1,29 @@
-"""What a run asks of its process while it trains: signals, garbage collection, torch's threads and kernels."""
+"""What a run asks of its process while it trains: to be alone, garbage collection, torch's threads and kernels."""
 
+import fcntl
 import gc
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
 
 import torch
 
+from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 
 SMALL_MODEL = 5_000_000
 """Parameters below which a second CPU thread costs more than it brings."""
 
 
-class Interruption:
-    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
-
-    def wanted(self) -> bool:
-        return self._asked
-
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, _: object) -> None:
-        if self._asked:
-            raise KeyboardInterrupt
-        self._asked = True
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Refuse a run that another process is still training: both would write the same files."""
+    with (folder / "config.toml").open("rb") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SoleraError(f"{folder}: another process is training this run: wait for it, or stop it") from error
+        yield
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_version():
         (["train", "--run.steps", "many"], "--run.steps"),
         (["train", "--sync.rule", "often"], "invalid choice 'often'"),
         (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
-        (["train", "--objective", "gropo"], "did you mean grpo?"),
+        (["train", "--objective", "gropo"], "did you mean grpo"),
         (["train", "--objective", "grpo", "--objective.centre", "one"], "objective.centre is not used by grpo"),
         (["train", "--sampling.top_p", "0.9"], "training needs the whole distribution"),
         (["train", "--collect.group_size", "1"], "use 2 or more"),

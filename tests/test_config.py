@@ -135,3 +135,8 @@ def test_every_field_has_help_and_every_room_a_sentence():
         body = source.split(f"class {room.default_factory.__name__}:")[1].split("@dataclass")[0]
         for field in dataclasses.fields(room.default_factory):
             assert re.search(rf'^    {field.name}: .*\n    """\S', body, re.MULTILINE), f"{room.name}.{field.name}"
+
+
+def test_a_file_is_read_by_its_name_as_well(tmp_path):
+    (tmp_path / "run.toml").write_text("[run]\nsteps = 7\n")
+    assert load(str(tmp_path / "run.toml")).run.steps == 7

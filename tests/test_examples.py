@@ -72,3 +72,43 @@ def test_a_reward_function_from_python_counts_beside_the_graders(tmp_path):
     assert {row["reward/constant"] for row in result.metrics if "reward/constant" in row} == {0.25}
     assert all("reward/exact" in row for row in result.metrics if "reward/constant" in row)
     assert all(answer.isdigit() for answer in seen)
+
+
+def test_own_code_that_cannot_act_is_refused(tmp_path):
+    def verbatim(rollout: solera.Rollout, row: dict) -> float:
+        return 0.0
+
+    with pytest.raises(solera.SoleraError, match="a task of your own grades by itself"):
+        solera.train(config(tmp_path), task=lambda codec: None, rewards=[verbatim])
+    settings = replace(config(tmp_path), reward=solera.RewardConfig(functions=("verbatim",)))
+    with pytest.raises(solera.SoleraError, match="reward/verbatim is there twice"):
+        solera.train(settings, rewards=[verbatim])
+    for wrong in ({"regulariser": "k2"}, {"drop": "wrost"}, {"zero_variance_mask": "off"}, {"advantage": "wihten"}):
+        with pytest.raises(solera.SoleraError, match=f"objective.{next(iter(wrong))} is"):
+            solera.custom_objective(lambda tokens: None, **wrong)
+    assert solera.custom_objective(lambda tokens: None, beta=0.1, ref_period=3).ref_period == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_term_sees_only_what_it_learns_from_and_any_number_is_a_reward(tmp_path):
+    import numpy as np
+    import torch
+
+    def signs(tokens: solera.Tokens) -> solera.Term:
+        advantage_T = tokens.advantage_T
+        assert (advantage_T != 0).all() and (tokens.responses.advantage_B != 0).all()
+        assert tokens.responses.advantage_B.dtype == torch.float64
+        return solera.Term(-advantage_T / advantage_T.abs() * tokens.ratio("token"), silenced_T=advantage_T > 0)
+
+    def length(rollout: solera.Rollout, row: dict) -> np.float32:
+        return np.float32(rollout.length % 2)
+
+    objective = solera.custom_objective(signs, advantage="mean")
+    result = solera.train(config(tmp_path), objective=objective, rewards=[length])
+    import sqlite3
+
+    rows = sqlite3.connect(result.folder / "store.db").execute("select distinct typeof(value) from rewards").fetchall()
+    assert rows == [("real",)]
+    with pytest.raises(solera.SoleraError, match="task or rewards of its user's own code"):
+        solera.evaluate_models([str(result.folder)])
+    assert solera.evaluate_models([str(result.folder)], rewards=[length]).models[0].greedy.problems

@@ -1,6 +1,7 @@
 """A run that is killed, however often and wherever, and resumed ends bit for bit as if nothing had happened."""
 
 import dataclasses
+import json
 import multiprocessing
 import os
 import shutil
@@ -14,11 +15,13 @@ import pytest
 import torch
 
 from solera import build
-from solera.checkpoint import UNFINISHED
+from solera.checkpoint import UNFINISHED, RunState, Saver
 from solera.config import parse
 from solera.errors import SoleraError
 from solera.models import loading
+from solera.process import alone
 from solera.report.sinks import read_metrics
+from solera.sync.rules import SyncState
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = 14, device = "cpu" }}
@@ -150,11 +153,27 @@ def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
     assert_same_outcome(folder, whole)
 
 
-def test_the_last_checkpoints_and_the_best_are_kept(whole):
+def test_a_checkpoint_knows_its_own_accuracy_and_the_best_is_kept(whole, tmp_path):
     kept = sorted(path.name for path in (whole / "checkpoints").glob("step-*"))
     assert kept[-2:] == ["step-000012", "step-000014"]
-    assert 2 <= len(kept) <= 3
     loading.load(str(whole / "checkpoints" / kept[-1] / "model"), torch.device("cpu"))
+    evaluated = {row["step"]: row.get("eval/pass@1") for row in read_metrics(whole / "metrics.jsonl")}
+    for name in kept:
+        state = json.loads((whole / "checkpoints" / name / "state.json").read_text())
+        assert state["accuracy"] == evaluated[state["version"]]
+    saver = Saver(tmp_path / "checkpoints", every=1, keep=2, save_model=lambda folder: folder.mkdir())
+    for version, accuracy in enumerate([0.1, 0.9, None, 0.5, 0.4, None]):
+        saver.save(RunState("a", version, SyncState(), 0, 0, accuracy), {"learner": {}, "engine": {}})
+    assert sorted(path.name for path in saver.folder.iterdir()) == ["step-000001", "step-000004", "step-000005"]
+
+
+def test_a_run_that_is_still_training_is_not_resumed(whole, tmp_path):
+    folder = tmp_path / "busy"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "model")
+    with alone(folder), pytest.raises(SoleraError, match="another process is training this run"):
+        build.resume(folder)
+    assert_same_outcome(build.resume(folder).folder, whole)
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):

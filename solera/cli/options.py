@@ -1,15 +1,23 @@
-"""From the command line to a dataclass: tyro, with every complaint in one line."""
+"""From the command line to values, with every complaint in one line."""
 
+import argparse
 import contextlib
 import io
 import re
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from solera.errors import SoleraError
 
 T = TypeVar("T")
 LONGEST = 400
 """Characters of a complaint that are shown: a value in it may have thousands."""
+
+
+class Parser(argparse.ArgumentParser):
+    """For commands whose options are not a run's fields."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SoleraError(f"{message} (see {self.prog} --help)")
 
 
 def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:

@@ -1,20 +1,11 @@
 """`solera report`: a page to look into one run, or to compare several."""
 
-import argparse
 from pathlib import Path
-from typing import NoReturn
 
-from solera.errors import SoleraError
+from solera.cli.options import Parser
 
 HELP = """Write one self-contained HTML page about runs, finished, running or killed: curves of all of them over each
 other, age and sync history, groups with their responses, rewards and advantages, and how their configs differ."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Complains in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise SoleraError(f"{message} (see solera report --help)")
 
 
 def run(arguments: list[str]) -> int:

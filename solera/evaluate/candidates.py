@@ -1,5 +1,6 @@
 """Which models are meant, and with which settings, decided before torch is loaded."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,10 @@ from solera import config as configuration
 from solera.config import Config
 from solera.errors import SoleraError
 from solera.models.source import find
+
+OWN_CODE = "own_code.json"
+OWN_PARTS = ("task", "rewards", "objective", "rule")
+"""In a run's folder: which of these parts of it are code of its user's, and not in its config."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,23 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
 def settings(models: list[str]) -> Config:
     """The config of the first run among the models; the defaults where there is none."""
     return next((_config(model) for model in models if is_run(model)), Config())
+
+
+def own_code(models: list[str]) -> list[str]:
+    """Runs whose task or rewards are not in their config, so that it does not say what they were trained on."""
+    return [model for model in models if is_run(model) and {"task", "rewards"} & set(read_own_code(Path(model)))]
+
+
+def read_own_code(folder: Path) -> list[str]:
+    """Which parts of a run are code of its user's."""
+    file = folder / OWN_CODE
+    try:
+        names = json.loads(file.read_bytes()) if file.exists() else []
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(name in OWN_PARTS for name in names):
+        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(OWN_PARTS)} were given")
+    return names
 
 
 def other_tasks(models: list[str], config: Config) -> list[str]:

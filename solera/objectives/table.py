@@ -214,9 +214,9 @@ TABLE: dict[str, Row] = {
 
 def find(name: str) -> Row:
     if name not in TABLE:
-        close = difflib.get_close_matches(name, TABLE, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(TABLE)}"
-        raise SoleraError(f"objective.name is {name!r}; {hint}")
+        close = difflib.get_close_matches(name, TABLE, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(TABLE)}"
+        raise SoleraError(f"objective.name is {name!r}; {hint} (solera algorithms lists them)")
     return TABLE[name]
 
 

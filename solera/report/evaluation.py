@@ -75,6 +75,8 @@ def _sentence(name: str, difference: Difference, first: str, second: str) -> str
     word = "higher" if estimate.value > 0 else "lower"
     verdict = f"{word}: the interval excludes 0" if difference.excludes_zero else "undecided: the interval includes 0"
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))
+    if name.startswith("reward"):
+        return f"{value} ({limits}), {verdict}"
     solved = f"{difference.only_second} problems solved only by {second}, {difference.only_first} only by {first}"
     return f"{value} ({limits}), {verdict}; {solved}"
 

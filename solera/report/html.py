@@ -19,10 +19,14 @@ def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Pat
     if target.is_dir():
         raise SoleraError(f"{target}: is a folder; name the file to write, such as {target / 'report.html'}")
     distinct = {folder.resolve(): folder for folder in folders}
-    page = render(_data([read_run(folder) for folder in distinct.values()], groups))
+    return write_whole(target, render(_data([read_run(folder) for folder in distinct.values()], groups)))
+
+
+def write_whole(target: Path, text: str) -> Path:
+    """The file appears whole or not at all."""
     unfinished = target.with_name(f".{target.name}.unfinished")
     try:
-        unfinished.write_text(page, encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
         unfinished.replace(target)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
@@ -58,17 +62,18 @@ def _names(runs: list[RunFolder]) -> list[str]:
 def render(data: dict[str, Any]) -> str:
     """The page with its data inside. No text of a response can end the script it stands in: there is no `<` in it."""
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = _part("page.html")
+    page = part("page.html")
     for name, content in {
-        "style": _part("style.css"),
-        "charts": _part("charts.js"),
-        "groups": _part("groups.js"),
-        "page": _part("page.js"),
+        "style": part("style.css"),
+        "charts": part("charts.js"),
+        "groups": part("groups.js"),
+        "page": part("page.js"),
         "data": embedded,  # last: what stands in it is never taken for a place to fill
     }.items():
         page = page.replace(f"/* {name} */", content, 1)
     return page
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file of the page."""
     return (files("solera.report") / "page" / name).read_text(encoding="utf-8")

@@ -86,6 +86,12 @@ class Ledger:
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
+        for rollout in new:
+            parts = {(reward.part, reward.revision) for reward in rollout.rewards}
+            if len(parts) < len(rollout.rewards):
+                raise SoleraError(
+                    f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
+                )
         with self._transaction(write=True):
             first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
             numbered = list(enumerate(new, first))
@@ -140,9 +146,10 @@ class Ledger:
         with self._transaction():
             return self._connection.scalar(select(func.max(_r.id))) or 0
 
-    def rewind(self, watermark: int, version: int) -> None:
+    def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
-        itself after `watermark` is not drawn again. Every reward and everything of other origin stays."""
+        itself after `watermark` is not drawn again. Every reward and everything of other origin stays; a task may have
+        given its rollouts an origin of their own, so that the run's lineage tells them too."""
         if self.watermark() < watermark:
             raise SoleraError(
                 f"{self.path}: the checkpoint was written with {watermark} rollouts in it, but it holds "
@@ -154,7 +161,7 @@ class Ledger:
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
-            later = (_r.id > watermark) & _r.origin.in_(("self", PROBE))
+            later = (_r.id > watermark) & (_r.origin.in_(("self", PROBE)) | (_r.lineage == lineage))
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
     @contextmanager

@@ -24,6 +24,8 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\{([^{}]{1,100})\}\{([^{}]{1,100})\}")
+_SHORT_FRACTION = re.compile(r"\\[dt]?frac ?([0-9])([0-9])(?![0-9])")
+_MIXED_NUMBER = re.compile(r"([0-9]{1,20}) ?\\[dt]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}")
 _BOXED = "\\boxed{"
 _MARK = "####"
 
@@ -63,6 +65,7 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
     >>> final_number(r"\boxed{\frac{3}{4}} in 2 steps"), final_number("1+1=2 #### 2 apples, 3 pears")[0]
     ((Fraction(3, 4), True), Fraction(2, 1))
     """
+    text = _MIXED_NUMBER.sub(_improper, _SHORT_FRACTION.sub(r"\\frac{\1}{\2}", text))
     text = _LATEX_FRACTION.sub(r"\1/\2", text)
     boxed = text.rfind(_BOXED)
     if boxed >= 0:
@@ -73,6 +76,12 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         match = _NUMBER.search(after)
         return (_value(match), _is_whole(match)) if match else (None, False)
     return _last(text)
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    r"""`1\frac{1}{2}` is 3/2."""
+    whole, part, divisor = (int(number) for number in mixed.groups())
+    return f"{whole * divisor + part}/{divisor}"
 
 
 @lru_cache(maxsize=4096)

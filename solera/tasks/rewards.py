@@ -85,6 +85,7 @@ def build_rewards(
     column = config.task.prompt or "prompt"
     own = load([spec for spec in weights if spec not in GRADERS], problems.columns, column)
     own += [given(function, problems.columns - {column}) for function in further]
+    check_names([*(spec for spec in weights if spec in GRADERS), *(function.spec for function in own)])
     checks = [
         Check(GRADERS[spec], Reward(weight, spec, spec), Reward(0.0, spec, spec))
         for spec, weight in weights.items()
@@ -116,9 +117,15 @@ def check_data(config: Config) -> None:
 
 def check_functions(reward: RewardConfig) -> None:
     """What can be refused of the functions before they are imported."""
-    names = [part_name(spec) for spec in reward.functions]
-    for spec, name in zip(reward.functions, names, strict=True):
+    for spec in reward.functions:
         check_spec(spec)
+    check_names(list(reward.functions))
+
+
+def check_names(specs: list[str]) -> None:
+    """Each function is a part of the reward and a metric, under a name of its own."""
+    names = [part_name(spec) for spec in specs]
+    for spec, name in zip(specs, names, strict=True):
         if name in TAKEN or names.count(name) > 1:
             fault = "has this name already" if name in TAKEN else "is there twice"
             raise SoleraError(f"reward.functions: {spec}: reward/{name} {fault}: give the function another name")

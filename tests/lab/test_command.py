@@ -41,7 +41,7 @@ def test_one_experiment_with_options(tmp_path: Path):
     ("arguments", "says"),
     [
         (["biass"], "biass"),
-        (["--objectives", "grop"], "did you mean grpo?"),
+        (["--objectives", "grop"], "did you mean grpo"),
         (["--group_size", "1"], "--group_size is 1; it must be at least 2"),
         (["--lags", "-1"], "--lags"),
         (["--clip", "0"], "--clip is 0.0; it must be above 0"),

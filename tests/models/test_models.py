@@ -120,3 +120,16 @@ def test_a_model_that_does_something_unknown_to_its_logits_is_refused():
     )  # fmt: skip
     with pytest.raises(SoleraError, match="not a plain body and head"):
         LanguageModel(GraniteForCausalLM(config).eval()).check()
+
+
+def test_a_name_that_looks_like_a_hubs_but_lies_in_a_folder_here_is_not_asked_of_a_hub(tmp_path, monkeypatch):
+    from solera.models.source import EMBEDDED, find
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    with pytest.raises(SoleraError, match="there is no such folder in runs"):
+        find("runs/fist")
+    (tmp_path / "runs" / "first" / "model").symlink_to(EMBEDDED)
+    with pytest.raises(SoleraError, match="did you mean runs/first/model"):
+        find("runs/first")
+    assert find("owner/name") == "owner/name"

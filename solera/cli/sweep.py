@@ -1,0 +1,109 @@
+"""`solera sweep`: a grid of runs from one file, side by side, resumable, with one report."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from solera.cli import main
+from solera.cli.options import Parser
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from solera.sweep.plan import Plan
+
+HELP = """Train every cell of a grid with every seed, and compare them: means, spread over seeds, paired tests, curves.
+
+  solera sweep FILE.toml                 start, or go on: finished runs are skipped, stopped ones resumed
+  solera sweep FILE.toml --quick         first a small one, as the file's table [quick] has it
+  solera sweep FILE.toml --retry         try failed runs again as well
+  solera sweep FILE.toml --report        start nothing, write the report of what there is
+"""
+
+EXAMPLE = """A file is an ordinary run's tables and these:
+
+  [sweep]
+  seeds = 5                          # a number of seeds, or a list
+  baseline = { algorithm = "grpo" }  # what the others are compared with; else the first choice below
+  measure = "final"                  # ranked and compared by: final, best or mean accuracy
+  exclude = [{ algorithm = "reinforce", regime = "never" }]
+
+  [axis.algorithm]                   # the first axis is compared; a choice is a name and the fields it sets
+  grpo = { objective.name = "grpo" }
+  reinforce = { objective.name = "reinforce" }
+
+  [axis.regime]                      # further axes are circumstances, each with a table and a panel of curves
+  on_policy = { sync.period = 1 }
+  lag10 = { sync.period = 1, collect.offset = 10 }
+  never = { sync.rule = "never" }
+
+  [run]                              # what all cells share
+  steps = 100
+
+  [quick]                            # --quick: fewer seeds, only these choices, and any field of a run
+  seeds = 2
+  keep = { regime = ["on_policy"] }
+  run.steps = 10
+
+Every cell is checked before the first run starts. All goes into sweeps/NAME: runs/ (ordinary run folders), logs/,
+report.html, report.md, curves.png, results.json. Ctrl-C: the runs finish their batch, save and leave; the same command
+goes on. The exit status is 0 where all runs are finished, 1 where some failed, 130 where it was stopped."""
+
+
+def run(arguments: list[str]) -> int:
+    parser = Parser(
+        "solera sweep", description=HELP, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("file", type=Path, metavar="FILE.toml", help="the sweep")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N",
+        help="runs side by side; by default one a core, fewer where the file sets run.threads; with a GPU, as many as "
+        "its memory holds: often 1",
+    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="with the changes of [quick], in sweeps/NAME-quick")
+    parser.add_argument("--retry", action="store_true", help="try failed runs again")
+    parser.add_argument("--report", action="store_true", help="start nothing, write the report")
+    chosen = parser.parse_args(arguments)
+    if chosen.jobs is not None and chosen.jobs < 1:
+        parser.error(f"--jobs is {chosen.jobs}; it must be at least 1")
+    return _sweep(chosen)
+
+
+def _sweep(chosen: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from solera.sweep.file import read_plan
+    from solera.sweep.runner import run_all
+    from solera.sweep.state import refuse_changed
+
+    plan, console = read_plan(chosen.file, chosen.quick), Console(highlight=False, soft_wrap=True)
+    refuse_changed(plan)
+    if chosen.report:
+        _report(plan, console)
+        return 0
+    jobs = chosen.jobs or _fitting(plan)
+    console.print(f"{plan.name}: {len(plan.cells)} cells × {len(plan.seeds)} seeds, {jobs} at a time, in {plan.folder}")
+    stopped = not run_all(plan, jobs, chosen.retry, console, main)
+    complete = _report(plan, console)
+    if stopped:
+        print("solera: stopped; the same command goes on", file=sys.stderr)
+        return 130
+    return 0 if complete else 1
+
+
+def _report(plan: "Plan", console: "Console") -> bool:
+    """Write the report; whether all runs are finished."""
+    from solera.sweep.report import state_words, write
+    from solera.sweep.results import collect
+
+    results = collect(plan)
+    console.print(f"{state_words(results)}\nreport {write(results)}")
+    return all(result.state == "finished" for result in results.runs)
+
+
+def _fitting(plan: "Plan") -> int:
+    """As many runs as leave a core to each thread."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(cell.config.run.threads for cell in plan.cells))

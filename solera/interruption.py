@@ -1,0 +1,30 @@
+"""Asked to stop: what a run, and a sweep of runs, do about it. No torch."""
+
+import signal
+import threading
+from typing import Any
+
+
+class Interruption:
+    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[int, Any] = {}
+
+    def wanted(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, _: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True

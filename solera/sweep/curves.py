@@ -1,0 +1,90 @@
+"""Accuracy over steps as small multiples: a panel for each combination of circumstances, a line for each cell in it."""
+
+import base64
+import io
+from itertools import cycle
+from statistics import fmean
+from typing import Any
+
+from solera.report.plot import COLOURS, FAINT, INK
+from solera.sweep.plan import Cell
+from solera.sweep.results import Results
+
+PALETTE = (*COLOURS, "#b3323c", "#3aa3a0", "#a07d1c", "#5b6773")
+DASHES = ("-", "--", ":")
+
+
+def draw(results: Results) -> Any:
+    """A matplotlib figure: means over seeds as lines, their lowest and highest as bands; same scales everywhere."""
+    from matplotlib.figure import Figure
+
+    panels = results.plan.panels()
+    columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(1.2 + 4 * columns, 0.8 + 2.9 * rows), dpi=130, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    looks = _looks(next(iter(results.plan.axes.values())))
+    for axis, (title, cells) in zip(axes, panels.items(), strict=False):
+        _style(axis, title)
+        for cell in cells:
+            _line(axis, results, cell, *looks[cell.compared])
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    _legend(figure, axes)
+    return figure
+
+
+def curve(results: Results, cell: Cell) -> list[tuple[float, float, float, float]]:
+    """(step, mean, lowest, highest) over the finished seeds, at every step where all of them were evaluated."""
+    by_step: dict[float, list[float]] = {}
+    runs = results.of(cell)
+    for result in runs:
+        for step, accuracy in result.curve:
+            by_step.setdefault(step, []).append(accuracy)
+    return [(step, fmean(a), min(a), max(a)) for step, a in sorted(by_step.items()) if len(a) == len(runs)]
+
+
+def as_png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
+    return file.getvalue()
+
+
+def as_data_url(figure: Any) -> str:
+    """The figure as a picture that a page can hold within itself."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def _looks(names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
+    """A colour and a dash for each name, the same in every panel; colours come again with another dash."""
+    dashes = (dash for dash in cycle(DASHES) for _ in PALETTE)
+    return dict(zip(names, zip(cycle(PALETTE), dashes, strict=False), strict=False))
+
+
+def _line(axis: Any, results: Results, cell: Cell, colour: str, dash: str) -> None:
+    points = curve(results, cell)
+    if points:
+        steps, means, lows, highs = zip(*points, strict=True)
+        axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+        axis.plot(steps, means, color=colour, linestyle=dash, linewidth=1.6, label=cell.compared)
+
+
+def _style(axis: Any, title: str) -> None:
+    axis.set_title(title, color=INK, fontsize=10)
+    axis.set_xlabel("step", color=INK)
+    axis.tick_params(labelbottom=True)  # the row below may be shorter
+    if axis.get_subplotspec().is_first_col():
+        axis.set_ylabel("held-out accuracy", color=INK)
+    axis.set_ylim(0, 1.02)
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.grid(axis="y", color=FAINT, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, axes: Any) -> None:
+    """One for all panels."""
+    lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if lines:
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)

@@ -1,0 +1,86 @@
+"""What a sweep is: cells of a grid, each run once with every seed."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from solera.config import Config, override
+
+MeasureName = Literal["final", "best", "mean"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One choice of each axis, and the resolved config that they make."""
+
+    choices: tuple[str, ...]
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return "+".join(self.choices)
+
+    @property
+    def compared(self) -> str:
+        """The choice on the first axis: what is compared."""
+        return self.choices[0]
+
+    @property
+    def circumstances(self) -> tuple[str, ...]:
+        """The choices on the other axes: under what it is compared."""
+        return self.choices[1:]
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A cell with one seed, and the folder its run lives in."""
+
+    cell: Cell
+    seed: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        assert self.config.run.name is not None
+        return self.config.run.name
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.root) / self.name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A sweep file, read and checked."""
+
+    source: Path
+    name: str
+    folder: Path
+    axes: dict[str, tuple[str, ...]]
+    """Each axis with the choices that are left on it."""
+    cells: tuple[Cell, ...]
+    seeds: tuple[int, ...]
+    measure: MeasureName
+    """What cells are ranked and compared by."""
+    baseline: dict[str, str]
+
+    def runs(self) -> list[PlannedRun]:
+        """Seed by seed, so that whatever a stopped sweep has finished can be compared."""
+        return [self._run(cell, seed) for seed in self.seeds for cell in self.cells]
+
+    def counterpart(self, cell: Cell) -> Cell | None:
+        """The cell that this one is compared with: the baseline's choices in place of its own."""
+        choices = tuple(self.baseline.get(axis, choice) for axis, choice in zip(self.axes, cell.choices, strict=True))
+        return next((other for other in self.cells if other.choices == choices and other != cell), None)
+
+    def panels(self) -> dict[str, list[Cell]]:
+        """The cells of each combination of circumstances, under its title; a single panel where there is one axis."""
+        panels: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            pairs = zip(list(self.axes)[1:], cell.circumstances, strict=True)
+            panels.setdefault(", ".join(f"{axis} {choice}" for axis, choice in pairs) or "all", []).append(cell)
+        return panels
+
+    def _run(self, cell: Cell, seed: int) -> PlannedRun:
+        root = str(self.folder / "runs")
+        return PlannedRun(cell, seed, override(cell.config, "run", seed=seed, root=root, name=f"{cell.name}-s{seed}"))

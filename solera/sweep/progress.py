@@ -1,0 +1,65 @@
+"""What a person sees while a sweep goes on: a line for each run that ends and, on a terminal, a bar."""
+
+import json
+import os
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from solera.sweep.plan import PlannedRun
+
+LONGEST_LINE = 1 << 16
+"""Bytes at the end of a run's metrics among which its last line is."""
+
+
+class Progressing:
+    """Counts batches over all runs; the time left is taken from those learned since the command was given."""
+
+    def __init__(self, runs: list[PlannedRun], console: Console) -> None:
+        self.console = console
+        self._learned = {run.name: learned(run) for run in runs}
+        self._total = self._left = sum(run.config.run.steps for run in runs)
+        self._before = sum(self._learned.values())
+        self._start = time.monotonic()
+        self._bar = Progress(
+            TextColumn("batches"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[runs]}"),
+            TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=self._total, runs="", left="")
+
+    def update(self, running: list[PlannedRun], waiting: list[PlannedRun]) -> None:
+        """Look how far the running ones are. Runs that are neither finished nor to come have nothing left to do."""
+        self._learned |= {run.name: learned(run) for run in running}
+        self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
+        state = f"{len(running)} runs at work, {len(waiting)} waiting"
+        self._bar.update(self._task, completed=self._total - self._left, runs=state, left=self.left())
+
+    def say(self, sentence: str) -> None:
+        self.console.print(f"{sentence}  {self.left()}".rstrip(), markup=False)
+
+    def left(self) -> str:
+        """Words for the time that the remaining batches will take; none before the first."""
+        made = sum(self._learned.values()) - self._before
+        if made <= 0 or not self._left:
+            return ""
+        seconds = round(self._left * (time.monotonic() - self._start) / made)
+        return f"about {seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+    def __enter__(self) -> "Progressing":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def learned(run: PlannedRun) -> int:
+    """Batches that a run has learned from, by the last whole line of its metrics."""
+    try:
+        with (run.folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
+            lines = file.read().split(b"\n")
+    except FileNotFoundError:
+        return 0
+    return min(json.loads(lines[-2])["step"] + 1, run.config.run.steps) if len(lines) > 1 else 0

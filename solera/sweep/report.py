@@ -1,0 +1,133 @@
+"""What the report of a sweep says: `report.html`, `report.md`, `curves.png` and, with every number, `results.json`."""
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+from solera.report.html import write_whole
+from solera.sweep.blocks import Block, Heading, Link, Paragraph, Picture, Quoted, Table, markdown, page
+from solera.sweep.curves import as_data_url, as_png, draw
+from solera.sweep.plan import Cell
+from solera.sweep.results import SURE, Comparison, Results, Spread
+
+COLUMNS = {"final": "final", "best": "best", "mean": "mean", "wobble": "wobble", "seconds": "s a batch"}
+MEASURE_WORDS = {
+    "final": "accuracy of the last weights",
+    "best": "best accuracy of all evaluations",
+    "mean": "mean accuracy over all evaluations",
+}
+EXPLAINED = (
+    "Accuracies are on held-out problems: mean ± standard deviation over seeds. final: the last weights; best: the "
+    "best evaluation; mean: over all evaluations; wobble: standard deviation over the last third of a run's "
+    "evaluations, in points; s a batch: seconds of writing, learning, syncing and storing, which depend on what else "
+    "the machine did."
+)
+
+
+def write(results: Results) -> Path:
+    """Write all four files into the sweep's folder; the page's path."""
+    folder, title = results.plan.folder, results.plan.name
+    folder.mkdir(parents=True, exist_ok=True)
+    figure = draw(results)
+    (folder / "curves.png").write_bytes(as_png(figure))
+    content = blocks(results, as_data_url(figure))
+    write_whole(folder / "results.json", json.dumps(results.as_json(), indent=1, allow_nan=False) + "\n")
+    write_whole(folder / "report.md", markdown(title, content))
+    return write_whole(folder / "report.html", page(title, content))
+
+
+def blocks(results: Results, picture: str) -> list[Block]:
+    plan = results.plan
+    says = "Held-out accuracy over steps: mean over seeds, band from the lowest to the highest seed"
+    return [
+        Paragraph(
+            f"{state_words(results)} Seeds {', '.join(map(str, plan.seeds))}. {time.strftime('%Y-%m-%d %H:%M')}."
+        ),
+        *_failed(results),
+        Heading("Best first"),
+        Paragraph(f"Ranked by {MEASURE_WORDS[plan.measure]}. {EXPLAINED}"),
+        *(block for title, cells in plan.panels().items() for block in _panel(results, title, cells)),
+        *_compared(results),
+        Heading("Curves"),
+        Paragraph(f"{says}."),
+        Picture("curves.png", picture, says),
+        Heading("Runs"),
+        Table(("run", "state", "final", "best"), [_run_row(results, i) for i in range(len(results.runs))], 2),
+        Heading("The sweep's file"),
+        Quoted(plan.source.read_text(encoding="utf-8")),
+    ]
+
+
+def state_words(results: Results) -> str:
+    """How many runs there are, and how many of them did not come to an end."""
+    counts = Counter[str](result.state for result in results.runs)
+    words = {"failed": "failed", "unfinished": "stopped before the end", "new": "not started"}
+    others = [f"{counts[state]} {does}" for state, does in words.items() if counts[state]]
+    return "; ".join([f"{counts['finished']} of {len(results.runs)} runs finished", *others]) + "."
+
+
+def _failed(results: Results) -> list[Block]:
+    failed = [(one.run.name, one.failure or "") for one in results.runs if one.state == "failed"]
+    if not failed:
+        return []
+    return [Heading("Failed runs"), Table(("run", "what it said last"), [*failed], 2)]
+
+
+def _panel(results: Results, title: str, cells: list[Cell]) -> list[Block]:
+    """The table of one combination of circumstances, the best cell first."""
+    head = (next(iter(results.plan.axes)), *COLUMNS.values(), "seeds")
+    rows = [_cell_row(results, cell) for cell in results.ranked(cells)]
+    alone = len(results.plan.axes) == 1
+    return [*([] if alone else [Heading(title, 3)]), Table(head, [*rows])]
+
+
+def _cell_row(results: Results, cell: Cell) -> tuple[str, ...]:
+    figures = [_figure(name, results.spread(cell, name)) for name in COLUMNS]
+    return (cell.compared, *figures, f"{len(results.of(cell))} of {len(results.plan.seeds)}")
+
+
+def _figure(measure: str, value: Spread | None) -> str:
+    if value is None:
+        return "–"
+    unit, digits = (1, 3) if measure == "seconds" else (100, 2 if measure == "wobble" else 1)
+    spread = "" if value.deviation is None else f" ± {unit * value.deviation:.{digits}f}"
+    return f"{unit * value.mean:.{digits}f}{spread}{'' if measure in ('seconds', 'wobble') else ' %'}"
+
+
+def _compared(results: Results) -> list[Block]:
+    comparisons = results.comparisons()
+    if not comparisons:
+        return []
+    tested = sum(one.corrected_p is not None for one in comparisons)
+    baseline = ", ".join(f"{axis} {choice}" for axis, choice in results.plan.baseline.items())
+    return [
+        Heading(f"Against {baseline}"),
+        Paragraph(
+            f"Differences in {MEASURE_WORDS[results.plan.measure]}, seed by seed, in points: mean with its 95 % "
+            "interval (Student's t over seeds), seeds on which the cell was higher and lower, two-sided p corrected by "
+            f"Holm over the {tested} comparisons of this table that have one. A cell is called higher or lower where "
+            f"that p is below {SURE}."
+        ),
+        Table(
+            ("cell", "against", "verdict", "difference", "95 % interval", "higher / lower", "p (Holm)"),
+            [_comparison_row(one) for one in comparisons], 3,
+        ),
+    ]  # fmt: skip
+
+
+def _comparison_row(one: Comparison) -> tuple[str, ...]:
+    d = one.difference
+    interval = "–" if d.low is None or d.high is None else f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
+    p = "–" if one.corrected_p is None else "below 0.001" if one.corrected_p < 0.001 else f"{one.corrected_p:.3f}"
+    signs = f"{d.higher} / {d.lower} of {d.seeds}"
+    return (one.cell.name, one.against.name, one.verdict, f"{100 * d.mean:+.1f}", interval, signs, p)
+
+
+def _run_row(results: Results, place: int) -> tuple[str | Link, ...]:
+    result = results.runs[place]
+    name, measures = result.run.name, result.measures
+    if measures is None:
+        return (name, result.state, "–", "–")
+    link = Link(name, f"runs/{name}/report.html")
+    return (link, result.state, f"{100 * measures.final:.1f} %", f"{100 * measures.best:.1f} %")

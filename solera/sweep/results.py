@@ -1,0 +1,170 @@
+"""What a sweep's finished runs come to: measures of each run, spread over seeds, comparisons with the baseline."""
+
+import math
+from dataclasses import asdict, dataclass
+from statistics import fmean, pstdev
+from typing import Any
+
+from solera.report.run_folder import read_run
+from solera.report.summary import ACCURACY
+from solera.sweep.plan import Cell, Plan, PlannedRun
+from solera.sweep.state import Failures, State, state_of
+from solera.sweep.student import Paired, holm, paired, spread
+
+SURE = 0.05
+"""Corrected p below which a difference is called one."""
+BATCH_TIMES = ("time/generate", "time/learn", "time/sync", "time/store")
+
+
+@dataclass(frozen=True)
+class Measures:
+    """A finished run in numbers; accuracies are on held-out problems."""
+
+    final: float
+    best: float
+    mean: float
+    """Over all evaluations, the first and the last weights' among them."""
+    wobble: float | None
+    """Standard deviation of the accuracy over the last third of the evaluations; `None` where that is fewer than 2."""
+    seconds: float
+    """A batch: writing, learning, syncing, storing; evaluations aside."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A run of the plan, whatever became of it."""
+
+    run: PlannedRun
+    state: State
+    failure: str | None
+    measures: Measures | None
+    curve: list[tuple[float, float]]
+    """(step, accuracy) of each evaluation."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A measure over the seeds of a cell."""
+
+    mean: float
+    deviation: float | None
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A cell against its counterpart, over the seeds that both have finished."""
+
+    cell: Cell
+    against: Cell
+    difference: Paired
+    corrected_p: float | None
+
+    @property
+    def verdict(self) -> str:
+        low, high = self.difference.low, self.difference.high
+        if low is None or high is None or self.corrected_p is None:
+            return "not distinguishable: no spread over seeds to judge by"
+        if low <= 0 <= high:
+            return "not distinguishable"
+        if self.corrected_p >= SURE:
+            return "not distinguishable after Holm's correction"
+        return "higher" if self.difference.mean > 0 else "lower"
+
+
+@dataclass(frozen=True)
+class Results:
+    """A sweep's runs, and what they say."""
+
+    plan: Plan
+    runs: list[RunResult]
+
+    def of(self, cell: Cell) -> list[RunResult]:
+        """A cell's finished runs."""
+        return [result for result in self.runs if result.run.cell == cell and result.measures is not None]
+
+    def values(self, cell: Cell, measure: str) -> dict[int, float]:
+        """By seed; runs that do not have the measure are left out."""
+        found = {result.run.seed: getattr(result.measures, measure) for result in self.of(cell)}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def spread(self, cell: Cell, measure: str) -> Spread | None:
+        values = list(self.values(cell, measure).values())
+        return Spread(fmean(values), spread(values), len(values)) if values else None
+
+    def ranked(self, cells: list[Cell]) -> list[Cell]:
+        """Best first; cells without a finished run last."""
+
+        def value(cell: Cell) -> float:
+            found = self.spread(cell, self.plan.measure)
+            return found.mean if found else -math.inf
+
+        return sorted(cells, key=value, reverse=True)
+
+    def comparisons(self) -> list[Comparison]:
+        """Every cell with a counterpart and a finished seed in common, in the tables' order; p corrected over all."""
+        found = []
+        for cell in (cell for cells in self.plan.panels().values() for cell in self.ranked(cells)):
+            against = self.plan.counterpart(cell)
+            if against is None:
+                continue
+            ours, theirs = self.values(cell, self.plan.measure), self.values(against, self.plan.measure)
+            if differences := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
+                found.append((cell, against, paired(differences)))
+        tested = [difference.p for _, _, difference in found if difference.p is not None]
+        corrected = iter(holm(tested))
+        return [Comparison(*one, None if one[2].p is None else next(corrected)) for one in found]
+
+    def as_json(self) -> dict[str, Any]:
+        plan = self.plan
+        return {
+            "sweep": plan.name, "axes": plan.axes, "seeds": plan.seeds, "measure": plan.measure,
+            "baseline": plan.baseline,
+            "runs": [_run_as_json(result) for result in self.runs],
+            "cells": [
+                {"cell": cell.name, **{name: _maybe(self.spread(cell, name)) for name in Measures.__annotations__}}
+                for cell in plan.cells
+            ],
+            "comparisons": [
+                {"cell": one.cell.name, "against": one.against.name, **asdict(one.difference),
+                 "corrected_p": one.corrected_p, "verdict": one.verdict}
+                for one in self.comparisons()
+            ],
+        }  # fmt: skip
+
+
+def collect(plan: Plan) -> Results:
+    """Read every run's folder; only finished runs are measured."""
+    failures = Failures(plan.folder)
+    return Results(plan, [_result(run, state_of(run, failures), failures.get(run)) for run in plan.runs()])
+
+
+def _result(run: PlannedRun, state: State, failure: str | None) -> RunResult:
+    if state != "finished":
+        return RunResult(run, state, failure, None, [])
+    folder = read_run(run.folder)
+    curve = folder.points(ACCURACY)
+    seconds = sum(folder.total(name) for name in BATCH_TIMES) / run.config.run.steps
+    return RunResult(run, state, None, measured([accuracy for _, accuracy in curve], seconds), curve)
+
+
+def measured(accuracies: list[float], seconds: float) -> Measures:
+    """A run's accuracies in the order they were taken, summed up.
+
+    >>> round(measured([0.2, 0.6, 0.5, 0.5, 0.8, 0.6], 0.1).wobble, 6)  # of 0.8 and 0.6
+    0.1
+    """
+    last_third = accuracies[-(-2 * len(accuracies) // 3) :]
+    wobble = pstdev(last_third) if len(last_third) > 1 else None
+    return Measures(accuracies[-1], max(accuracies), fmean(accuracies), wobble, seconds)
+
+
+def _run_as_json(result: RunResult) -> dict[str, Any]:
+    return {
+        "cell": result.run.cell.name, "seed": result.run.seed, "folder": str(result.run.folder), "state": result.state,
+        "failure": result.failure, "measures": _maybe(result.measures), "curve": result.curve,
+    }  # fmt: skip
+
+
+def _maybe(value: Any) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)

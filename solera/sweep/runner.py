@@ -1,0 +1,90 @@
+"""Runs side by side, each a process of its own: one that crashes cannot hurt the others."""
+
+import time
+from collections import deque
+
+from rich.console import Console
+
+from solera.interruption import Interruption
+from solera.sweep.plan import Plan
+from solera.sweep.progress import Progressing
+from solera.sweep.state import Failures, locked, state_of
+from solera.sweep.worker import Command, Worker
+
+INTERRUPTED = 130
+"""Exit status of a run that was asked to stop and can go on."""
+LOOK_AGAIN = 0.2
+"""Seconds between two looks at the running processes."""
+
+
+def run_all(plan: Plan, jobs: int, retry: bool, console: Console, command: Command) -> bool:
+    """Start or go on with every run that is not finished; False where someone asked to stop before the last ended."""
+    with locked(plan.folder), Interruption() as interruption:
+        runner = Runner(plan, retry, command)
+        try:
+            with Progressing(plan.runs(), console) as progress:
+                while runner.running or (runner.waiting and not interruption.wanted()):
+                    if interruption.wanted():
+                        runner.ask_to_stop()
+                    else:
+                        runner.fill(jobs)
+                    sentences = runner.reap()
+                    progress.update([worker.run for worker in runner.running], list(runner.waiting))
+                    for sentence in sentences:
+                        progress.say(sentence)
+                    time.sleep(LOOK_AGAIN)
+        finally:
+            runner.leave_none_behind()
+    return not interruption.wanted()
+
+
+class Runner:
+    """The runs of a sweep that wait and those that are at work."""
+
+    def __init__(self, plan: Plan, retry: bool, command: Command) -> None:
+        self._folder, self._command = plan.folder, command
+        self._failures = Failures(plan.folder)
+        skipped = ("finished",) if retry else ("finished", "failed")
+        self.waiting = deque(run for run in plan.runs() if state_of(run, self._failures) not in skipped)
+        self.running: list[Worker] = []
+        self._stopping = False
+
+    def fill(self, jobs: int) -> None:
+        while self.waiting and len(self.running) < jobs:
+            run = self.waiting.popleft()
+            self._failures.forget(run)
+            self.running.append(Worker(run, self._folder, self._command))
+
+    def reap(self) -> list[str]:
+        """Take note of the runs that have ended; a sentence for each."""
+        ended = [worker for worker in self.running if worker.status is not None]
+        self.running = [worker for worker in self.running if worker not in ended]
+        return [self._ended(worker) for worker in ended]
+
+    def ask_to_stop(self) -> None:
+        """Once: each finishes its step, saves and leaves."""
+        if not self._stopping:
+            self._stopping = True
+            self._interrupt()
+
+    def leave_none_behind(self) -> None:
+        """Whatever ends the sweep ends its runs; those that were asked before leave at once."""
+        self._interrupt()
+        for worker in self.running:
+            worker.wait()
+
+    def _interrupt(self) -> None:
+        for worker in self.running:
+            worker.interrupt()
+
+    def _ended(self, worker: Worker) -> str:
+        run, status = worker.run, worker.status
+        assert status is not None
+        if status == 0:
+            return f"finished  {run.name}"
+        if status == INTERRUPTED or self._stopping:
+            return f"stopped   {run.name}"
+        words = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
+        reason = f"{words}: {worker.last_line()}"
+        self._failures.add(run, reason)
+        return f"failed    {run.name}: {reason}"

@@ -1,0 +1,86 @@
+"""Where each run of a sweep stands, read from the sweep's folder alone, so that a sweep can go on after any end."""
+
+import dataclasses
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from solera.config import load
+from solera.errors import SoleraError
+from solera.report.html import write_whole
+from solera.sweep.plan import Plan, PlannedRun
+
+State = Literal["finished", "failed", "unfinished", "new"]
+
+
+class Failures:
+    """`failures.json`: why each failed run failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "failures.json"
+        self._reasons: dict[str, str] = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+
+    def get(self, run: PlannedRun) -> str | None:
+        return self._reasons.get(run.name)
+
+    def add(self, run: PlannedRun, reason: str) -> None:
+        self._write({**self._reasons, run.name: reason})
+
+    def forget(self, run: PlannedRun) -> None:
+        if run.name in self._reasons:
+            self._write({name: reason for name, reason in self._reasons.items() if name != run.name})
+
+    def _write(self, reasons: dict[str, str]) -> None:
+        self._reasons = reasons
+        write_whole(self._path, json.dumps(reasons, indent=1, ensure_ascii=False) + "\n")
+
+
+def state_of(run: PlannedRun, failures: Failures) -> State:
+    if (run.folder / "model").is_dir():
+        return "finished"
+    if failures.get(run) is not None:
+        return "failed"
+    return "unfinished" if run.folder.exists() else "new"
+
+
+def refuse_changed(plan: Plan) -> None:
+    """A run that was made with another config than the file has now would be compared as what it is not."""
+    for run in plan.runs():
+        if not (run.folder / "config.toml").exists():
+            continue
+        made = load(run.folder / "config.toml")
+        for room in dataclasses.fields(made):
+            before, now = getattr(made, room.name), getattr(run.config, room.name)
+            for field in dataclasses.fields(before):
+                was, is_now = getattr(before, field.name), getattr(now, field.name)
+                if was != is_now and (room.name, field.name) != ("run", "root"):
+                    raise SoleraError(
+                        f"{run.folder} was made with {room.name}.{field.name} = {was}, and {plan.source} now says "
+                        f"{is_now}: choose another sweep.name, or remove that folder"
+                    )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse a second sweep in the folder, and one that would meet runs which a killed sweep left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SoleraError(
+                f"{folder}: another `solera sweep` is at work here, or the last runs of a killed one: wait for them"
+            ) from None
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def at_work(folder: Path) -> Iterator[None]:
+    """Held by every run of the sweep."""
+    with (folder / "lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
