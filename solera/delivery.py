@@ -1,6 +1,8 @@
 """Giving the engine the learner's weights, with proof that it has them and writes with them."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from solera.collector import run_async
@@ -12,6 +14,8 @@ from solera.sync.proof import Canary, SyncFaultError
 
 CANARY_TOKENS = 2
 """Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
+CANARY_SHARE = 0.005
+"""Share of the time that canaries may take. Where syncs come faster than that, some are proved by digests alone."""
 
 
 class Delivery:
@@ -30,6 +34,7 @@ class Delivery:
         *,
         retry: bool,
         say: Callable[[str], None],
+        canary_share: float = CANARY_SHARE,
     ) -> None:
         self.learner = learner
         self.engine = engine
@@ -37,8 +42,11 @@ class Delivery:
         self.sampling = Sampling(sampling.temperature, min(CANARY_TOKENS, sampling.max_tokens))
         self.retry = retry
         self.say = say
+        self.canary_share = canary_share
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
+        self._next_canary = -math.inf
+        """When the clock allows another."""
 
     def deliver(self) -> dict[str, float]:
         """Send the learner's weights; a fault stops the run, or is said and they are sent once more."""
@@ -54,24 +62,28 @@ class Delivery:
 
     def _deliver(self) -> None:
         weights = self.learner.weights(self.engine.dtype)
-        proof.check(weights.manifest, self.engine.load(weights), self._sent)
-        self._canary = self._prove(weights.manifest)
-        self._sent = weights.manifest
+        sent = weights.manifest
+        wrong = proof.difference(sent, self.engine.load(weights), self._sent)
+        if wrong is not None or time.perf_counter() >= self._next_canary:
+            self._prove(sent, wrong)
+        self._sent = sent
 
-    def _prove(self, sent: Manifest) -> Canary:
-        """The canary, which must come from the weights sent; a second one tells late weights from none.
-
-        One that repeats the last is no new mark: steps too small to show must add up against the first.
-        """
-        allowed, before = proof.tolerance(self.engine.dtype, self.sampling.temperature), self._canary
+    def _prove(self, sent: Manifest, wrong: str | None) -> None:
+        """A canary, which must come from the weights sent; after a fault, a second one tells late weights from none."""
+        start, before = time.perf_counter(), self._canary
+        allowed = proof.tolerance(self.engine.dtype, self.sampling.temperature)
         canary = self._write()
-        fault = canary.fault(sent, before, allowed)
-        if fault is None:
-            return before if before is not None and canary.repeats(before) else canary
-        place = f"sync of version {sent.version}"
-        if self._write().fault(sent, before, allowed) is None:
-            raise SyncFaultError(f"{place}: the weights were delivered after the next generation had begun ({fault})")
-        raise SyncFaultError(f"{place}: the engine says it holds these weights but does not write with them ({fault})")
+        unlike = canary.fault(sent, before, allowed)
+        if unlike is not None and self._write().fault(sent, before, allowed) is None:
+            wrong = f"the weights were delivered after the next generation had begun ({unlike})"
+        elif unlike is not None and wrong is None:
+            wrong = f"the engine says it holds these weights but does not write with them ({unlike})"
+        if wrong is not None:
+            raise SyncFaultError(f"sync of version {sent.version}: {wrong}")
+        # One that repeats the last is no new mark: steps too small to show must add up against the first.
+        self._canary = before if before is not None and canary.repeats(before) else canary
+        now = time.perf_counter()
+        self._next_canary = now + (now - start) / self.canary_share
 
     def _write(self) -> Canary:
         async def write() -> list[Completion]:

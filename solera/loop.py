@@ -9,17 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
 from solera.checkpoint import RunState, Saver
 from solera.collector import Collector
 from solera.config import CollectConfig
+from solera.consumed import account
 from solera.delivery import Delivery
-from solera.diagnosis.divergence import divergence
 from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.learner.batch import Batch, collate, count_live_groups
-from solera.learner.learner import Learner, Update
+from solera.learner.learner import Learner
 from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
@@ -74,7 +72,7 @@ class Loop:
                 batch = self.collate(groups)
                 update = learner.update(batch)
             with clock("time/diagnose"):
-                diagnosis = self.diagnose(step, update) | self.probe.judge(proximal)
+                diagnosis = account(batch, update, self.mismatch, step, learner.lineage) | self.probe.judge(proximal)
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
@@ -97,14 +95,6 @@ class Loop:
         )
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
-
-    def diagnose(self, step: int, update: Update) -> dict[str, float]:
-        """How far the policy that met this batch was from those who wrote it, and how much of that is engine error."""
-        if not update.rollouts:
-            return {}
-        fresh_B = torch.tensor([rollout.age(step, self.learner.lineage) == 0 for rollout in update.rollouts])
-        apart = divergence(update.log_ratio_T, update.response_T, update.stands_for_B)
-        return apart | self.mismatch.measure(update.log_ratio_T, update.response_T, fresh_B)
 
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from solera.collector import attempt_all
 from solera.config import DiagnoseConfig
-from solera.diagnosis.divergence import divergence
+from solera.diagnosis.divergence import Apart
 from solera.diagnosis.improvement import estimate
 from solera.learner.learner import Learner, Scored
 from solera.objectives.ratio import bounded_exp, response_sum
@@ -94,9 +94,7 @@ class Probe:
         if proximal is None:
             return {}
         scored = self._score()
-        log_ratio_T = scored.logp_T - self._alpha_logp_T
-        count = len(self._rollouts)
-        apart = divergence(log_ratio_T, scored.response_T, torch.ones(count))
+        apart = Apart(scored.logp_T - self._alpha_logp_T, scored.response_T, torch.ones(len(self._rollouts)))
         found = estimate(
             self._w(scored), self._w(proximal),
             torch.tensor([rollout.reward for rollout in self._rollouts], dtype=torch.float64), self._groups(),
@@ -107,8 +105,7 @@ class Probe:
                 f"version {self.learner.version}: importance weights on the probe average {found.mean_w:.2f}, not 1: "
                 "the engine's policy hardly writes what the learner's would, so the improvement is a guess; sync sooner"
             )
-        renamed = {name.replace("divergence/", "probe/"): value for name, value in apart.items()}
-        return renamed | (found.metrics() if found else {})
+        return {f"probe/{name}": value for name, value in apart.figures().items()} | (found.metrics() if found else {})
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; the responses themselves are in the store."""

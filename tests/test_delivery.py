@@ -1,6 +1,8 @@
-"""Ten ways in which weights do not arrive, each on the real engine behind a wrapper that plays the fault."""
+"""Ten ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose
+digests are of the memory it writes with."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -51,12 +53,12 @@ def learn(learner: Learner, size: float = 1e-3) -> None:
 
 
 class Faulty:
-    """The real engine, honest until `fault` is set to one of the methods below."""
+    """The real engine behind a wrapper, honest until `fault` is set to one of the methods below."""
 
     def __init__(self, learner: Learner, dtype: torch.dtype = torch.float32) -> None:
         self.engine = InProcessEngine(learner.model.copy(dtype), (END,), max_rows=8, compute=dtype)
         self.dtype = self.engine.dtype
-        self.fault, self.late = "", list[Weights]()
+        self.fault, self.late, self.generated = "", list[Weights](), 0
         self.history: list[tuple[Manifest, dict[str, torch.Tensor]]] = []
 
     def load(self, weights: Weights) -> Manifest:
@@ -66,6 +68,7 @@ class Faulty:
         return held
 
     async def generate(self, *request):
+        self.generated += 1
         completion = await self.engine.generate(*request)
         if self.late:
             self.engine.load(self.late.pop())
@@ -115,9 +118,23 @@ class Faulty:
         self.engine.held = manifest
         return manifest
 
+    def read_not_applied(self, manifest, sent):
+        return self.honest(manifest, self.history[-1][1])
 
-def delivery(learner: Learner, engine: Faulty, retry: bool = False, said: list[str] | None = None) -> Delivery:
-    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=[].append if said is None else said.append)
+    def read_late(self, manifest, sent):
+        self.late.append(Weights(manifest, iter(sent.items())))
+        return self.honest(manifest, self.history[-1][1])
+
+
+def delivery(
+    learner: Learner,
+    engine: Faulty,
+    retry: bool = False,
+    said: list[str] | None = None,
+    canary_share: float = math.inf,
+) -> Delivery:
+    say = [].append if said is None else said.append
+    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say, canary_share=canary_share)
 
 
 FAULTS = {
@@ -148,6 +165,27 @@ def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
         deliver()
     assert isinstance(stopped.value, SoleraError)
     assert "\n" not in str(stopped.value)
+
+
+READ_FROM_MEMORY = {
+    name: says for name, says in FAULTS.items() if name not in ("delivered_late", "stamped_late", "stamped_not_applied")
+} | {
+    "read_late": r"delivered after the next generation had begun \(log-probabilities differ",
+    "read_not_applied": "version 3 is stamped but not applied: all tensors are those of version 2",
+}
+
+
+@pytest.mark.parametrize("fault", READ_FROM_MEMORY)
+def test_digests_of_the_engines_memory_need_no_canary(learner, fault):
+    engine = Faulty(learner)
+    deliver = delivery(learner, engine, canary_share=1e-9).deliver
+    for _ in range(3):
+        deliver()
+        learn(learner)
+    assert engine.generated == len(PROMPTS)  # at the first sync only
+    engine.fault = fault
+    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{READ_FROM_MEMORY[fault]}"):
+        deliver()
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -112,10 +112,10 @@ class Learner:
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
         for whoever takes them: all of them together may not fit beside the model."""
-        kind = getattr(torch, dtype.removeprefix("torch."))
+        kind, named = getattr(torch, dtype.removeprefix("torch.")), self.model.parameters()
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
-            return ((name, p.detach().to(kind)) for name, p in self.model.parameters().items())
+            return ((name, p.detach().to(kind)) for name, p in named.items())
 
         return Weights(Manifest(self.lineage, self.version, describe(tensors())), tensors())
 

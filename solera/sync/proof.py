@@ -20,25 +20,30 @@ class SyncFaultError(SoleraError):
     """Weights did not arrive, or not as they were sent, or are not what the engine writes with."""
 
 
-def check(sent: Manifest, held: Manifest, before: Manifest | None) -> None:
-    """Stop where what the engine holds differs from what was sent; `before` is what was sent the time before."""
-    place = f"sync of version {sent.version}"
+def difference(sent: Manifest, held: Manifest, before: Manifest | None) -> str | None:
+    """What the engine holds otherwise than it was sent, in words; `before` is what was sent the time before."""
     if held == before or not held.tensors:
-        raise SyncFaultError(f"{place}: nothing arrived, the engine still holds version {held.version}")
+        return f"nothing arrived, the engine still holds version {held.version}"
     if held.lineage != sent.lineage:
-        raise SyncFaultError(f"{place}: the engine holds weights of another run ({held.lineage}, sent {sent.lineage})")
+        return f"the engine holds weights of another run ({held.lineage}, sent {sent.lineage})"
     if held.version != sent.version:
         order = "an older" if held.version < sent.version else "a later"
-        raise SyncFaultError(f"{place}: {order} version arrived, the engine holds version {held.version}")
+        return f"{order} version arrived, the engine holds version {held.version}"
+    return _tensors_differ(sent, held, before)
+
+
+def _tensors_differ(sent: Manifest, held: Manifest, before: Manifest | None) -> str | None:
     arrived = {spec.name: spec for spec in held.tensors}
     if missing := [spec.name for spec in sent.tensors if spec.name not in arrived]:
-        raise SyncFaultError(f"{place}: tensor {_and_more(missing)} did not arrive")
+        return f"tensor {_and_more(missing)} did not arrive"
     if extra := sorted(arrived.keys() - {spec.name for spec in sent.tensors}):
-        raise SyncFaultError(f"{place}: the engine holds a tensor that was not sent: {_and_more(extra)}")
-    if wrong := [spec for spec in sent.tensors if arrived[spec.name] != spec]:
-        raise SyncFaultError(
-            f"{place}: tensor {_and_more([s.name for s in wrong])} {_damage(wrong[0], arrived, sent, before)}"
-        )
+        return f"the engine holds a tensor that was not sent: {_and_more(extra)}"
+    wrong = [spec for spec in sent.tensors if arrived[spec.name] != spec]
+    if before is not None and wrong and held.tensors == before.tensors:
+        return f"version {held.version} is stamped but not applied: all tensors are those of version {before.version}"
+    if wrong:
+        return f"tensor {_and_more([s.name for s in wrong])} {_damage(wrong[0], arrived, sent, before)}"
+    return None
 
 
 def _and_more(names: list[str]) -> str:
