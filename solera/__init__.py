@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         CollectConfig,
         Config,
         DiagnoseConfig,
+        DrawConfig,
         EngineConfig,
         EvaluateConfig,
         LearnConfig,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         RewardConfig,
         RunConfig,
         SamplingConfig,
+        StoreConfig,
         SyncConfig,
         TaskConfig,
         load,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
 __all__ = [
@@ -39,11 +42,13 @@ __all__ = [
     "Completion",
     "Config",
     "DiagnoseConfig",
+    "DrawConfig",
     "EngineConfig",
     "EvaluateConfig",
     "Evaluation",
     "Generate",
     "LearnConfig",
+    "Ledger",
     "ModelConfig",
     "Objective",
     "ObjectiveConfig",
@@ -57,6 +62,7 @@ __all__ = [
     "Sampling",
     "SamplingConfig",
     "SoleraError",
+    "StoreConfig",
     "SyncConfig",
     "SyncState",
     "Task",
@@ -66,6 +72,7 @@ __all__ = [
     "custom_objective",
     "evaluate_models",
     "load",
+    "open_store",
     "resume",
     "train",
 ]
@@ -79,6 +86,7 @@ _ROOMS = {
     "objectives.tokens": ("Tokens",),
     "protocols": ("Codec", "Generate", "Task"),
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
+    "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
 }
 """Where the names are that are not in `config`."""

@@ -112,7 +112,7 @@ class Probe:
         return {"ids": [rollout.id for rollout in self._rollouts], "alpha_logp_T": self._alpha_logp_T}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._keep(self.store.read(state["ids"]))
+        self._keep(self.store.fetch(state["ids"]))
         self._alpha_logp_T = state["alpha_logp_T"]
 
     def _keep(self, rollouts: list[Rollout]) -> None:

@@ -20,6 +20,7 @@ run = {{ root = "disk", name = "run", steps = {steps}, device = "cpu" }}
 collect = {{ prompts = 4, group_size = 8, offset = 1 }}
 evaluate = {{ every = 0, problems = 4 }}
 checkpoint = {{ every = {every}, keep = 1 }}
+diagnose = {{ every = 0 }}
 report = {{ tensorboard = true, progress = false }}
 """
 
@@ -77,7 +78,7 @@ def says_one_line(capfd, status: int) -> str:
     [
         (0, 2, "disk"), (8, 2, "store.db"), (40, 2, "store.db"), (64, 2, "disk/run"), (100, 2, "store.db"), (300, 2,
         "step-000002/model"),
-        (800, 2, "step-000002/tensors.pt"), (2200, 2, "step-000004/model"), (2700, 2, "step-000004/tensors.pt"), (400,
+        (800, 2, "step-000002/tensors.pt"), (2200, 2, "step-000004/model"), (2700, 2, "step-000004/tensors.pt"), (500,
         0, "unfinished-model"),
     ],
 )  # fmt: skip

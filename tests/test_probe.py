@@ -51,7 +51,7 @@ def move(loop: Loop, size: float) -> None:
 def response_logp(loop: Loop) -> np.ndarray:
     """log π of every response of the probe, by one plain forward pass each."""
     found = []
-    for rollout in loop.store.read(list(range(1, 31))):
+    for rollout in loop.store.fetch(list(range(1, 31))):
         (sequence,) = rollout.sequences
         ids = torch.tensor(sequence.token_ids_T.tolist())
         logp = torch.log_softmax(loop.learner.model.module(input_ids=ids[None]).logits[0].double(), -1)
@@ -68,7 +68,7 @@ def test_an_update_is_judged_by_the_formula(parts):
     proximal, before = loop.probe.score(0), response_logp(loop)
     move(loop, 0.01)
     found, after = loop.probe.judge(proximal), response_logp(loop)
-    rollouts = loop.store.read(list(range(1, 31)))
+    rollouts = loop.store.fetch(list(range(1, 31)))
     assert [r.prompt_key for r in rollouts] == [rollouts[6 * p].prompt_key for p in range(5) for _ in range(6)]
     w, w_k = (np.exp(logp - alpha).reshape(5, 6) for logp in (after, before))
     r = np.array([rollout.reward for rollout in rollouts]).reshape(5, 6)
