@@ -350,13 +350,13 @@ class SyncConfig:
 
     rule: Literal["every", "never", "adaptive"] = "every"
     """`every`: once in `period` batches; `never`: the engine keeps the weights it started with; `adaptive`: when
-    `metric` passes `set_point`, measured after every batch on a probe of `diagnose.probe_prompts`."""
+    `metric` is at `set_point`, measured after every batch on a probe of `diagnose.probe_prompts`."""
     period: int = 10
     """Batches between two syncs: the papers' v. 1 is on-policy."""
     metric: DivergenceName = "tv_token"
     """Divergence of the learner's policy from the engine's that `adaptive` goes by (docs/metrics.md, `probe/…`)."""
     set_point: float | None = None
-    """`adaptive` syncs once `metric` is above this (`ess`: below it)."""
+    """`adaptive` syncs where `metric` is nearer to this now than one batch later."""
     v_min: int = 1
     """Fewest batches between two syncs (`adaptive`)."""
     v_max: int = 50

@@ -155,7 +155,8 @@ def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(sho
 
 
 def test_an_adaptive_run_syncs_when_the_probe_says_so(short_run):
-    """Every sync follows the first reading above the set-point or v_max batches; faster learning syncs more often."""
+    """Every sync follows the first reading that is half a batch from the set-point, or v_max batches; faster learning
+    syncs more often."""
     run = """run = {{ steps = 24 }}\nlearn = {{ lr = {}, warmup = 0 }}\ndiagnose = {{ probe_prompts = 6, every = 0 }}
              sync = {{ rule = "adaptive", metric = "tv_sequence", set_point = 0.05, v_min = 2, v_max = 9 }}"""
     counts = []
@@ -166,7 +167,7 @@ def test_an_adaptive_run_syncs_when_the_probe_says_so(short_run):
             expected.append(held)
             readings.append(row["probe/tv_sequence"])
             batches = k + 1 - held
-            if batches >= 9 or (batches >= 2 and readings[-1] > 0.05):
+            if batches >= 9 or (batches >= 2 and readings[-1] + readings[-1] / batches / 2 >= 0.05):
                 held = k + 1
         assert [row["sync/version"] for row in rows] == expected
         counts.append(rows[-1]["sync/count"])

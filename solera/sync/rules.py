@@ -45,11 +45,17 @@ def adaptive(
     v_min: int,
     v_max: int,
 ) -> SyncState:
-    """Due once the policy's divergence from the engine's, measured on the probe after an update, passes `set_point`
-    (`ess` from above, the others from below); never before `v_min` batches, and after `v_max` in any case."""
+    """Due where the policy's divergence from the engine's, measured on the probe after an update, is nearer to
+    `set_point` now than one batch later; never before `v_min` batches, and after `v_max` in any case.
+
+    A batch adds `D/n` after n batches that began at 0, so that is where `D + D/2n ≥ set_point`: readings at a sync lie
+    around the set-point, at v batches between syncs within about a share `1/2v` of it. `ess` falls from 1: D = 1 − ess.
+    """
     batches, measured = version - state.engine_version, diagnosis.get(f"probe/{metric}")
-    passed = measured is not None and (measured < set_point if metric == "ess" else measured > set_point)
-    return replace(state, due=batches >= v_max or (passed and batches >= v_min))
+    if metric == "ess":
+        measured, set_point = None if measured is None else 1 - measured, 1 - set_point
+    near = measured is not None and measured * (1 + 1 / (2 * batches)) >= set_point
+    return replace(state, due=batches >= v_max or (near and batches >= v_min))
 
 
 def sync_rule(config: SyncConfig) -> SyncRule:

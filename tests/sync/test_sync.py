@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -44,23 +45,38 @@ def syncs(config: SyncConfig, readings: list[float | None]) -> list[int]:
 
 
 ADAPTIVE = SyncConfig(rule="adaptive", metric="tv_token", set_point=0.5, v_max=4)
-CLIMB = [0.2, 0.4, 0.6, 0.1, 0.5, 0.51, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1]
+CLIMB = [0.2, 0.4, 0.45, 0.3, 0.43, 0.44, 0.34, 0.1, 0.1, 0.1, 0.1, 0.1]
+"""With n batches since the sync, due from .5/(1 + 1/2n): after one from .333, two .4, three .4286, four .444."""
 
 
 @pytest.mark.parametrize(
     ("changed", "readings", "expected"),
     [
-        ({}, CLIMB, [0, 3, 6, 7, 8, 12]),  # after 0.6, 0.51, 0.9, 0.9; then v_max = 4 batches
-        ({"v_min": 2}, CLIMB, [0, 3, 6, 8, 12]),
-        ({"v_min": 3}, CLIMB, [0, 3, 6, 10]),  # 0.9 came too soon after a sync, and did not come again
-        ({"set_point": 0.95}, CLIMB, [0, 4, 8, 12]),
-        ({"metric": "kl"}, CLIMB, [0, 3, 6, 7, 8, 12]),
-        ({"metric": "ess"}, [0.9, 0.6, 0.4, 0.9, 0.5, 0.4, 0.9, 0.9, 0.9, 0.9, 0.9], [0, 3, 6, 10]),
+        ({}, CLIMB, [0, 2, 3, 5, 6, 7, 11]),  # .4 after 2; .45 after 1; .43 after 2; .44, .34 after 1; then v_max = 4
+        ({"v_min": 2}, CLIMB, [0, 2, 5, 9]),  # .45 too soon, .3 not enough, .43 after 3; .34 not enough
+        ({"set_point": 0.95}, CLIMB, [0, 4, 8]),
+        ({"metric": "kl"}, CLIMB, [0, 2, 3, 5, 6, 7, 11]),
+        ({"metric": "ess", "set_point": 0.8}, [0.9, 0.85, 0.86, 0.88, 0.81, 0.9, 0.84, 0.9], [0, 4, 5, 7]),
         ({}, [None] * 9, [0, 4, 8]),
     ],
 )
 def test_adaptive_by_scripted_readings(changed, readings, expected):
     assert syncs(replace(ADAPTIVE, **changed), readings) == expected
+
+
+@pytest.mark.parametrize("growth", [0.004, 0.011, 0.02])
+def test_readings_at_a_sync_lie_around_the_set_point(growth):
+    """A divergence that grows by as much every batch, times a seeded ±20 %, and tenfold from batch 200 on."""
+    rule, state, noise, at_sync, reading = sync_rule(replace(ADAPTIVE, v_max=500)), SyncState(), Random(3), [], 0.0
+    for k in range(600):
+        if state.due:
+            at_sync.append((k, reading))
+            state, reading = state.done(k), 0.0
+        reading += (growth if k < 200 else 10 * growth) * noise.uniform(0.8, 1.2)
+        state = rule(state, k + 1, {"probe/tv_token": reading})
+    readings = [value for _, value in at_sync[1:]]
+    assert len(readings) > 30 and all(0.35 <= value <= 0.65 for value in readings)
+    assert 0.45 <= sum(readings) / len(readings) <= 0.55
 
 
 def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
