@@ -4,9 +4,9 @@
 .venv/bin/python scripts/draw_results.py
 """
 
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from write_results_doc import ROOT, published
 
@@ -17,24 +17,38 @@ from solera.sweep.plan import Cell
 from solera.sweep.results import Results
 
 FIGURES = ROOT / "docs" / "figures"
-SHOWN = ("grpo", "reinforce", "rec_oneside_nois_wide", "red_drop", "red_weight", "topr")
-"""Of the thirteen algorithms, those whose curves are drawn."""
+WORDS = {
+    "reinforce": "reinforce: no clip", "grpo": "grpo: clip (0.2, 0.2)",
+    "rec_oneside_nois_wide": "rec_oneside_nois_wide: clip (0.6, 2.0)", "red_weight": "red_weight", "topr": "topr",
+    "on_policy": "on-policy", "v20": "synced every 20 batches", "lag10": "data 10 batches old", "never": "never synced",
+}  # fmt: skip
+"""Of the thirteen algorithms those whose curves are drawn, and the four regimes, as figures call them."""
 
 
 def sweep(name: str) -> Results:
     return published(read_plan(ROOT / "recipes" / f"sweep_{name}.toml"))
 
 
-def part(results: Results, axis: str, choices: tuple[str, ...]) -> Results:
-    """The cells with one of these choices on an axis."""
+def regimes(name: str, results: Results) -> None:
+    """Accuracy over batches in the four regimes: mean over seeds ± its standard error."""
     plan = results.plan
-    place = list(plan.axes).index(axis)
-    cells = tuple(cell for cell in plan.cells if cell.choices[place] in choices)
-    return Results(replace(plan, axes={**plan.axes, axis: choices}, cells=cells), results.runs)
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(plan.axes["regime"]), sharey=True)
+    drawn = [algorithm for algorithm in WORDS if algorithm in plan.axes["algorithm"]]
+    for panel, regime in zip(panels, plan.axes["regime"], strict=True):
+        _style(panel, WORDS[regime], "batches", "held-out accuracy" if regime == "on_policy" else "")
+        for colour, algorithm in zip(PALETTE, drawn, strict=False):
+            _curve(panel, results, _cell(results, {"algorithm": algorithm, "regime": regime}), WORDS[algorithm], colour)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+    save(name, figure)
 
 
-def curves(name: str, results: Results) -> None:
-    save(name, draw(results))
+def _curve(axis: Any, results: Results, cell: Cell, label: str, colour: str) -> None:
+    accuracy_SE = np.array([[accuracy for _, accuracy in run.curve] for run in results.of(cell)])
+    steps, mean_E = [step for step, _ in results.of(cell)[0].curve], accuracy_SE.mean(0)
+    error_E = accuracy_SE.std(0, ddof=1) / len(accuracy_SE) ** 0.5
+    axis.fill_between(steps, mean_E - error_E, mean_E + error_E, color=colour, alpha=0.2, linewidth=0)
+    axis.plot(steps, mean_E, color=colour, linewidth=1.8, label=label)
 
 
 def against(name: str, results: Results, x_axis: str, panel_axis: str, label: str) -> None:
@@ -52,6 +66,36 @@ def against(name: str, results: Results, x_axis: str, panel_axis: str, label: st
                 _points(axis, results, [_cell(results, one) for one in named], measure, choices, compared, colour)
     figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     save(name, figure)
+
+
+def by_syncs(name: str, results: Results) -> None:
+    """Accuracy over the run against how often the engine was synced: fixed periods as a line, the rule as a star."""
+    plan = results.plan
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(plan.axes["lr"]), sharey=True)
+    for panel, lr in zip(panels, plan.axes["lr"], strict=True):
+        _style(panel, f"learning rate {lr.removeprefix('lr')}", "syncs in 200 batches", "accuracy over the run")
+        fixed = [_cell(results, {"rule": rule, "lr": lr}) for rule in plan.axes["rule"] if rule != "adaptive"]
+        _against_syncs(panel, results, fixed, "fixed period v", PALETTE[0], "o-")
+        _against_syncs(
+            panel, results, [_cell(results, {"rule": "adaptive", "lr": lr})], "adaptive rule", PALETTE[1], "*"
+        )
+        for cell in fixed:
+            place = (results.spread(cell, "syncs").mean, results.spread(cell, "mean").mean)
+            panel.annotate(cell.compared, place, (0, -16), textcoords="offset points", ha="center", fontsize=8)
+        panel.set_xscale("log")
+        panel.set_xticks((5, 10, 20, 50, 100, 200), ("5", "10", "20", "50", "100", "200"))
+        panel.set_ylim(0.5, 1)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    save(name, figure)
+
+
+def _against_syncs(axis: Any, results: Results, cells: list[Cell], label: str, colour: str, shape: str) -> None:
+    syncs, means = ([results.spread(cell, measure) for cell in cells] for measure in ("syncs", "mean"))
+    axis.errorbar(
+        [s.mean for s in syncs], [m.mean for m in means], [m.deviation for m in means], [s.deviation for s in syncs],
+        fmt=shape, color=colour, capsize=3, label=label, markersize=12 if shape == "*" else 5,
+    )  # fmt: skip
 
 
 def _cell(results: Results, named: dict[str, str]) -> Cell:
@@ -83,11 +127,12 @@ def save(name: str, figure: Any) -> None:
 
 
 def main() -> None:
-    curves("rec_family", part(sweep("rec_family"), "algorithm", SHOWN))
-    curves("rec_family_calm", part(sweep("rec_family_calm"), "algorithm", SHOWN))
+    for name in ("rec_family", "rec_family_calm"):
+        regimes(name, sweep(name))
     for name in ("off_policy_grpo", "reference", "group_size", "mixed"):
-        curves(name, sweep(name))
+        save(name, draw(sweep(name)))
     against("clip_or_lr", sweep("clip_or_lr"), "lr", "regime", "learning rate")
+    by_syncs("adaptive", sweep("adaptive"))
     against("defaults", sweep("defaults"), "v", "lr", "batches between two syncs (v)")
 
 

@@ -9,6 +9,7 @@ import csv
 import sys
 from dataclasses import asdict, dataclass, fields
 from itertools import product
+from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 
@@ -28,6 +29,9 @@ MORE_PAIRS = {
     "clip_or_lr": [("wide+3e-4", "narrow+1e-3"), ("wide+3e-4", "narrow+3e-3"), ("wide+1e-3", "narrow+1e-3"),
                    ("wide+3e-3", "narrow+3e-3")],
     "reference": [("every20", "every40")],
+    "mixed": [("both_within", "both_between"), ("both_within", "old_within")],
+    "adaptive": [("adaptive", "v5"), ("adaptive", "v10"), ("adaptive", "v20")],
+    "defaults": [("topr", "rec_oneside_nois_wide")],
 }  # fmt: skip
 """Comparisons of interest besides those with the baseline, chosen before the runs: beginnings of two cells' names."""
 MORE_PAIRS["rec_family_calm"] = MORE_PAIRS["rec_family"]
@@ -117,7 +121,7 @@ def panel_tables(results: Results) -> str:
     for title, cells in results.plan.panels().items():
         head = (f"{next(iter(results.plan.axes))}{'' if title == 'all' else f' ({title})'}", "end", "again within",
                 "over the run", "again within", "end, against", "over the run, against", "wobble", "clipped",
-                "ms a batch")  # fmt: skip
+                "syncs", "ms a batch")  # fmt: skip
         rows = [_row(results, cell, found) for cell in results.ranked(cells)]
         blocks.append(_table(head, rows))
     return "\n".join(blocks)
@@ -127,11 +131,16 @@ def _row(results: Results, cell: Cell, found: dict[tuple[Cell, str], Test]) -> t
     figures = []
     for measure in COMPARED:
         spread, (low, high) = results.spread(cell, measure), again(results.values(cell, measure))
-        figures += [f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}", f"{100 * low:.0f}–{100 * high:.0f}"]
+        figures += [f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}", f"{floor(100 * low)}–{ceil(100 * high)}"]
     against = [_verdict(found[cell, m]) if (cell, m) in found else "baseline" for m in COMPARED]
-    wobble, clipped, seconds = (results.spread(cell, measure) for measure in ("wobble", "clipped", "seconds"))
-    return (f"`{cell.compared}`", *figures, *against, f"{100 * wobble.mean:.1f}" if wobble else "–",
-            f"{100 * clipped.mean:.1f} %" if clipped else "–", f"{1000 * seconds.mean:.0f}")  # fmt: skip
+    others = [_figure(results, cell, *one) for one in (("wobble", 100, 1), ("clipped", 100, 1), ("syncs", 1, 0),
+                                                       ("seconds", 1000, 0))]  # fmt: skip
+    return (f"`{cell.compared}`", *figures, *against, *others)
+
+
+def _figure(results: Results, cell: Cell, measure: str, factor: float, digits: int) -> str:
+    spread = results.spread(cell, measure)
+    return "–" if spread is None else f"{factor * spread.mean:.{digits}f}"
 
 
 def _verdict(test: Test) -> str:
@@ -171,13 +180,16 @@ def written(text: str, sweeps: dict[str, Results]) -> str:
     return text
 
 
+def plans() -> list[Plan]:
+    return [read_plan(path) for path in sorted((ROOT / "recipes").glob("sweep_*.toml"))]
+
+
 def main() -> None:
-    plans = [read_plan(path) for path in sorted((ROOT / "recipes").glob("sweep_*.toml"))]
     if "--collect" in sys.argv[1:]:
-        for plan in plans:
+        for plan in plans():
             if (plan.folder / "runs").is_dir():
                 publish(collect(plan))
-    sweeps = {plan.name: published(plan) for plan in plans if (PUBLISHED / f"{plan.name}.csv").exists()}
+    sweeps = {plan.name: published(plan) for plan in plans()}
     DOC.write_text(written(DOC.read_text(encoding="utf-8"), sweeps), encoding="utf-8")
 
 
