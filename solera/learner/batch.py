@@ -118,7 +118,9 @@ def _uses(
 ) -> list[Use]:
     """Everything drawn was used, though some of it took no part."""
     part = {id(m): a for m, takes_part, a in zip(compared, taken, advantage, strict=True) if takes_part}
-    return [Use(m.rollout.id, now, m.age, part.get(id(m))) for m in drawn if m.rollout.id is not None]
+    return [
+        Use(m.rollout.id, now, m.age, part.get(id(m)), m.rollout.revision) for m in drawn if m.rollout.id is not None
+    ]
 
 
 def mean_parts(drawn: list[Member]) -> dict[str, float]:

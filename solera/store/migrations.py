@@ -11,6 +11,10 @@ MIGRATIONS = {
         "CREATE UNIQUE INDEX rollouts_imported ON rollouts (fingerprint) WHERE fingerprint IS NOT NULL",
         "ALTER TABLE rewards ADD COLUMN late INTEGER",
         "CREATE INDEX rewards_late ON rewards (late) WHERE late IS NOT NULL",
+        "ALTER TABLE rollouts ADD COLUMN text VARCHAR",
+        "ALTER TABLE rollouts ADD COLUMN checksum BIGINT",
+        "ALTER TABLE rewards ADD COLUMN position INTEGER",
+        "ALTER TABLE uses ADD COLUMN revision INTEGER",
     ),
 }
 """What leads to each version from the one before. Never change an entry: add the next."""
