@@ -11,6 +11,8 @@ MIGRATIONS = {
         "CREATE UNIQUE INDEX rollouts_imported ON rollouts (fingerprint) WHERE fingerprint IS NOT NULL",
         "ALTER TABLE rewards ADD COLUMN late INTEGER",
         "CREATE INDEX rewards_late ON rewards (late) WHERE late IS NOT NULL",
+    ),
+    3: (
         "ALTER TABLE rollouts ADD COLUMN text VARCHAR",
         "ALTER TABLE rollouts ADD COLUMN checksum BIGINT",
         "ALTER TABLE rewards ADD COLUMN position INTEGER",
