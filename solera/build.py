@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import Config, DrawConfig
+from solera.delivery import Delivery
+from solera.diagnosis.mismatch import Mismatch
+from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -35,6 +39,7 @@ from solera.evaluate.candidates import (
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
 from solera.interruption import Interruption
+from solera.learner.batch import need_behaviour
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -44,20 +49,22 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
+from solera.probe import Probe
 from solera.process import alone, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Sink, Store, Task, Weights
+from solera.protocols import Codec, Engine, Sink, Store, Task, Weights
 from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.database import place_of, refuse_taken
-from solera.store.drawing import quotas_of
+from solera.store.drawing import draws_from, quotas_of
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
-from solera.sync.rules import SyncRule, SyncState, sync_rule
+from solera.sync.proof import tolerance
+from solera.sync.rules import SyncRule, SyncState, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
@@ -84,6 +91,10 @@ class Result:
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary a step, as in `metrics.jsonl`."""
         return read_metrics(self.folder / "metrics.jsonl")
+
+
+CANARY_PROMPTS = 2
+"""Problems of the training stream that the proof of a sync lets the engine continue."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,8 @@ def train(
     """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
 
     `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
-    task of the config; `objective` comes from `custom_objective`; `rule` decides when the engine gets new weights.
+    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
+    batch when the engine gets new weights.
     """
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
@@ -231,6 +243,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.report.wandb is not None:
         need_wandb()
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    _refuse_unknown(config, own.objective or compose(config.objective), data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -251,7 +264,9 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             def stop() -> bool:
                 return interruption.wanted() or getattr(console, "reader_left", False)
 
-            loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own)
+            loop = build_loop(
+                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
+            )
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(restore(loop, checkpoint))
     if not finished:
@@ -267,6 +282,15 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
 def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
     vocabulary = model.module.get_input_embeddings().num_embeddings
     return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+
+
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None
 
 
 def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
@@ -299,7 +323,7 @@ def _resume_call(folder: Path, names: list[str]) -> str:
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
-        return SyncState()
+        return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
     try:
@@ -309,6 +333,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    loop.probe.restore(tensors["probe"])
     return state.sync
 
 
@@ -352,12 +377,13 @@ def build_loop(
     folder: Path,
     stop: Callable[[], bool] = lambda: False,
     own: OwnCode = NO_OWN_CODE,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
+    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
     reference = None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema)
@@ -370,19 +396,39 @@ def build_loop(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
+    delivery = Delivery(
+        learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
+        retry=config.sync.on_fault == "retry", say=say,
+    )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
+    diagnosed = config.diagnose
+    if config.sync.rule == "adaptive" and own.rule is None:
+        diagnosed = dataclasses.replace(diagnosed, every=1)
+    if not writes:
+        diagnosed = dataclasses.replace(diagnosed, every=0)
+    probe = Probe(
+        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
+        group_size=config.collect.group_size, seed=config.run.seed, say=say,
+    )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
-        own.rule or sync_rule(config.sync), evaluator, sink,
+        delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
+        (own.rule or sync_rule(config.sync)) if writes else never, evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
         stop, config.reward.truncated == "mask",
     )  # fmt: skip
+
+
+def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
+    if not configuration.writes(config.draw):
+        return NoEngine(str(compute))
+    return InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
 
 
 def store_of(config: Config, ledger: Ledger, learner: Learner) -> Store:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from solera.errors import SoleraError
 
 FinishReason = Literal["stop", "length"]
+PROBE = "probe"
+"""Origin of responses that are looked at and never learned from."""
 NO_VERSION = -1
 """Version of a token that no policy wrote: the prompt's, a tool's, the user's."""
 
@@ -281,20 +283,14 @@ class Rollout:
         return now - version if version is not None and self.lineage == lineage else None
 
 
-AGE_BANDS = ((0, 0), (1, 3), (4, 15), (16, 63), (64, 2**31 - 1))
-"""First and last age of what is counted together."""
+def age_band(age: int) -> str:
+    """Ages in octaves, so that there are few names however old data becomes.
 
-
-def age_band(age: int | None) -> str:
-    """What an age is counted under.
-
-    >>> [age_band(age) for age in (0, 2, 64, 999, None)]
-    ['0', '1-3', '64+', '64+', 'none']
+    >>> [age_band(age) for age in (0, 1, 2, 3, 4, 9)]
+    ['0', '1', '2-3', '2-3', '4-7', '8-15']
     """
-    if age is None:
-        return "none"
-    first, last = next(band for band in AGE_BANDS if band[0] <= age <= band[1])
-    return str(first) if first == last else f"{first}+" if last > 10**6 else f"{first}-{last}"
+    lowest = 1 << max(age, 1).bit_length() - 1
+    return str(age) if age < 2 else f"{lowest}-{2 * lowest - 1}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,11 +318,12 @@ class Use:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and dtype of one weight tensor, as sent."""
+    """Name, shape and dtype of one weight tensor, and a digest of its values (`models/digest.py`)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    digest: int
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """Who moved the policy: how a batch's tokens, their gradient and the clipped ones divide by origin and age."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,14 +23,26 @@ def contribution(tokens: Tokens, silenced_T: Tensor | None) -> Tensor:
     return sums.index_add_(1, tokens.response_T, torch.stack([one_T, weight_T, clipped_T]).detach())
 
 
-def shares(rollouts: Iterable[Rollout], sums: Tensor, now: int, lineage: str) -> dict[str, float]:
-    """Each origin's and each age's part of what all responses together contributed. `sums` is `[3, B]`"""
-    totals = [max(total, 0.0) for total in sums.sum(1).tolist()]
-    found = defaultdict[str, float](float)
-    for rollout, values in zip(rollouts, sums.T.tolist(), strict=True):
-        kinds = ("origin", rollout.origin), ("age", age_band(rollout.age(now, lineage)))
-        for quantity, value, total in zip(QUANTITIES, values, totals, strict=True):
-            for kind, name in kinds:
-                if total:
-                    found[f"{kind}_{quantity}/{name}"] += value / total
-    return dict(found)
+def shares(rollouts: Sequence[Rollout], sums: Tensor, now: int, lineage: str) -> dict[str, float]:
+    """Each origin's and each age's part of what all responses together contributed. `sums` is `[3, B]`
+
+    Nothing where all responses are alike.
+    """
+    ages = [rollout.age(now, lineage) for rollout in rollouts]
+    by_age = _divided("age", ["none" if age is None else age_band(age) for age in ages], sums)
+    return _divided("origin", [rollout.origin for rollout in rollouts], sums) | by_age
+
+
+def _divided(kind: str, name_B: list[str], sums: Tensor) -> dict[str, float]:
+    names = sorted(set(name_B))
+    if len(names) < 2:
+        return {}
+    number_B = torch.tensor([names.index(name) for name in name_B])
+    by_name = torch.zeros(len(sums), len(names), dtype=torch.float64).index_add_(1, number_B, sums.double())
+    totals = by_name.sum(1)
+    return {
+        f"{kind}_{quantity}/{name}": float(value / total)
+        for quantity, values, total in zip(QUANTITIES, by_name, totals, strict=True)
+        for name, value in zip(names, values, strict=True)
+        if total > 0
+    }

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, func, select
 
+from solera.records import PROBE
 from solera.store.drawing import NO_AGE, Rows
 from solera.store.schema import rewards, rollouts
 
@@ -14,7 +15,7 @@ READ_TOGETHER = 50_000
 """Rows held as Python values at the same time."""
 _NEW = (
     select(_r.id, _r.prompt_key, _r.origin, _r.lineage, _r.version, _r.uses)
-    .where(_r.id > bindparam("after"), _r.superseded == 0)
+    .where(_r.id > bindparam("after"), _r.superseded == 0, _r.origin != PROBE)
     .order_by(_r.id)
     .limit(READ_TOGETHER)
 )

@@ -160,6 +160,11 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
     return (rows.version_R < selection.now - selection.draw.max_age) & (rows.version_R != NO_AGE)
 
 
+def draws_from(draw: DrawConfig, origin: str) -> bool:
+    """Whether the policy takes text of that origin."""
+    return draw.policy != "mixed" or any(fnmatchcase(origin, pattern) for pattern in shares_of(draw))
+
+
 def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
     """Rows whose origin is named by `pattern`, in which `*` stands for anything."""
     codes = [code for code, origin in enumerate(selection.origins) if fnmatchcase(origin, pattern)]

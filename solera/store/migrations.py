@@ -13,6 +13,11 @@ MIGRATIONS = {
         "CREATE INDEX rewards_late ON rewards (late) WHERE late IS NOT NULL",
     ),
     3: (
+        "DROP INDEX rollouts_to_draw",
+        "CREATE INDEX rollouts_to_draw ON rollouts (id, prompt_key) "
+        "WHERE uses = 0 AND superseded = 0 AND origin != 'probe'",
+    ),
+    4: (
         "ALTER TABLE rollouts ADD COLUMN text VARCHAR",
         "ALTER TABLE rollouts ADD COLUMN checksum BIGINT",
         "ALTER TABLE rewards ADD COLUMN position INTEGER",

@@ -1,12 +1,13 @@
 """What a store holds: rollouts counted by origin, age, reward and uses."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from sqlalchemy import func, select
 
-from solera.records import AGE_BANDS, age_band
+from solera.records import age_band
 from solera.store.catalogue import Catalogue
 from solera.store.database import Place, open_for_reading
 from solera.store.drawing import NO_AGE, Mask, Rows
@@ -63,9 +64,11 @@ def _line(rows: Rows, name: str, where_R: Mask) -> Line:
 def _ages(rows: Rows, now: int) -> Iterator[tuple[str, Mask]]:
     aged_R = rows.version_R != NO_AGE
     age_R = np.where(aged_R, now - rows.version_R, 0)
-    for first, last in AGE_BANDS:
-        yield age_band(first), aged_R & (age_R >= first) & (age_R <= last)
-    yield age_band(None), ~aged_R
+    bands = defaultdict[str, list[int]](list)
+    for age in np.unique(age_R[aged_R]).tolist():
+        bands[age_band(age)].append(age)
+    yield from ((name, aged_R & np.isin(age_R, ages)) for name, ages in bands.items())
+    yield "none", ~aged_R
 
 
 def _rewards(rows: Rows) -> Iterator[tuple[str, Mask]]:

@@ -19,6 +19,7 @@ run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
 collect = {{ prompts = 4, group_size = 4 }}
 store = {{ data = [{data}] }}
 evaluate = {{ every = 0, problems = 4 }}
+diagnose = {{ every = 0 }}
 report = {{ tensorboard = false, progress = false }}
 """
 
@@ -50,7 +51,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert shown[:1] == [["origin", *head]] and ["model:teacher", "3", "1", "2", "1.000", "0", "0"] in shown
     of_self = next(line for line in shown if line[:1] == ["self"])
     assert of_self[1:4] + of_self[5:] == ["32", "8", "0", "32", "32"]
-    assert [line[:2] for line in shown[shown.index(["age", *head]) + 1 :][:2]] == [["1-3", "32"], ["none", "3"]]
+    assert [line[:2] for line in shown[shown.index(["age", *head]) + 1 :][:2]] == [["1", "16"], ["2-3", "16"]]
     assert [line[:2] for line in shown[shown.index(["uses", *head]) + 1 :][:2]] == [["0", "3"], ["1", "32"]]
     assert (folder / "store.png").read_bytes().startswith(b"\x89PNG")
     assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
@@ -103,6 +104,17 @@ def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypa
     assert drawn[0] | drawn[1] == set(range(1, 33))
     assert drawn[2] | drawn[3] == set(range(33, 65))  # never used: they come first
     assert all(row["tokens/generated"] == 0 < row["tokens/trained"] for row in result.metrics[:6])
+    assert all(row["sync/count"] == 0 for row in result.metrics[:6])  # there is no engine
+
+
+def test_text_without_log_probabilities_is_refused_before_the_run_has_a_folder(tmp_path):
+    (tmp_path / "old.jsonl").write_text(json.dumps({"prompt": TRAINING, "response": "1", "model": "teacher"}) + "\n")
+    run = RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"')
+    with pytest.raises(
+        SoleraError, match=r"old\.jsonl: a rollout from 'model:teacher' .* such as red_weight or asymre"
+    ):
+        train(parse(run + 'draw = { policy = "offline" }', "test"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_bad_data_is_refused_before_the_run_has_a_folder(tmp_path):

@@ -54,7 +54,7 @@ def test_tokens_and_gradient_divide_as_the_formula_says(tiny, cut):
             for r in compared:
                 tokens[r.origin] += r.length
                 weight[r.origin] += r.length * abs(r.reward - mean)
-                ages[{"self": f"{'1-3' if r.version == 5 else '4-15'}"}.get(r.origin, "none")] += r.length
+                ages[{"self": f"{'2-3' if r.version == 5 else '4-7'}"}.get(r.origin, "none")] += r.length
     if cut != {"minibatches": 3}:  # a sum over fewer responses weighs them more
         assert family(metrics, "origin_weight") == divided(weight)
     assert family(metrics, "origin_tokens") == divided(tokens)
