@@ -76,6 +76,8 @@ class ModelConfig:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
     learner's own weights are float32 always."""
+    compile: bool = True
+    """On a GPU in bfloat16, fuse the small operations of every layer (torch.compile): some seconds at the start."""
 
 
 @dataclass(frozen=True)
