@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         CheckpointConfig,
         CollectConfig,
         Config,
+        DrawConfig,
         EngineConfig,
         EvaluateConfig,
         LearnConfig,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         RewardConfig,
         RunConfig,
         SamplingConfig,
+        StoreConfig,
         SyncConfig,
         TaskConfig,
         load,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
 __all__ = [
@@ -37,11 +40,13 @@ __all__ = [
     "CollectConfig",
     "Completion",
     "Config",
+    "DrawConfig",
     "EngineConfig",
     "EvaluateConfig",
     "Evaluation",
     "Generate",
     "LearnConfig",
+    "Ledger",
     "ModelConfig",
     "Objective",
     "ObjectiveConfig",
@@ -55,6 +60,7 @@ __all__ = [
     "Sampling",
     "SamplingConfig",
     "SoleraError",
+    "StoreConfig",
     "SyncConfig",
     "SyncState",
     "Task",
@@ -64,6 +70,7 @@ __all__ = [
     "custom_objective",
     "evaluate_models",
     "load",
+    "open_store",
     "resume",
     "train",
 ]
@@ -77,6 +84,7 @@ _ROOMS = {
     "objectives.tokens": ("Tokens",),
     "protocols": ("Codec", "Generate", "Task"),
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
+    "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
 }
 """Where the names are that are not in `config`."""

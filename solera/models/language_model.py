@@ -185,8 +185,8 @@ def without_dropout(module: PreTrainedModel) -> PreTrainedModel:
     return module
 
 
-def end_token_ids(module: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+def end_token_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends a response: the tokenizer's, and those of the model's generation config."""
-    configured = module.generation_config.eos_token_id if module.generation_config else None
+    configured = generation_config.eos_token_id if generation_config else None
     several = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({i for i in (*several, tokenizer.eos_token_id) if i is not None}))

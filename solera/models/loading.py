@@ -1,11 +1,13 @@
 """Models by folder, by hub name, or the one inside the package; and writing them back as an ordinary folder."""
 
 import errno
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from solera.errors import SoleraError, one_line
@@ -27,12 +29,42 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
         raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
-    ends = end_token_ids(module, tokenizer)
-    if not ends:
-        raise SoleraError(f"model {path}: neither its tokenizer nor its generation config names an end token (eos)")
+    codec = _codec(path, tokenizer, module.generation_config)
     model = LanguageModel(without_dropout(module).to(device).eval())
     model.check()
-    return model, TokenizerCodec(tokenizer, ends)
+    return model, codec
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A model's codec without its weights, and what the model can take."""
+
+    codec: TokenizerCodec
+    vocabulary: int
+    max_length: int | None
+
+
+def load_reader(path: str) -> Reader:
+    """All that is needed to turn text into what the model would learn from."""
+    source = find(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source).get_text_config()
+    except (OSError, ValueError, KeyError) as error:
+        raise SoleraError(f"model {path}: cannot be loaded: {one_line(error)}") from error
+    try:
+        generation = GenerationConfig.from_pretrained(source)
+    except OSError:  # a folder need not have one
+        generation = GenerationConfig.from_model_config(config)
+    codec = _codec(path, tokenizer, generation)
+    return Reader(codec, config.vocab_size, getattr(config, "max_position_embeddings", None))
+
+
+def _codec(path: str, tokenizer: Any, generation_config: Any) -> TokenizerCodec:
+    ends = end_token_ids(generation_config, tokenizer)
+    if not ends:
+        raise SoleraError(f"model {path}: neither its tokenizer nor its generation config names an end token (eos)")
+    return TokenizerCodec(tokenizer, ends)
 
 
 def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
