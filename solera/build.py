@@ -375,8 +375,8 @@ def build_loop(
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, learner.working.model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
-        config.evaluate.every,
+        build_exam(config, learner.working.model, codec, task, compute), _evaluation_sampling(config),
+        config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,

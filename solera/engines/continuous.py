@@ -1,12 +1,13 @@
-"""Continuous decoding: rows of a fixed set of slots, each token one replayed CUDA graph, finished rows replaced by waiting ones.
+"""Continuous decoding: rows in a fixed set of slots, a token one replayed CUDA graph, ended rows replaced by others.
 
-The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: it never waits for the GPU in between. On a
-processor without graphs the same steps run one by one.
+The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: it never waits for the GPU in between. On
+a processor without graphs the same steps run one by one.
 """
 
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +27,7 @@ from solera.records import Sampling
 CHUNK = 8
 PREFILL_TOKENS = 16_384
 TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE = range(8)
-"""Lines of the table of rows: the last token and its position, where its keys lie, which token of which request comes next."""
+"""Lines of the table of rows: last token and its position, where its keys lie, which token of which request is next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,9 @@ class ContinuousDecoder:
             model.compile_layers()
 
     @torch.no_grad()
-    def decode(self, prompts: Items[tuple[int, ...]], uniform_BT: npt.NDArray[np.float32], sampling: Sampling) -> Decoded:
+    def decode(
+        self, prompts: Items[tuple[int, ...]], uniform_BT: npt.NDArray[np.float32], sampling: Sampling
+    ) -> Decoded:
         """Continue every prompt until an end token or `sampling.max_tokens`. `uniform_BT` holds the random numbers."""
         waves = [self._decode_wave(prompts[w], uniform_BT[w], sampling) for w in self._waves(prompts, sampling)]
         return Decoded(*(np.concatenate(parts) for parts in zip(*waves, strict=True)))
@@ -128,7 +131,7 @@ class ContinuousDecoder:
             self.memory = None
             self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens)
         for module, (key, value) in zip(self.model.attentions, self.memory.pools, strict=True):
-            module.pool_key, module.pool_value = key, value  # type: ignore[assignment]
+            module.pool_key, module.pool_value = key, value
         return self.memory
 
     def _decode_wave(
@@ -145,7 +148,7 @@ class ContinuousDecoder:
         )
         Rows(self, memory, sampling, waiting).run()
         out = (memory.token_BT, memory.logp_BT, memory.length_B, memory.finished_B)
-        return tuple(tensor[: len(prompts)].cpu().numpy() for tensor in out)
+        return tuple(tensor[: len(prompts)].to("cpu", copy=True).numpy() for tensor in out)
 
     def _prefill(self, prompts: list[tuple[int, ...]], starts: npt.NDArray[np.int64]) -> None:
         """Keys and values of every prompt but its last token, which each row computes for itself as its first step."""
@@ -160,7 +163,7 @@ class ContinuousDecoder:
                 texts = PackedTexts.of([Text(int(s), n) for s, n in zip(at, length, strict=False)]).to(device)
                 position_N = np.concatenate([np.arange(n) for n in length])
                 place_N = torch.arange(begin, begin + sum(length), device=device)
-                with eagerly(self.graphed):
+                with _eagerly():
                     self.model.hidden(
                         torch.from_numpy(np.concatenate(tokens)).to(device)[None],
                         torch.from_numpy(position_N).to(device)[None],
@@ -223,7 +226,7 @@ class ContinuousDecoder:
 
 
 class Rows:
-    """Who sits where, as far as the host knows: fills free slots from the queue, and lets rows move up when few are left."""
+    """Who sits where, as far as the host knows: fills free slots from the queue, moves rows up when few are left."""
 
     def __init__(
         self,
@@ -311,8 +314,6 @@ def _bucket(rows: int, most: int | None = None) -> int:
     return size if most is None else min(size, most)
 
 
-def eagerly(compiled: bool):  # type: ignore[no-untyped-def]
-    """Without compiled layers: prompts come in too many shapes, and their time is in matrix products."""
-    from contextlib import nullcontext
-
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+def _eagerly() -> AbstractContextManager[object]:
+    """Without compiled layers: for prompts, whose time is in matrix products, a compilation does not pay."""
+    return torch.compiler.set_stance("force_eager")

@@ -1,7 +1,7 @@
-"""The pool of keys and values that decoding reads: prompts, each computed once and shared, and a place for each response.
+"""The pool of keys and values that decoding reads: prompts, each computed once, and a place for each response.
 
-A row attends to two stretches of the pool, its prompt's and its own. Moving a row, giving its place to another request or
-sharing a prompt among a group changes numbers only; no key is ever copied.
+A row attends to two stretches of the pool, its prompt's and its own. Moving a row, giving its place to another request
+or sharing a prompt among a group changes numbers only; no key is ever copied.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,9 @@ def _(query_SHD: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(query_SHD)
 
 
-def _places(prompt_start_S: Tensor, prompt_length_S: Tensor, start_S: Tensor, length_S: Tensor) -> tuple[Tensor, Tensor]:
+def _places(
+    prompt_start_S: Tensor, prompt_length_S: Tensor, start_S: Tensor, length_S: Tensor
+) -> tuple[Tensor, Tensor]:
     """Where each row's keys lie, the new one last, padded with place 0; and which of them are real."""
     k = torch.arange(int((prompt_length_S + length_S).max()) + 1)
     in_prompt = k < prompt_length_S[:, None]
@@ -67,7 +69,7 @@ class Decoding:
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out_SHD = attend_pool(
             query[:, :, 0].contiguous(), key[:, :, 0].contiguous(), value[:, :, 0].contiguous(),
-            module.pool_key, module.pool_value,  # type: ignore[arg-type]
+            module.pool_key, module.pool_value,
             self.prompt_start_S, self.prompt_length_S, self.response_start_S, self.response_length_S, scale,
         )  # fmt: skip
         return out_SHD[:, None]
@@ -81,6 +83,6 @@ class Prefilling:
     place_N: Tensor
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        module.pool_key[self.place_N] = key[0].transpose(0, 1)  # type: ignore[index, operator]
-        module.pool_value[self.place_N] = value[0].transpose(0, 1)  # type: ignore[index, operator]
+        module.pool_key[self.place_N] = key[0].transpose(0, 1)  # type: ignore[operator]
+        module.pool_value[self.place_N] = value[0].transpose(0, 1)  # type: ignore[operator]
         return self.texts.attend(module, query, key, value, scale)

@@ -1,5 +1,8 @@
-"""Log-probabilities and entropy straight from hidden states on a GPU: logits exist for one chunk of tokens at a time, in the
-forward pass and again in a backward pass of its own, which turns them into their gradient in place."""
+"""Log-probabilities and entropy straight from hidden states on a GPU.
+
+Logits exist for one chunk of tokens at a time, in the forward pass and again in a backward pass of its own, which turns
+them into their gradient in place.
+"""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
-from solera.learner.working import Working
+from solera.learner.working import Working, micro_batch_tokens
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
@@ -97,7 +97,9 @@ class Learner:
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
         if config.gradient_checkpointing:
-            self.working.model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.working.model.module.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
 
     def weights(self) -> Weights:
         """The current weights under their version."""
@@ -160,10 +162,10 @@ class Learner:
         return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+        budget = self.config.micro_batch_tokens or micro_batch_tokens(self.working.model)
         if self.working.model.takes_plans:
-            return flat_micro_batches(rollouts, self.config.micro_batch_tokens)
-        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        return micro_batches(rollouts, self.config.micro_batch_tokens, pack)
+            return flat_micro_batches(rollouts, budget)
+        return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
 
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
@@ -177,7 +179,7 @@ class Learner:
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
-            self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
+            self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache
         self._optimiser.zero_grad(set_to_none=True)
         statistic, losses = self._statistic(minibatch), []
         for part in minibatch:

@@ -1,12 +1,14 @@
 """Float32 master weights, and the weights that forward and backward passes use.
 
-They are the same, or on a GPU a copy in lower precision that takes packed texts: gradients go from the copy to the masters
-after every backward pass and are summed there in float32, and the copy follows the masters after every optimiser step.
+They are the same, or on a GPU a copy in lower precision that takes packed texts: gradients go from the copy to the
+masters after every backward pass and are summed there in float32; the copy follows the masters after every optimiser
+step.
 """
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import Tensor
 
 from solera.models.language_model import LanguageModel
 
@@ -19,8 +21,8 @@ class Working:
         self.model = masters.for_compute(compute)
         self.compute = compute
         self.separate = self.model is not masters
-        self._to = list(self.model.parameters().values())
-        self._from = list(masters.parameters().values())
+        self._to: list[Tensor] = list(self.model.parameters().values())
+        self._from: list[Tensor] = list(masters.parameters().values())
         if self.separate:
             self.model.module.requires_grad_(trained)
             if compiled and self.model.device.type == "cuda":
@@ -47,3 +49,15 @@ class Working:
             if own.grad is not None:
                 master.grad = own.grad.float() if master.grad is None else master.grad.add_(own.grad)
                 own.grad = None
+
+
+def micro_batch_tokens(model: LanguageModel) -> int:
+    """Tokens whose activations fit into half of the GPU's free memory, by the sizes of a usual layer."""
+    if model.device.type != "cuda":
+        return 16_384
+    config = model.module.config.get_text_config()
+    width = 8 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    each = config.num_hidden_layers * width * torch.bfloat16.itemsize
+    free, _ = torch.cuda.mem_get_info(model.device)
+    cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    return max(1024, min(49_152, (free + cached) // 2 // each))

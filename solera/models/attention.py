@@ -1,7 +1,7 @@
 """Attention over texts that lie one after the other without padding, through transformers' attention interface.
 
-A model that is told to use `NAME` computes everything but attention itself; who attends to what comes with each call as a
-`plan`. So one unmodified Hugging Face model serves packed training, prefill and decoding from a shared cache.
+A model that is told to use `NAME` computes everything but attention itself; who attends to what comes with each call as
+a `plan`. So one unmodified Hugging Face model serves packed training, prefill and decoding from a shared cache.
 """
 
 from collections.abc import Iterable

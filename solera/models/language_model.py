@@ -86,7 +86,8 @@ class LanguageModel:
     @property
     def key_value_shapes(self) -> list[tuple[int, int]]:
         """Key-value heads and their size, layer by layer."""
-        return [(part.k_proj.out_features // part.head_dim, part.head_dim) for part in self.attentions]
+        parts: list[Any] = list(self.attentions)
+        return [(part.k_proj.out_features // part.head_dim, part.head_dim) for part in parts]
 
     def with_plans(self) -> "LanguageModel":
         """This model, called with plans from now on."""
@@ -95,7 +96,8 @@ class LanguageModel:
 
     def compile_layers(self) -> None:
         """Fuse the small operations of every layer; all layers share what is compiled."""
-        for layer in self.body.layers:
+        layers: Any = self.body.layers
+        for layer in layers:
             layer.compile(dynamic=True)
 
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
@@ -107,7 +109,7 @@ class LanguageModel:
         return LanguageModel(module)
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
-        """The model to call in that precision: itself, or on a GPU a copy that takes plans where the model allows it."""
+        """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
         planned = self.device.type == "cuda" and self.can_take_plans and dtype in (torch.bfloat16, torch.float16)
         if planned:
             return self.copy(dtype).with_plans()
@@ -150,7 +152,6 @@ class LanguageModel:
         sees = (segment[:, None] == segment) | (segment == 0)
         mask = (sees & torch.ones(8, 8, dtype=torch.bool, device=self.device).tril())[None, None]
         return _close(self.logits(self.hidden(packed, at, mask))[:, 4:], whole[:, 2:])
-
 
     def _plans(self, ids: Tensor, whole: Tensor) -> bool:
         """Whether the text keeps its logits when it continues a stretch of the row that another text continues too."""
