@@ -183,18 +183,22 @@ def test_behaviour_logp_of_a_real_model_does_not_drift(compiled):
     questions = [f"Tell me {n} facts about the number {n}." for n in range(2, 18)]
     prompts = [codec.chat([{"role": "user", "content": text}]) for text in questions]
     wanted = [(prompt, Sampling(1.0, 256), 10 * p + g) for p, prompt in enumerate(prompts) for g in range(4)]
-    early, late, ratio = [], [], []
+    early, late, rounded = [], [], []
     for (prompt, _, _), completion in zip(wanted, ask(engine, wanted), strict=True):
         ids = torch.tensor([[*prompt, *completion.token_ids_T.tolist()]], device="cuda")
         with torch.no_grad():
-            logits = plain.module(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-        logp = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0].cpu().numpy()
-        difference = completion.behaviour_logp_T - logp
-        ratio.append(difference.sum())
-        early += list(np.abs(difference[:64]))
-        late += list(np.abs(difference[192:]))
+            hidden = plain.body(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
+            logits = hidden.float() @ plain.head.weight.float().T
+            half = plain.module(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+        taken = ids[0, len(prompt) :, None]
+        logp, half_logp = (torch.log_softmax(x, -1).gather(1, taken)[:, 0].cpu().numpy() for x in (logits, half))
+        difference = np.abs(completion.behaviour_logp_T - logp)
+        rounded += list(np.abs(completion.behaviour_logp_T - half_logp))
+        early += list(difference[:64])
+        late += list(difference[192:])
     print(
-        f"compiled={compiled}: mean |difference| {np.mean(early):.5f} early, {np.mean(late):.5f} late, sums {np.mean(ratio):+.4f}"
+        f"mean |difference| {np.mean(early):.5f} early, {np.mean(late):.5f} late, "
+        f"{np.mean(rounded):.5f} from logits rounded to bfloat16"
     )
     assert np.mean(early + late) < 0.01
     assert np.mean(late) < 1.5 * np.mean(early)

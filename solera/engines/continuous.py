@@ -64,7 +64,7 @@ class Memory:
 
     def holds(self, slots: int, requests: int, limit: int, prompt_tokens: int) -> bool:
         return (
-            self.slots >= slots and self.requests >= requests and self.limit == limit
+            self.slots >= slots and self.requests >= requests and self.limit >= limit
             and self.prompt_tokens >= prompt_tokens
         )  # fmt: skip
 
@@ -127,8 +127,13 @@ class ContinuousDecoder:
                 "lower sampling.max_tokens"
             )
         if self.memory is None or not self.memory.holds(slots, requests, limit, prompt_tokens):
+            before, self.memory = self.memory, None
             self._graphs.clear()
-            self.memory = None
+            if before is not None:  # short and long requests may take turns: one memory for both
+                limit = max(limit, before.limit)
+                slots = max(1, min(max(slots, before.slots), (self._room() - prompt_tokens) // limit))
+                requests = max(requests, before.requests)
+            del before
             self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens)
         for module, (key, value) in zip(self.model.attentions, self.memory.pools, strict=True):
             module.pool_key, module.pool_value = key, value
@@ -140,14 +145,15 @@ class ContinuousDecoder:
         number = {prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))}
         starts = np.concatenate([[0], np.cumsum([len(prompt) - 1 for prompt in number])])
         memory = self._prepare(int(starts[-1]), len(prompts), sampling)
-        memory.uniform_BT[: len(prompts)].copy_(torch.from_numpy(uniform_BT))
+        memory.uniform_BT[: len(prompts), : sampling.max_tokens].copy_(torch.from_numpy(uniform_BT))
         self._prefill(list(number), starts)
         waiting = deque(
             (prompt[-1], len(prompt) - 1, int(starts[number[prompt]]), len(prompt) - 1, b)
             for b, prompt in enumerate(prompts)
         )
         Rows(self, memory, sampling, waiting).run()
-        out = (memory.token_BT, memory.logp_BT, memory.length_B, memory.finished_B)
+        limit = sampling.max_tokens
+        out = (memory.token_BT[:, :limit], memory.logp_BT[:, :limit], memory.length_B, memory.finished_B)
         return tuple(tensor[: len(prompts)].to("cpu", copy=True).numpy() for tensor in out)
 
     def _prefill(self, prompts: list[tuple[int, ...]], starts: npt.NDArray[np.int64]) -> None:

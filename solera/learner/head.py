@@ -1,13 +1,14 @@
 """Log-probabilities and entropy straight from hidden states on a GPU.
 
-Logits exist for one chunk of tokens at a time, in the forward pass and again in a backward pass of its own, which turns
-them into their gradient in place.
+Logits exist for one chunk of tokens at a time, in float32, in the forward pass and again in a backward pass of its own.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from solera.models.language_model import multiply
 
 
 class ScoredHead(torch.autograd.Function):
@@ -20,7 +21,7 @@ class ScoredHead(torch.autograd.Function):
         from solera.learner import kernels
 
         scored = [
-            kernels.score(hidden @ weight_VH.T, target, temperature)
+            kernels.score(multiply(hidden, weight_VH), target, temperature)
             for hidden, target in zip(hidden_TH.split(chunk), target_T.split(chunk), strict=True)
         ]
         logp_T, entropy_T, lse_T = (torch.cat(parts) for parts in zip(*scored, strict=True))
@@ -39,11 +40,11 @@ class ScoredHead(torch.autograd.Function):
         grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         for start in range(0, len(hidden_TH), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits_TV = hidden_TH[part] @ weight_VH.T
-            kernels.differentiate(
-                logits_TV, target_T[part], entropy_T[part], lse_T[part], grad_logp_T[part].contiguous(),
-                grad_entropy_T[part].contiguous() if ctx.entropic else None, ctx.temperature,
+            grad_TV = kernels.differentiate(
+                multiply(hidden_TH[part], weight_VH), target_T[part], entropy_T[part], lse_T[part],
+                grad_logp_T[part].contiguous(), grad_entropy_T[part].contiguous() if ctx.entropic else None,
+                ctx.temperature, hidden_TH.dtype,
             )  # fmt: skip
-            torch.mm(logits_TV, weight_VH, out=grad_hidden_TH[part])
-            grad_weight_VH += logits_TV.T @ hidden_TH[part]
+            torch.mm(grad_TV, weight_VH, out=grad_hidden_TH[part])
+            grad_weight_VH += torch.mm(grad_TV.T, hidden_TH[part], out_dtype=torch.float32)
         return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None

@@ -1,4 +1,4 @@
-"""Triton kernels over logits: log-probability and entropy of a row in one pass, and their gradient in its place."""
+"""Triton kernels over logits: log-probability and entropy of a row in one pass, and their gradient."""
 
 import torch
 import triton
@@ -34,21 +34,22 @@ def _score(
 
 @triton.jit
 def _differentiate(
-    logits_ptr, target_ptr, entropy_ptr, lse_ptr, grad_logp_ptr, grad_entropy_ptr, vocabulary, inverse_temperature,
+    logits_ptr, grad_ptr, target_ptr, entropy_ptr, lse_ptr, grad_logp_ptr, grad_entropy_ptr, vocabulary,
+    inverse_temperature,
     BLOCK: tl.constexpr, WITH_ENTROPY: tl.constexpr,
 ):  # fmt: skip
     """d logp = 1[target] − p; d entropy = −p·(log p + entropy); both over the temperature."""
     row = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at = logits_ptr + row * vocabulary + v
-    logp = tl.load(at, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
+    at = row * vocabulary + v
+    logp = tl.load(logits_ptr + at, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
     logp -= tl.load(lse_ptr + row)
     share = tl.exp(logp)
     grad = tl.load(grad_logp_ptr + row) * (tl.where(v == tl.load(target_ptr + row), 1.0, 0.0) - share)
     if WITH_ENTROPY:
         slope = tl.where(share > 0, share * (logp + tl.load(entropy_ptr + row)), 0.0)
         grad -= tl.load(grad_entropy_ptr + row) * slope
-    tl.store(at, (grad * inverse_temperature).to(logits_ptr.dtype.element_ty), mask=v < vocabulary)
+    tl.store(grad_ptr + at, (grad * inverse_temperature).to(grad_ptr.dtype.element_ty), mask=v < vocabulary)
 
 
 def score(logits_TV: Tensor, target_T: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,11 +64,14 @@ def score(logits_TV: Tensor, target_T: Tensor, temperature: float) -> tuple[Tens
 
 def differentiate(
     logits_TV: Tensor, target_T: Tensor, entropy_T: Tensor, lse_T: Tensor, grad_logp_T: Tensor,
-    grad_entropy_T: Tensor | None, temperature: float,
-) -> None:  # fmt: skip
-    """Replace the logits by the gradient with respect to them."""
+    grad_entropy_T: Tensor | None, temperature: float, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The gradient with respect to the logits, in `dtype`."""
     rows, vocabulary = logits_TV.shape
+    grad_TV = torch.empty_like(logits_TV, dtype=dtype)
     _differentiate[(rows, triton.cdiv(vocabulary, 4096))](
-        logits_TV, target_T, entropy_T, lse_T, grad_logp_T, grad_logp_T if grad_entropy_T is None else grad_entropy_T,
-        vocabulary, 1.0 / temperature, BLOCK=4096, WITH_ENTROPY=grad_entropy_T is not None, num_warps=8,
+        logits_TV, grad_TV, target_T, entropy_T, lse_T, grad_logp_T,
+        grad_logp_T if grad_entropy_T is None else grad_entropy_T, vocabulary, 1.0 / temperature, BLOCK=4096,
+        WITH_ENTROPY=grad_entropy_T is not None, num_warps=8,
     )  # fmt: skip
+    return grad_TV

@@ -65,7 +65,12 @@ class LanguageModel:
         return output.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits in the head's own precision. `[…, H] -> […, V]`"""
+        """Logits in the head's own precision, in float32 where a GPU multiplies lower precision. `[…, H] -> […, V]`
+
+        At the size of logits bfloat16 has steps of an eighth.
+        """
+        if self.plain_head and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16:
+            return multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
         logits = self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
@@ -169,6 +174,11 @@ class LanguageModel:
             return False
         finally:
             self.module.set_attn_implementation(usual)
+
+
+def multiply(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
+    """Logits in float32 from bfloat16, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
+    return torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
