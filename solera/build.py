@@ -221,7 +221,7 @@ def _examine(
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    exam = build_exam(config, model, codec, task, compute)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -386,10 +386,11 @@ def build_loop(
     writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
     reference = None
     if objective.uses_reference:
-        reference = Reference(model, objective.ref_period, objective.ref_ema)
+        reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
+        compiled=config.model.compile,
     )  # fmt: skip
     supply = store_of(config, store, learner)
     collector = Collector(
@@ -401,8 +402,8 @@ def build_loop(
         retry=config.sync.on_fault == "retry", say=say,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
-        config.evaluate.every,
+        build_exam(config, learner.working.model, codec, task, compute), _evaluation_sampling(config),
+        config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
     if config.sync.rule == "adaptive" and own.rule is None:
@@ -428,7 +429,10 @@ def build_loop(
 def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
     if not configuration.writes(config.draw):
         return NoEngine(str(compute))
-    return InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
+    return InProcessEngine(
+        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
+        config.model.compile,
+    )  # fmt: skip
 
 
 def store_of(config: Config, ledger: Ledger, learner: Learner) -> Store:
