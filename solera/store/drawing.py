@@ -284,7 +284,9 @@ def _priority(rows: Rows, groups: Groups, selection: Selection) -> npt.NDArray[n
     age_P, uses_P = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
     for place in range(groups.size_P.max(initial=0)):  # a member of every group at a time: few, and far faster
         with_P = slice(None) if place < groups.size_P.min() else np.flatnonzero(groups.size_P > place)
-        member_P = groups.member_R[groups.start_P[with_P] + place]
+        member_P = groups.start_P[with_P] + place
+        if len(groups.member_R) < len(rows.id_R):  # else every row is its own number
+            member_P = groups.member_R[member_P]
         version_P = rows.version_R[member_P]
         age_P[with_P] += np.where(version_P == NO_AGE, 0, selection.now - version_P)
         uses_P[with_P] += rows.uses_R[member_P]
