@@ -7,6 +7,7 @@ import pytest
 
 from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
+from solera.models.codec import TokenizerCodec
 from solera.models.loading import Reader, load_reader
 from solera.records import Reward, Sampling, Sequence, Span
 from solera.store.lines import LineReader, plain, read_reward
@@ -55,6 +56,19 @@ def test_text_of_another_model(read, model):
     assert cut_off.length == 2
     assert read({"prompt": TRAINING, "response": "1"}).origin == "file:answers"
     assert read({"prompt": TRAINING, "response": "1"}).rewards == ()
+
+
+def test_text_is_kept_where_its_tokens_do_not_spell_it(model):
+    class Lowering(TokenizerCodec):
+        def response(self, text, ended):
+            return super().response(text.replace("O", "0"), ended)
+
+    codec = Lowering(model.codec.tokenizer, model.codec.end_token_ids)
+    reader = LineReader(codec, keys_of(resolve_task(TaskConfig())), model.vocabulary, model.max_length, "human")
+    lines = [json.dumps({"prompt": TRAINING, "response": text}).encode() for text in ("8O", "80")]
+    (as_written,), (as_spelled,) = (reader(line, "f.jsonl:1") for line in lines)
+    assert (as_written.text, as_spelled.text) == ("8O", None)
+    assert as_written.sequences[0].token_ids_T.tolist() == as_spelled.sequences[0].token_ids_T.tolist()
 
 
 def test_tokens_with_log_probabilities(read):
