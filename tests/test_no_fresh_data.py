@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def test_learning_with_no_fresh_data(tmp_path):
-    script = Path(__file__).parents[1] / "examples" / "no_fresh_data.py"
+    script = Path(__file__).parents[1] / "benchmarks" / "no_fresh_data.py"
     command = [sys.executable, str(script), "--steps", "40", "--root", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=script.parents[1])
     assert done.returncode == 0, done.stderr

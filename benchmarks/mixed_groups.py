@@ -1,7 +1,7 @@
 """Answers of the current policy, of an older version of it and of another model, compared within one group.
 
-    python examples/mixed_groups.py               # all of it: data, then recipes/mixed_groups.toml
-    python examples/mixed_groups.py --quick       # options are those of `solera sweep`
+    python benchmarks/mixed_groups.py               # all of it: data, then recipes/mixed_groups.toml
+    python benchmarks/mixed_groups.py --quick       # options are those of `solera sweep`
 
 First the data is made, into the folder mixed_groups/: problems, and to each of them six answers of the embedded model
 as it is before training (the older version, with its log-probabilities), and six of another model, one that was

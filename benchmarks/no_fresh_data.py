@@ -1,6 +1,6 @@
 """Learning with no fresh data at all: old rollouts, another model's text, and rewards that come late and change.
 
-    python examples/no_fresh_data.py [--steps 80] [--seed 0] [--root runs/no_fresh_data]
+    python benchmarks/no_fresh_data.py [--steps 80] [--seed 0] [--root runs/no_fresh_data]
 
 A run of 64 batches writes everything with the weights it began with, and hardly learns (lr 1e-6). From its last
 checkpoint on, 64 versions later, two runs go on that generate nothing. Both learn from those rollouts, 64 and more
