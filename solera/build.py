@@ -23,6 +23,7 @@ from solera.collector import Collector
 from solera.config import Config, DrawConfig
 from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
+from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -38,6 +39,7 @@ from solera.evaluate.candidates import (
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
 from solera.interruption import Interruption
+from solera.learner.batch import need_behaviour
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -49,20 +51,20 @@ from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.probe import Probe
 from solera.process import alone, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Sink, Store, Task, Weights
+from solera.protocols import Codec, Engine, Sink, Store, Task, Weights
 from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.database import place_of, refuse_taken
-from solera.store.drawing import quotas_of
+from solera.store.drawing import draws_from, quotas_of
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, SyncState, sync_rule
+from solera.sync.rules import SyncRule, SyncState, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
@@ -241,6 +243,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.report.wandb is not None:
         need_wandb()
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    _refuse_unknown(config, own.objective or compose(config.objective), data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -281,6 +284,15 @@ def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: Languag
     return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
 
 
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None
+
+
 def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
     """From a line of a file to a rollout that the run of a resolved config can learn from."""
     return LineReader(
@@ -311,7 +323,7 @@ def _resume_call(folder: Path, names: list[str]) -> str:
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
-        return SyncState()
+        return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
     try:
@@ -371,17 +383,14 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    compiled = config.model.compile
-    engine = InProcessEngine(
-        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute, compiled
-    )
+    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
     reference = None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
-        compiled=compiled,
+        compiled=config.model.compile,
     )  # fmt: skip
     supply = store_of(config, store, learner)
     collector = Collector(
@@ -399,6 +408,8 @@ def build_loop(
     diagnosed = config.diagnose
     if config.sync.rule == "adaptive" and own.rule is None:
         diagnosed = dataclasses.replace(diagnosed, every=1)
+    if not writes:
+        diagnosed = dataclasses.replace(diagnosed, every=0)
     probe = Probe(
         diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
         group_size=config.collect.group_size, seed=config.run.seed, say=say,
@@ -406,12 +417,21 @@ def build_loop(
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
-        own.rule or sync_rule(config.sync), evaluator, sink,
+        (own.rule or sync_rule(config.sync)) if writes else never, evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
         stop, config.reward.truncated == "mask",
+    )  # fmt: skip
+
+
+def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
+    if not configuration.writes(config.draw):
+        return NoEngine(str(compute))
+    return InProcessEngine(
+        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
+        config.model.compile,
     )  # fmt: skip
 
 

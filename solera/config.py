@@ -220,6 +220,15 @@ def shares_of(draw: DrawConfig) -> dict[str, float]:
     return shares
 
 
+def writes(draw: DrawConfig) -> bool:
+    """Whether a run generates anything; else it has no engine.
+
+    >>> writes(DrawConfig()), writes(DrawConfig("offline")), writes(DrawConfig("mixed", shares=("human=1",)))
+    (True, False, False)
+    """
+    return draw.policy in ("fresh", "replay") or "self" in shares_of(draw)
+
+
 @dataclass(frozen=True)
 class ObjectiveConfig:
     """What is minimised. A field left unset takes the objective's own value; a field that the objective does not use is
@@ -797,7 +806,6 @@ def _store_rules(config: Config) -> list[tuple[bool, str]]:
 def _draw_rules(config: Config) -> list[tuple[bool, str]]:
     draw, size, sync = config.draw, config.collect.group_size, config.sync
     shares = shares_of(draw)
-    writes = draw.policy in ("fresh", "replay") or "self" in shares
     reached = config.collect.offset + sync.period - 1 if sync.rule == "every" else math.inf
     acts_with = [
         ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
@@ -817,9 +825,9 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
          f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
         (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
          f"collect.group_size = {size} members"),
-        (draw.max_age is None or not writes or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but what the "
-         f"run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would be passed "
-         "over: raise it, or sync more often"),
+        (draw.max_age is None or not writes(draw) or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but "
+         f"what the run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would "
+         "be passed over: raise it, or sync more often"),
         (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
         (draw.min_rewarded is None or 2 <= draw.min_rewarded <= size, f"draw.min_rewarded is {draw.min_rewarded}; it "
          f"must be at least 2 and at most collect.group_size = {size}"),

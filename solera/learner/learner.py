@@ -15,6 +15,7 @@ from torch import Tensor
 from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.batch import Batch
+from solera.learner.contribution import QUANTITIES, contribution, shares
 from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
@@ -43,6 +44,8 @@ class Part:
     """Places of the tokens that take part, where some are only watched."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
+    contribution: Tensor | None = None
+    """What its responses have done to the policy (`learner/contribution.py`)."""
 
     @property
     def only_watched(self) -> bool:
@@ -146,10 +149,11 @@ class Learner:
         self._score_constants(parts, proximal=len(minibatches) > 1)
         accounts: list[Account] = []
         steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
+        metrics = self._shares(batch, parts)
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics = reduce(operator.add, accounts).metrics() if accounts else {}
+        metrics |= reduce(operator.add, accounts).metrics() if accounts else {}
         if steps:
             metrics["learn/loss"], metrics["learn/grad_norm"] = (
                 sum(each) / len(steps) for each in zip(*steps, strict=True)
@@ -207,6 +211,7 @@ class Learner:
         statistic, losses = self._statistic(minibatch), []
         for part in minibatch:
             tokens = self._tokens(part)
+            tokens.logp_T.retain_grad()
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
@@ -214,6 +219,8 @@ class Learner:
             self.working.pass_on_gradients()
             losses.append(loss.detach())
             accounts.append(account)
+            moved = contribution(tokens, account.silenced_T)
+            part.contribution = moved if part.contribution is None else part.contribution + moved
         if self.config.gradient_checkpointing:
             self.working.model.module.eval()  # evaluation must not meet it
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
@@ -259,6 +266,15 @@ class Learner:
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
+
+    def _shares(self, batch: Batch, parts: list[Part]) -> dict[str, float]:
+        """Who moved the policy, in all passes together."""
+        sums = torch.zeros(len(QUANTITIES), len(batch.rollouts))
+        for part in parts:
+            if part.contribution is not None:
+                trained = part.contribution.shape[1]
+                sums.index_add_(1, part.number_B[:trained], part.contribution.float().cpu())
+        return shares(batch.rollouts, sums, self.version, self.lineage)
 
     def _account(self, parts: list[Part], metrics: dict[str, float], batch: Batch) -> Update:
         ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
