@@ -2,14 +2,19 @@
 
 import torch
 
+from solera.learner.working import Working
 from solera.models.language_model import LanguageModel
 
 
 class Reference:
     """A second set of weights, loaded only where the objective uses `ref_logp`."""
 
-    def __init__(self, model: LanguageModel, period: int | None, ema: float | None) -> None:
+    def __init__(
+        self, model: LanguageModel, period: int | None, ema: float | None, compute: torch.dtype = torch.float32
+    ) -> None:
         self.model = model.copy(model.module.dtype)
+        self.model.can_take_plans = model.can_take_plans
+        self.working = Working(self.model, compute, trained=False)
         self.period = period
         self.ema = ema
 
@@ -20,6 +25,7 @@ class Reference:
     def restore(self, state: dict[str, torch.Tensor]) -> None:
         for name, parameter in self.model.parameters().items():
             parameter.copy_(state[name])
+        self.working.follow()
 
     @torch.no_grad()
     def follow(self, model: LanguageModel, version: int) -> None:
@@ -29,3 +35,4 @@ class Reference:
             return
         for own, current in zip(self.model.parameters().values(), model.parameters().values(), strict=True):
             own.lerp_(current.detach(), share)
+        self.working.follow()
