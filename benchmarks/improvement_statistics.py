@@ -19,7 +19,7 @@ from solera.diagnosis.verdict import CERTIFIED, HARMFUL
 
 PROMPTS, ANSWERS, FEATURES = 500, 8, 25
 BATCH, GROUP = 24, 8
-PROBES = 16
+PROBES = 32
 """Probes on which each update is judged."""
 
 
@@ -76,24 +76,28 @@ class World:
         place_PG = self.rng.random((prompts, group, 1))
         return chosen_P, (policy_XA[chosen_P].cumsum(1)[:, None] < place_PG).sum(-1).clip(max=ANSWERS - 1)
 
-    def fit(self, weights_FA: np.ndarray, alpha_XA: np.ndarray, rate: float, corrected: bool) -> np.ndarray:
+    def fit(
+        self, weights_FA: np.ndarray, alpha_XA: np.ndarray, rate: float, corrected: bool, batch: int = BATCH
+    ) -> np.ndarray:
         """A step on a batch of α's answers, the group's mean as baseline; `corrected` by ratios capped at 2, or not."""
-        chosen_P, answer_PG = self.write(alpha_XA, BATCH, GROUP)
+        chosen_P, answer_PG = self.write(alpha_XA, batch, GROUP)
         reward_PG = self.reward_XA[chosen_P[:, None], answer_PG]
         policy_PA = self.policy(weights_FA)[chosen_P]
         ratio_PG = np.take_along_axis(policy_PA / alpha_XA[chosen_P], answer_PG, 1)
         weight_PG = (reward_PG - reward_PG.mean(1, keepdims=True)) * (np.minimum(ratio_PG, 2) if corrected else 1)
         pull_PA = (weight_PG[..., None] * (np.eye(ANSWERS)[answer_PG] - policy_PA[:, None])).mean(1)
-        return weights_FA + rate * self.features_XF[chosen_P].T @ pull_PA / BATCH
+        return weights_FA + rate * self.features_XF[chosen_P].T @ pull_PA / batch
 
     def update(self) -> tuple[np.ndarray, ...]:
-        """α has learned something; π_k has learned from up to 20 of its batches since; π from one more."""
+        """α has learned something; π_k has learned from up to 20 of its batches since; π from one more, which may be
+        large and then helps much."""
         rng, corrected = self.rng, bool(self.rng.integers(2))
         weights_FA = rng.uniform(0, 1.5) * self.teacher_FA + 0.7 * rng.normal(size=(FEATURES, ANSWERS))
         alpha_XA, rate = self.policy(weights_FA), 10 ** rng.uniform(1, 3.5)
         for _ in range(rng.integers(0, 21)):
             weights_FA = self.fit(weights_FA, alpha_XA, rate, corrected)
-        return self.policy(self.fit(weights_FA, alpha_XA, rate, corrected)), self.policy(weights_FA), alpha_XA
+        after_FA = self.fit(weights_FA, alpha_XA, rate, corrected, BATCH * int(rng.choice([1, 10])))
+        return self.policy(after_FA), self.policy(weights_FA), alpha_XA
 
     def judge(
         self, after_XA: np.ndarray, before_XA: np.ndarray, alpha_XA: np.ndarray, probe: int, group: int
@@ -159,8 +163,8 @@ def ratio(part: float, whole: float) -> float:
 
 
 if __name__ == "__main__":
-    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 600)
+    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 300)
     print(count, "triples:", triples(count, np.random.default_rng(0)))
-    for probe, group in ((16, 8), (32, 4), (32, 8), (64, 8)):
+    for probe, group in ((32, 4), (32, 8), (16, 8)):
         found = shares(updates, probe, group, seed=0)
         print(f"probe of {probe} x {group}:", {name: round(share, 3) for name, share in found.items()}, flush=True)
