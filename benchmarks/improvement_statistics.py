@@ -163,8 +163,8 @@ def ratio(part: float, whole: float) -> float:
 
 
 if __name__ == "__main__":
-    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 300)
+    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 250)
     print(count, "triples:", triples(count, np.random.default_rng(0)))
-    for probe, group in ((32, 4), (32, 8), (16, 8)):
+    for probe, group in ((64, 4), (32, 8), (32, 4), (16, 8)):
         found = shares(updates, probe, group, seed=0)
         print(f"probe of {probe} x {group}:", {name: round(share, 3) for name, share in found.items()}, flush=True)

@@ -372,11 +372,11 @@ class SyncConfig:
 class DiagnoseConfig:
     """Whether an update helped, judged on a probe: responses to held-out problems that are never learned from."""
 
-    probe_prompts: int = 32
+    probe_prompts: int = 64
     """Held-out prompts of a probe, each with one group of responses; 0: no probe. They are what an interval counts."""
     probe_group: int = 4
     """Responses to each of them, 2 or more."""
-    every: int = 40
+    every: int = 80
     """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none. With
     `sync.rule = "adaptive"` every batch is."""
 
