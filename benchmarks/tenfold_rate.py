@@ -46,7 +46,7 @@ def run(rule: str, seed: int) -> list[dict[str, float]]:
         Config(
             run=RunConfig(steps=BEFORE + AFTER, seed=seed, device="cpu"), learn=LearnConfig(lr=RATE),
             sync=adaptive if rule == "adaptive" else SyncConfig(period=int(rule)),
-            evaluate=EvaluateConfig(every=0), diagnose=DiagnoseConfig(every=1),
+            evaluate=EvaluateConfig(every=0), diagnose=DiagnoseConfig(probe_prompts=32, every=1),
         )
     )  # fmt: skip
     model, codec = loading.load(config.model.path, torch.device("cpu"))
