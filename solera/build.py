@@ -333,7 +333,8 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
-    loop.probe.restore(tensors["probe"])
+    if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
+        loop.probe.restore(tensors["probe"])
     return state.sync
 
 
@@ -411,8 +412,8 @@ def build_loop(
     if not writes:
         diagnosed = dataclasses.replace(diagnosed, every=0)
     probe = Probe(
-        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
-        group_size=config.collect.group_size, seed=config.run.seed, say=say,
+        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling, seed=config.run.seed,
+        say=say,
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,

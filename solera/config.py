@@ -381,9 +381,11 @@ class SyncConfig:
 class DiagnoseConfig:
     """Whether an update helped, judged on a probe: responses to held-out problems that are never learned from."""
 
-    probe_prompts: int = 16
-    """Held-out prompts of a probe, each with one group of responses; 0: no probe."""
-    every: int = 40
+    probe_prompts: int = 64
+    """Held-out prompts of a probe, each with one group of responses; 0: no probe. They are what an interval counts."""
+    probe_group: int = 4
+    """Responses to each of them, 2 or more."""
+    every: int = 80
     """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none. With
     `sync.rule = "adaptive"` every batch is."""
 
@@ -716,6 +718,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
+        ("diagnose.probe_group", c.diagnose.probe_group, 2),
         ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),

@@ -25,7 +25,7 @@ from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
-from solera.objectives.tokens import Responses, Tokens
+from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
 
@@ -246,10 +246,11 @@ class Learner:
         logp_T, entropy_T = self._score(self.working, micro)
         if part.proximal_logp_T is None:
             part.proximal_logp_T = logp_T.detach()
-        proximal_logp_T = part.take(part.proximal_logp_T)
+        behaviour_logp_T = BehaviourLogp(part.take(micro.behaviour_logp_T))
+        proximal_logp_T = ProximalLogp(part.take(part.proximal_logp_T))
         return Tokens(
             logp_T=part.take(logp_T),
-            behaviour_logp_T=self.objective.known_behaviour(part.take(micro.behaviour_logp_T), proximal_logp_T),
+            behaviour_logp_T=self.objective.known_behaviour(behaviour_logp_T, proximal_logp_T),
             proximal_logp_T=proximal_logp_T,
             entropy_T=part.take(entropy_T),
             response_T=part.take(micro.response_T),
