@@ -19,7 +19,7 @@ from rich.console import Console
 from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
-from solera.config import Config
+from solera.config import GYM, Config, kind_of_task, task_parts
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -53,7 +53,10 @@ from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiase
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
+from solera.tasks.countdown import Countdown
+from solera.tasks.gym import Gym
 from solera.tasks.jsonl import Jsonl
+from solera.tasks.mixture import Mixture
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
 
@@ -366,14 +369,31 @@ def build_task(
     config: Config, codec: TokenizerCodec, max_length: int | None = None, rewards: Sequence[Callable[..., Any]] = ()
 ) -> Task:
     """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
-    problems: Problems
-    if config.task.name == "jsonl":
-        longest = max_length - config.sampling.max_tokens if max_length is not None else None
-        problems = Jsonl(config.task, codec, config.run.seed, longest, graders(config))
-    else:
-        assert config.task.level is not None
-        problems = Arithmetic(codec, config.task.level, config.run.seed)
-    return SingleTurn(problems, build_rewards(config, codec, problems, rewards))
+    parts = {
+        name: SingleTurn(problems, build_rewards(part, codec, problems, rewards))
+        for name, task in task_parts(config.task).items()
+        for part in [dataclasses.replace(config, task=task)]
+        for problems in [_problems(part, codec, max_length)]
+    }
+    if config.task.name != "mixture":
+        return parts[config.task.name]
+    weights = config.task.weights or (1.0,) * len(parts)
+    return Mixture(dict(parts), dict(zip(parts, weights, strict=True)))
+
+
+def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> Problems:
+    task, seed = config.task, config.run.seed
+    longest = max_length - config.sampling.max_tokens if max_length is not None else None
+    if task.prompt is not None:
+        return Jsonl(task, codec, seed, longest, graders(config))
+    if kind_of_task(task.name) == "gym":
+        assert task.template is not None
+        return Gym(task.name.removeprefix(GYM), task.level, codec, task.template, seed, longest)
+    assert task.level is not None
+    if task.name == "countdown":
+        assert task.template is not None
+        return Countdown(codec, task.level, task.template, seed)
+    return Arithmetic(codec, task.level, seed)
 
 
 def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:

@@ -11,7 +11,7 @@ import pytest
 
 from solera import build
 from solera.cli import main, train
-from solera.config import Config, ObjectiveConfig, dump
+from solera.config import Text, Config, ObjectiveConfig, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
 
@@ -36,7 +36,7 @@ def kind(hint: typing.Any) -> type:
     """The type below annotations and `| None`; a choice of words is text."""
     origin = typing.get_origin(hint)
     if origin is None:
-        return hint
+        return str if hint is Text else hint
     if origin is typing.Literal:
         return str
     return tuple if origin is tuple else kind(next(a for a in typing.get_args(hint) if a is not type(None)))
