@@ -11,7 +11,7 @@ import pytest
 
 from solera import build
 from solera.cli import main, train
-from solera.config import Text, Config, ObjectiveConfig, dump
+from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
 

@@ -28,8 +28,8 @@ def table(evaluation: Evaluation) -> Table:
         tasks = model.tasks()
         for task, part in tasks.items() if len(tasks) > 1 else ():
             own = part.estimates()
-            count = f" ({len(part.greedy.problems)} problems)"
-            result.add_row(f"  {task}{count}", *(_cell(name, own[name]) for name in quantities), "", "", style="dim")
+            label = f"  {task} ({len(part.greedy.problems)} problems)"
+            result.add_row(label, *(_cell(name, own[name]) for name in quantities), "", "", style="dim")
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):
