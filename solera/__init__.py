@@ -9,15 +9,18 @@ if TYPE_CHECKING:
         CheckpointConfig,
         CollectConfig,
         Config,
+        DrawConfig,
         EngineConfig,
         EvaluateConfig,
         LearnConfig,
+        LoraConfig,
         ModelConfig,
         ObjectiveConfig,
         ReportConfig,
         RewardConfig,
         RunConfig,
         SamplingConfig,
+        StoreConfig,
         SyncConfig,
         TaskConfig,
         load,
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
 __all__ = [
@@ -37,11 +41,14 @@ __all__ = [
     "CollectConfig",
     "Completion",
     "Config",
+    "DrawConfig",
     "EngineConfig",
     "EvaluateConfig",
     "Evaluation",
     "Generate",
     "LearnConfig",
+    "Ledger",
+    "LoraConfig",
     "ModelConfig",
     "Objective",
     "ObjectiveConfig",
@@ -55,6 +62,7 @@ __all__ = [
     "Sampling",
     "SamplingConfig",
     "SoleraError",
+    "StoreConfig",
     "SyncConfig",
     "SyncState",
     "Task",
@@ -64,6 +72,7 @@ __all__ = [
     "custom_objective",
     "evaluate_models",
     "load",
+    "open_store",
     "resume",
     "train",
 ]
@@ -77,6 +86,7 @@ _ROOMS = {
     "objectives.tokens": ("Tokens",),
     "protocols": ("Codec", "Generate", "Task"),
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
+    "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
 }
 """Where the names are that are not in `config`."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
-from solera.config import GYM, Config, kind_of_task, task_parts
+from solera.config import GYM, Config, DrawConfig, kind_of_task, task_parts
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -41,21 +41,28 @@ from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
+from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.process import alone, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Sink, Task, Weights
-from solera.records import Manifest, Sampling
+from solera.protocols import Codec, Sink, Store, Task, Weights
+from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
+from solera.store.database import place_of, refuse_taken
+from solera.store.drawing import quotas_of
+from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
+from solera.store.lines import LineReader
+from solera.store.selected import Selected
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
 from solera.tasks.gym import Gym
 from solera.tasks.jsonl import Jsonl
+from solera.tasks.keys import keys_of
 from solera.tasks.mixture import Mixture
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
@@ -223,20 +230,25 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     device, compute = _device(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
+    if config.lora.rank and not checkpoint:
+        model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
+    data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
     with _advised(folder, _go_on(folder, own)), ExitStack() as closing:
         closing.enter_context(alone(folder))
-        store = Ledger(folder / "store.db")
+        store = Ledger(place_of(config.store.url, folder))
         closing.callback(store.close)
         if resumed:
             state = checkpoint.state if checkpoint else None
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
+        for imported in data:
+            store.add_imported(imported)
         sink = Several(_sinks(config, folder, console, version))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
@@ -251,10 +263,27 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
     with _advised(folder, _go_on(folder, own)):
         unfinished = folder / f"{UNFINISHED}model"
-        loading.save(model, codec, unfinished)
+        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
         publish(unfinished, folder / "model")
     with _advised(folder, f"solera report {folder}"):
         return _result(folder, console, time.perf_counter() - start)
+
+
+def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
+    vocabulary = model.module.get_input_embeddings().num_embeddings
+    return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+
+
+def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
+    """From a line of a file to a rollout that the run of a resolved config can learn from."""
+    return LineReader(
+        reader.codec,
+        keys_of(config.task),
+        reader.vocabulary,
+        reader.max_length,
+        origin or f"file:{path.stem}",
+        config.task.template,
+    )
 
 
 @contextmanager
@@ -346,16 +375,17 @@ def build_loop(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
     )  # fmt: skip
+    supply = store_of(config, store, learner)
     collector = Collector(
-        task, engine, store, sampling=sampling, group_size=config.collect.group_size,
-        reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed,
+        task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
+        reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
     return Loop(
-        config.run.steps, config.collect, objective.refill, collector, engine, store, learner,
+        config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
@@ -363,6 +393,20 @@ def build_loop(
         ),
         stop, config.reward.truncated == "mask",
     )  # fmt: skip
+
+
+def store_of(config: Config, ledger: Ledger, learner: Learner) -> Store:
+    """The ledger itself where the policy is its own: first in, first out, everything once."""
+    if config.draw == DrawConfig():
+        return ledger
+    return Selected(ledger, config.draw, config.run.seed, lambda: (learner.version, learner.lineage))
+
+
+def _members(config: Config) -> int:
+    """Members of each group that the run writes itself."""
+    size = config.collect.group_size
+    within = config.draw.policy == "mixed" and config.draw.mix == "within"
+    return quotas_of(config.draw, size).get("self", size) if within else size
 
 
 def build_task(
@@ -415,6 +459,7 @@ def _say_if_fewer(console: Console, config: Config, found: int) -> None:
 def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
     """A new folder for the run, with the resolved config in it from the first moment."""
     folder = configuration.new_folder(config)
+    refuse_taken(place_of(config.store.url, folder))
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         unfinished.mkdir(parents=True)

@@ -19,6 +19,7 @@ class Collector:
     """Generates as far as pacing allows. This one waits for what it generates; the loop does not know that.
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
+    `members` of each group are written here, all where unset; others may come from elsewhere.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class Collector:
         group_size: int,
         reserve: int,
         seed: int,
+        members: int | None = None,
     ) -> None:
         self.task = task
         self.engine = engine
         self.store = store
         self.sampling = sampling
         self.group_size = group_size
+        self.members = group_size if members is None else members
         self.reserve = reserve
         self.seed = seed
         self.position = 0
@@ -45,17 +48,17 @@ class Collector:
     def ensure(self, groups: int) -> int:
         """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
 
-        Where responses stay ungraded, their groups are not complete and others are written in their place, a few times
+        Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
         over; what is still missing then is left to the next call.
         """
         generated = 0
         for _ in range(ROUNDS):
-            missing = groups + self.reserve - self.store.waiting(self.group_size)
+            missing = self.store.missing(groups, self.group_size, self.reserve)
             if missing <= 0:
                 break
             rollouts = self._write(missing)
             generated += sum(rollout.length for rollout in rollouts)
-            if all(rollout.rewards for rollout in rollouts):
+            if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
         return generated
 
@@ -66,7 +69,7 @@ class Collector:
             (prompt, stream_seed(seed_of_prompt, g))
             for index, prompt in numbered
             for seed_of_prompt in [stream_seed(self.seed, index)]
-            for g in range(self.group_size)
+            for g in range(self.members)
         ]
         rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
         self.store.add(rollouts)

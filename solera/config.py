@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import math
 import operator
 import os
 import re
@@ -34,6 +35,7 @@ KLName = Literal["k1", "k2", "k3"]
 KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
+OrderName = Literal["uniform", "newest", "priority"]
 
 Text = NewType("Text", str)
 """May have several lines."""
@@ -79,6 +81,21 @@ class ModelConfig:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
     learner's own weights are float32 always."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters in place of all weights: W + (alpha / rank)·B·A with A and B trained (needs the extra `lora`).
+    Only they are checkpointed and synced; the reference policy is the model with them switched off."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = 16.0
+    """The adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of the layers that get one, such as q_proj; `all-linear`: every linear layer but the head."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What the run leaves in `model/`: an ordinary model with the adapters added in, or the adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +215,63 @@ class CollectConfig:
     """Whole batches that wait in the store before they are learned from: a constant lag on top of the sync period."""
     refill_rounds: int = 3
     """With `objective.refill`: how often a batch may be topped up in place of masked groups."""
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Where every rollout, its rewards and its uses are kept."""
+
+    url: str | None = None
+    """A PostgreSQL database, `postgresql+psycopg://USER@HOST/DATABASE`: the run's tables lie there in a schema of its
+    name (needs the extra `postgres`). Unset: the SQLite file `store.db` in the run's folder."""
+    data: tuple[str, ...] = ()
+    """Files of rollouts, one JSON object a line, that are imported when the run begins (`solera data import --help`
+    says what a line holds)."""
+
+
+@dataclass(frozen=True)
+class DrawConfig:
+    """Which rollouts of the store a batch is made of. Groups are formed when drawn, of rollouts to the same prompt."""
+
+    policy: Literal["fresh", "replay", "mixed", "offline"] = "fresh"
+    """`fresh`: what was never used, first in, first out. `replay`: a part of the batch is that, the rest was used
+    before. `mixed`: by origin, in `shares`. `offline`: whatever the store holds; nothing is generated."""
+    fresh: float = 0.5
+    """Share of a batch's groups that are new (`replay`); more are where too few can be replayed."""
+    order: OrderName = "uniform"
+    """Which groups come first, of those that the run does not write anew: drawn at random (`uniform`), the `newest`,
+    or those of highest `priority`, 2^(−age/half_life) / (1 + uses)."""
+    half_life: float = 8.0
+    """Batches after which age halves a group's priority (`order = "priority"`)."""
+    shares: tuple[str, ...] = ()
+    """What each origin contributes (`mixed`): `self=0.5 model:teacher=0.5`. Of `self` what was never used is taken, of
+    others anything; `model:*` is every other model."""
+    mix: Literal["between", "within"] = "between"
+    """Whether the shares are of groups, each of one origin (`between`), or of the members of every group (`within`)."""
+    max_age: int | None = None
+    """Oldest age drawn, in batches; text without an age has no limit."""
+    max_uses: int | None = None
+    """How often a rollout may be learned from; unset: no limit beyond the policy's own."""
+    min_rewarded: int | None = None
+    """Fewest rewarded members that make a group; unset: `collect.group_size`."""
+    min_spread: float = 0.0
+    """Smallest difference between a group's highest and lowest reward."""
+
+
+def shares_of(draw: DrawConfig) -> dict[str, float]:
+    """`shares` as origin and number.
+
+    >>> shares_of(DrawConfig(shares=("self=0.5", "model:a=b=1.5")))
+    {'self': 0.5, 'model:a=b': 1.5}
+    """
+    shares = {}
+    for text in draw.shares:
+        origin, _, number = text.rpartition("=")
+        try:
+            shares[origin] = float(number)
+        except ValueError:
+            shares[origin] = math.nan
+    return shares
 
 
 @dataclass(frozen=True)
@@ -382,10 +456,13 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    draw: DrawConfig = field(default_factory=DrawConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -724,7 +801,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
-        ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
+        ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
     ]  # fmt: skip
     return [
         *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
@@ -732,8 +809,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "remove it (evaluate.top_p is free)"),
         (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
          f"a value above 0, {COLDEST} at least"),
-        (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
-         "compared with: use 2 or more"),
+        (c.collect.group_size >= (1 if c.objective.name == "sft" else 2), f"collect.group_size is "
+         f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
@@ -748,6 +825,12 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         *_reward_rules(c),
+        (c.lora.rank > 0 or c.lora == LoraConfig(), "lora.alpha, targets and export act with lora.rank above 0 "
+         "only: set that or remove them"),
+        (c.lora.alpha > 0, f"lora.alpha is {c.lora.alpha}; use a value above 0"),
+        (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or all-linear"),
+        *_store_rules(c),
+        *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
@@ -772,4 +855,49 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
          "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
         (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
+    ]  # fmt: skip
+
+
+def _store_rules(config: Config) -> list[tuple[bool, str]]:
+    url, name = config.store.url, config.run.name
+    return [
+        (url is None or url.startswith(("postgresql://", "postgresql+psycopg://")), f"store.url is {url!r}; use "
+         "postgresql+psycopg://USER@HOST/DATABASE, or remove it for a SQLite file in the run's folder"),
+        (url is None or not re.search(r"//[^/@]*:[^/@]*@|[?&]password=", url), "store.url holds a password, which "
+         "would stand in the run's config and reports: give it in the environment, PGPASSWORD, or in ~/.pgpass"),
+        (url is None or name is None or len(name.encode()) <= 63, f"run.name has {len((name or '').encode())} bytes; "
+         "as the name of a PostgreSQL schema it may have 63"),
+    ]  # fmt: skip
+
+
+def _draw_rules(config: Config) -> list[tuple[bool, str]]:
+    draw, size, sync = config.draw, config.collect.group_size, config.sync
+    shares = shares_of(draw)
+    writes = draw.policy in ("fresh", "replay") or "self" in shares
+    reached = config.collect.offset + sync.period - 1 if sync.rule == "every" else math.inf
+    acts_with = [
+        ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
+        ("mix", draw.policy == "mixed", 'policy = "mixed"'),
+        ("order", draw.policy != "fresh", "policy other than fresh"),
+        ("half_life", draw.order == "priority", 'order = "priority"'),
+        ("max_uses", draw.policy != "fresh", "policy other than fresh"),
+    ]  # fmt: skip
+    return [
+        *((acts or getattr(draw, name) == getattr(DrawConfig, name), f"draw.{name} acts with draw.{other} only: set "
+           "that or remove it") for name, acts, other in acts_with),
+        (0 <= draw.fresh < 1, f"draw.fresh is {draw.fresh}; it must be at least 0 and below 1 (policy fresh is 1)"),
+        (0 < draw.half_life < math.inf, f"draw.half_life is {draw.half_life}; use a value above 0"),
+        (draw.policy != "mixed" or len(draw.shares) > 0, 'draw.shares is empty: say what each origin contributes, such '
+         'as ["self=0.5", "model:teacher=0.5"]'),
+        (len(shares) == len(draw.shares) and all(o and 0 < share < math.inf for o, share in shares.items()),
+         f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
+        (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
+         f"collect.group_size = {size} members"),
+        (draw.max_age is None or not writes or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but what the "
+         f"run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would be passed "
+         "over: raise it, or sync more often"),
+        (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
+        (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
+         f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),
+        (0 <= draw.min_spread < math.inf, f"draw.min_spread is {draw.min_spread}; it must be at least 0"),
     ]  # fmt: skip

@@ -66,6 +66,7 @@ class Loop:
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
+            metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
             sync = self.rule(sync, learner.version)
             if self.stop():

@@ -24,6 +24,10 @@ class Codec(Protocol):
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
+    def response(self, text: str, ended: bool) -> tuple[int, ...]:
+        """What someone wrote after a prompt, with the end token where they had finished."""
+        ...
+
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
         """A conversation through the model's chat template, up to where its next message begins."""
         ...
@@ -82,6 +86,9 @@ class Engine(Protocol):
 class Store(Protocol):
     """The ledger. Everything generated goes in; everything trained comes out."""
 
+    selective: bool
+    """Whether rollouts that have their rewards may be passed over."""
+
     def add(self, rollouts: list[Rollout]) -> list[int]:
         """Write rollouts with the rewards they bring, all or none; returns their ids."""
         ...
@@ -90,12 +97,16 @@ class Store(Protocol):
         """A reward that came later. A higher revision of the same part replaces the earlier one."""
         ...
 
-    def waiting(self, group_size: int) -> int:
-        """Groups that could be drawn now."""
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        """Groups to write before that many can be drawn with a reserve left; 0 where enough are there."""
         ...
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        """Up to that many groups of rewarded rollouts that were never used, first in, first out."""
+        """Up to that many groups of rewarded rollouts, by the store's policy."""
+        ...
+
+    def passed_over(self) -> Mapping[str, int]:
+        """Rollouts that the last draw could not take, by reason."""
         ...
 
     def watermark(self) -> int:
@@ -103,7 +114,7 @@ class Store(Protocol):
         ...
 
     def record(self, uses: list[Use]) -> None:
-        """Note what one step learned from, all or none; it is not drawn again."""
+        """Note what one step learned from, all or none."""
         ...
 
 

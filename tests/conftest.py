@@ -1,5 +1,7 @@
 """Small real parts that several tests share: a random Llama, rollouts with every kind of raggedness, short runs."""
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from solera.build import Result, train
 from solera.config import Config, parse
 from solera.models.language_model import LanguageModel
 from solera.records import Completion, Reward, Rollout, Sequence
+from solera.store.database import Place, place_of
+from tests.postgres import find_programs, running_server
 
 VOCABULARY = 11
 END = 1
@@ -45,6 +49,25 @@ def random_rollout(rng: np.random.Generator, key: int, prompt: tuple[int, ...], 
 
 def random_prompt(rng: np.random.Generator) -> tuple[int, ...]:
     return tuple(int(i) for i in rng.integers(2, VOCABULARY, int(rng.integers(1, 7))))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """URL of a PostgreSQL server that lives as long as the tests."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed (extra: postgres)")
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("no PostgreSQL was found: apt-get install postgresql")
+    with running_server(programs) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where a new store may be made, in each kind of database."""
+    if request.param == "sqlite":
+        return tmp_path / "store.db"
+    return place_of(request.getfixturevalue("postgres"), tmp_path / f"run-{uuid.uuid4().hex}")
 
 
 @pytest.fixture

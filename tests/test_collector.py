@@ -32,12 +32,14 @@ class Echo:
 class Counting:
     """A store that only counts."""
 
+    selective = False
+
     def __init__(self, held: int):
         self.held = held
         self.added: list[Rollout] = []
 
-    def waiting(self, group_size: int) -> int:
-        return self.held
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        return groups + reserve - self.held
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
         self.added += rollouts
@@ -64,6 +66,15 @@ def test_ungraded_groups_are_replaced_a_few_times_over():
     task.run = ungraded
     Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
     assert len(store.added) == 4 * 5 * 3
+
+
+def test_groups_that_a_selective_store_passes_over_are_replaced():
+    task, store = Echo(), Counting(0)
+    store.selective = True
+    real, kept = store.add, iter((2, 1, 9))
+    store.add = lambda rollouts: real(rollouts[: 3 * next(kept)])  # of 5 groups 2 are drawable, of the next 3 one
+    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
+    assert [r.prompt_key for r in store.added][::3] == ["p/0", "p/1", "p/5", "p/8", "p/9"]
 
 
 def test_every_attempt_has_a_seed_of_its_own():

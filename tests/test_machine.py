@@ -77,7 +77,7 @@ def says_one_line(capfd, status: int) -> str:
     [
         (0, 2, "disk"), (8, 2, "store.db"), (40, 2, "store.db"), (64, 2, "disk/run"), (100, 2, "store.db"), (300, 2,
         "step-000002/model"),
-        (800, 2, "step-000002/tensors.pt"), (2200, 2, "step-000004/model"), (2700, 2, "step-000004/tensors.pt"), (400,
+        (800, 2, "step-000002/tensors.pt"), (2200, 2, "step-000004/model"), (2700, 2, "step-000004/tensors.pt"), (500,
         0, "unfinished-model"),
     ],
 )  # fmt: skip

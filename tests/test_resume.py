@@ -21,6 +21,7 @@ from solera.errors import SoleraError
 from solera.models import loading
 from solera.process import alone
 from solera.report.sinks import read_metrics
+from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 
 RUN = """
@@ -185,6 +186,38 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
         with pytest.raises(SoleraError, match="the checkpoint cannot be read") as refusal:
             build.resume(folder)
         assert "\n" not in str(refusal.value)
+
+
+def replaying(root: Path, name: str):
+    draw = 'draw = { policy = "replay", order = "uniform", fresh = 0.5 }'
+    return parse(RUN.format(root=root, name=name, every=2) + draw, "test")
+
+
+def replay_until_killed(folder: Path, steps: int) -> None:
+    """A run that draws at random from what it wrote, killed after so many batches were recorded."""
+    real, count = Ledger.record, iter(range(100))
+
+    def record(self, uses):
+        real(self, uses)
+        if next(count) == steps:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Ledger.record = record
+    if (folder / "config.toml").exists():
+        build.resume(folder)
+    else:
+        build.train(replaying(folder.parent, folder.name))
+
+
+def test_a_killed_run_replays_what_it_would_have_replayed(tmp_path):
+    undisturbed = build.train(replaying(tmp_path, "undisturbed")).folder
+    for steps in (4, 3):
+        child = PROCESSES.Process(target=replay_until_killed, args=(tmp_path / "killed", steps))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    build.resume(tmp_path / "killed")
+    assert_same_outcome(tmp_path / "killed", undisturbed)
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path, whole):

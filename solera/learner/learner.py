@@ -165,7 +165,8 @@ class Learner:
             if proximal or part.only_watched:
                 part.proximal_logp_T = self._score(self.model, part.micro)[0]
             if self.reference is not None and not part.only_watched:
-                part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
+                with self.reference.scoring() as model:
+                    part.ref_logp_T = self._score(model, part.micro)[0]
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""

@@ -24,6 +24,11 @@ class TokenizerCodec:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
 
+    def response(self, text: str, ended: bool) -> tuple[int, ...]:
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        end = self.tokenizer.eos_token_id
+        return (*ids, self.end_token_ids[0] if end is None else end) if ended else tuple(ids)
+
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
         if not self.chats:
             raise SoleraError(

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
+from solera.models.adapter import MARK, Adapter
 
 
 class LanguageModel:
     """Weights that turn token ids into hidden states, and hidden states into logits."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, adapter: Adapter | None = None) -> None:
         self.module = module
+        self.adapter = adapter
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
@@ -31,8 +33,10 @@ class LanguageModel:
         layers that see a window only would lose it."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter once, tied ones under one name."""
-        return dict(self.module.named_parameters())
+        """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
+        alone."""
+        named = dict(self.module.named_parameters())
+        return {name: p for name, p in named.items() if MARK in name} or named
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)
@@ -119,8 +123,8 @@ def without_dropout(module: PreTrainedModel) -> PreTrainedModel:
     return module
 
 
-def end_token_ids(module: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
+def end_token_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
     """Every token that ends a response: the tokenizer's, and those of the model's generation config."""
-    configured = module.generation_config.eos_token_id if module.generation_config else None
+    configured = generation_config.eos_token_id if generation_config else None
     several = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({i for i in (*several, tokenizer.eos_token_id) if i is not None}))

@@ -9,6 +9,7 @@ from solera.errors import SoleraError
 from solera.records import Rollout, Use
 from solera.report.run_folder import RunFolder
 from solera.report.text import Piece, TextReader, pieces, text_reader
+from solera.store.database import place_of
 from solera.store.reading import Reading, UsedGroup, reading
 
 GROUPS = 80
@@ -19,17 +20,17 @@ A_STEP = 4
 
 def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
     """Up to `count` groups of the run's store; what is in the way of that becomes a note of the run."""
-    store = run.path / "store.db"
     if not count:
         return []
-    if not store.is_file():
+    url = run.setting("store", "url")
+    if url is None and not (run.path / "store.db").is_file():
         run.notes.append("store.db is missing: there are no groups to look into.")
         return []
     try:
-        with reading(store) as opened:
+        with reading(place_of(url, run.path)) as opened:
             chosen = list(_chosen(opened, count, _group_size(run)))
             if not chosen:
-                run.notes.append("store.db: nothing was learned from yet, so there are no groups to look into.")
+                run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")
                 return []
             text = text_reader(run)
             return [_plain(opened.with_sequences(used), text) for used in chosen]

@@ -1,36 +1,26 @@
-"""The store: one SQLite file with every rollout, its rewards as they arrive, and its uses."""
+"""The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
-import errno
 import time
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
-from itertools import groupby
+from hashlib import blake2b
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Insert,
-    bindparam,
-    create_engine,
-    delete,
-    event,
-    exists,
-    func,
-    insert,
-    select,
-    update,
-)
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
+from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Sampling, Use
+from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
-from solera.store.schema import metadata, never_used, rewards, rollouts, uses
+from solera.store.schema import never_used, rewards, rollouts, uses
 
 _ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
@@ -39,6 +29,7 @@ _ROLLOUT_COLUMNS = (
 _REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
 _USE_COLUMNS = ("version", "rollout_id", "age", "advantage")
 
+T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = never_used & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
@@ -53,6 +44,18 @@ _READ = (
 )  # fmt: skip
 RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
+_LAST_ID = select(func.max(_r.id))
+_KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
+_EXISTING = select(_r.id).where(_r.id.in_(bindparam("ids", expanding=True)))
+_REVISIONS = (
+    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source)
+    .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
+    .order_by(_w.revision)
+)
+IMPORTED_TOGETHER = 1_000
+"""Rows looked up by one query."""
+_LAST_LATE = select(func.max(_w.late))
+_LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
     .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
@@ -61,28 +64,27 @@ _COUNT_USES = (
 
 
 class Ledger:
-    """The Store protocol over SQLite. What `add`, `add_reward` and `record` have returned from outlives the process."""
+    """The Store protocol: everything is drawn once, first in, first out.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._engine = create_engine(f"sqlite:///{path}")
-        event.listen(self._engine, "connect", _prepare)
-        event.listen(self._engine, "begin", _begin)
-        try:
-            metadata.create_all(self._engine)
-        except OperationalError as error:
-            raise OSError(errno.EIO, f"cannot be used as a store: {error.orig}", str(path)) from error
-        except DatabaseError as error:
-            raise SoleraError(f"{path}: cannot be used as a store: {error.orig}") from error
+    What `add`, `add_reward` and `record` have returned from outlives the process.
+    """
+
+    selective = False
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._engine = open_engine(place)
         self._connection = self._engine.connect()
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_imports = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "fingerprint"))
+        self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
-        """Written here, not yet drawn, and given no further reward since: what a query would find, while no one else
-        writes to the file."""
-        with self._transaction():
-            self._others_wrote = self._data_version()
+        """Written here, not yet drawn, and given no further reward since: what a query would find."""
+        with self.transaction():
+            self._late = self._last_late()
+            """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
@@ -92,9 +94,8 @@ class Ledger:
                 raise SoleraError(
                     f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
                 )
-        with self._transaction(write=True):
-            first = (self._connection.scalar(select(func.max(rollouts.c.id))) or 0) + 1
-            numbered = list(enumerate(new, first))
+        with self.transaction(write=True):
+            numbered = list(enumerate(new, self._last_id() + 1))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
             graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
             self._add_rewards.run(self._connection, graded)
@@ -103,43 +104,77 @@ class Ledger:
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
-            with self._transaction(write=True):
-                self._add_rewards.run(self._connection, [_reward_row(rollout_id, reward, time.time())])
-            self._recent.pop(rollout_id, None)
+            with self.transaction(write=True):
+                late = self._last_late() + 1
+                self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
         except IntegrityError as error:
             raise SoleraError(
-                f"{self.path}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
+                f"{self.place}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
                 "no such rollout, or that revision is there already"
             ) from error
 
+    def revise(self, given: Items[tuple[int, Reward]]) -> int:
+        """Rewards that came later or changed, all or none: each takes the place of what its part held.
+
+        `Reward.revision` is counted here; a reward that says what is known already is left out. Returns how many were
+        written.
+        """
+        with self.transaction(write=True):
+            return self._revise(given)
+
+    def add_imported(self, new: Items[Rollout]) -> tuple[int, int]:
+        """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there
+        already are revised. Returns how many rollouts were new, and how many rewards were revised."""
+        seen, now, revised = Counter[bytes](), time.time(), 0
+        with self.transaction(write=True):
+            first = self._last_id() + 1
+            for some in batched(new, IMPORTED_TOGETHER):
+                marked = {fingerprint(rollout, seen): rollout for rollout in some}
+                known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
+                numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
+                rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
+                self._add_imports.run(self._connection, rows)
+                graded = [_reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
+                self._add_rewards.run(self._connection, graded)
+                revised += self._revise([(known[m], r) for m in marked if m in known for r in marked[m].rewards])
+            return self._last_id() + 1 - first, revised
+
     def waiting(self, group_size: int) -> int:
-        with self._transaction():
+        with self.transaction():
             return sum(count // group_size for count in self._connection.scalars(_COUNT_UNUSED))
 
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        return max(0, groups + reserve - self.waiting(group_size))
+
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        with self._transaction():
+        with self.transaction():
             unused = self._connection.execute(_LIST_UNUSED).all()
-            chosen = _first_groups(unused, groups, group_size)
-            ids = [id_ for _, members in chosen for id_ in members]
-            if (now := self._data_version()) != self._others_wrote:
-                self._recent, self._others_wrote = {}, now
-            if self._recent.keys() >= set(ids):
-                found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids}
-            else:
-                found = self._read(set(ids))
+            return self.read(_first_groups(unused, groups, group_size))
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
+    def read(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
+        """Groups by prompt key and ids of their members, in the transaction that is open."""
+        self._forget_regraded()
+        ids = {id_ for _, members in chosen for id_ in members}
+        unknown = ids - self._recent.keys()
+        found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids - unknown}
+        if unknown:
+            found |= self._read(unknown)
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def record(self, used: list[Use]) -> None:
         if not used:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        with self._transaction(write=True):
+        with self.transaction(write=True):
             self._add_uses.run(self._connection, [(u.version, u.rollout_id, u.age, u.advantage) for u in used])
             self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def watermark(self) -> int:
-        with self._transaction():
-            return self._connection.scalar(select(func.max(_r.id))) or 0
+        with self.transaction():
+            return self._last_id()
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
@@ -147,12 +182,12 @@ class Ledger:
         given its rollouts an origin of their own, so that the run's lineage tells them too."""
         if self.watermark() < watermark:
             raise SoleraError(
-                f"{self.path}: the checkpoint was written with {watermark} rollouts in it, but it holds "
+                f"{self.place}: the checkpoint was written with {watermark} rollouts in it, but it holds "
                 f"{self.watermark()}: put the run's own store back"
             )
         undone = uses.c.version >= version
         times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
-        with self._transaction(write=True):
+        with self.transaction(write=True):
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
@@ -160,26 +195,47 @@ class Ledger:
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
     @contextmanager
-    def _transaction(self, write: bool = False) -> Iterator[None]:
-        """All or none; a full disk or a damaged file is said in one line."""
-        self._connection.info["write"] = write
-        try:
-            with self._connection.begin():
-                yield
-        except IntegrityError:
-            raise
-        except DatabaseError as error:
-            if isinstance(error, OperationalError):  # a full disk, a lock, a disk that fails
-                raise OSError(errno.EIO, f"the store cannot be used: {error.orig}", str(self.path)) from error
-            raise SoleraError(f"{self.path}: the store cannot be used: {error.orig}") from error
+    def transaction(self, write: bool = False) -> Iterator[Connection]:
+        with transaction(self._connection, self.place, write):
+            yield self._connection
 
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
 
-    def _data_version(self) -> int:
-        """A number that SQLite changes when another connection has written to the file."""
-        return int(self._connection.exec_driver_sql("PRAGMA data_version").scalar_one())
+    def _last_id(self) -> int:
+        return self._connection.scalar(_LAST_ID) or 0
+
+    def _revise(self, given: Items[tuple[int, Reward]]) -> int:
+        latest: dict[tuple[int, str], Any] = {}
+        for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
+            self._need_rollouts(some)
+            for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
+                latest[row.rollout_id, row.part] = row[2:]
+        rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
+        for rollout_id, reward in given:
+            revision, value, source = latest.get((rollout_id, reward.part), (-1, None, None))
+            if (value, source) != (reward.value, reward.source):
+                latest[rollout_id, reward.part] = revision + 1, reward.value, reward.source
+                rows.append(
+                    (*_reward_row(rollout_id, replace(reward, revision=revision + 1), now), late + len(rows) + 1)
+                )
+        self._add_late.run(self._connection, rows)
+        return len(rows)
+
+    def _need_rollouts(self, ids: Items[int]) -> None:
+        found = set(self._connection.scalars(_EXISTING, {"ids": list(ids)}))
+        if unknown := sorted(set(ids) - found):
+            raise SoleraError(f"{self.place}: there is no rollout {unknown[0]}")
+
+    def _last_late(self) -> int:
+        return self._connection.scalar(_LAST_LATE) or 0
+
+    def _forget_regraded(self) -> None:
+        """Rollouts that a reward came for since, from here or from elsewhere, are read from the tables."""
+        for number, rollout_id in self._connection.execute(_LATE, {"after": self._late}):
+            self._recent.pop(rollout_id, None)
+            self._late = max(self._late, number)
 
     def _read(self, ids: set[int]) -> dict[int, Rollout]:
         """Rollouts with their rewards."""
@@ -188,8 +244,13 @@ class Ledger:
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
                 lines = list(same)
-                found[id_] = _rollout(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
+                found[id_] = rollout_of(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
         return found
+
+
+def open_store(run: Path | str) -> Ledger:
+    """The store of the run in that folder, running or not: `open_store("runs/NAME").revise([(5, Reward(1.0))])`."""
+    return Ledger(place_in(Path(run)))
 
 
 class Many:
@@ -203,6 +264,12 @@ class Many:
     def run(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             connection.exec_driver_sql(self._sql, rows)
+
+
+def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while some := tuple(islice(rest, count)):
+        yield some
 
 
 def _among(column: Any, ids: Collection[int]) -> Any:
@@ -223,6 +290,15 @@ def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tupl
     return sorted(formed, key=lambda group: group[1][0])[:groups]
 
 
+def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:
+    """A digest of what was written by whom; a text that `seen` has met before is another sample, not the same."""
+    words = "\0".join((rollout.prompt_key, rollout.origin, rollout.lineage or "", rollout.finish_reason))
+    content = blake2b(words.encode() + b"\0" + encode(rollout.sequences), digest_size=16)
+    seen[content.digest()] += 1
+    content.update(seen[content.digest()].to_bytes(4))
+    return content.digest()
+
+
 def _rollout_row(id_: int, rollout: Rollout, now: float) -> tuple[Any, ...]:
     sampling = rollout.sampling
     drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
@@ -236,22 +312,10 @@ def _reward_row(rollout_id: int, reward: Reward, now: float) -> tuple[Any, ...]:
     return rollout_id, reward.part, reward.revision, reward.value, reward.source, now
 
 
-def _rollout(row: Any, graded: tuple[Reward, ...]) -> Rollout:
+def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
     id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
     sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
     return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
-
-
-def _begin(connection: Connection) -> None:
-    """A writer takes the lock first, so that what it has read before writing still holds."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("write") else "BEGIN")
-
-
-def _prepare(connection: Any, _: object) -> None:
-    """Write-ahead log: a killed process loses nothing it was told is written, and readers do not block the writer."""
-    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
-        connection.execute(f"PRAGMA {pragma}")

@@ -1,19 +1,18 @@
 """What was learned from, read back from a store that someone else may be writing to."""
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from pathlib import Path
+from typing import Any
 
-from sqlalchemy import Connection, create_engine, func, select
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy import Connection, Row, case, exists, func, select
 
-from solera.errors import SoleraError
 from solera.records import Group, Reward, Rollout, Use
+from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
+from solera.store.ledger import rollout_of
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _u, _w = rollouts.c, uses.c, rewards.c
@@ -26,6 +25,31 @@ _USED = (
     .outerjoin(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
+
+_ALL = (
+    select(
+        _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
+        _r.sequences, _r.created, _w.value, _w.part, _w.source, _w.revision,
+    )
+    .outerjoin(rewards, _w.rollout_id == _r.id)
+    .where(_r.superseded == 0)
+    .order_by(_r.id, _w.part, _w.revision)
+)  # fmt: skip
+_COUNTS = (
+    select(
+        _r.origin,
+        func.count().label("rollouts"),
+        func.count(func.distinct(_r.prompt_key)).label("prompts"),
+        func.sum(case((exists().where(_w.rollout_id == _r.id), 1), else_=0)).label("rewarded"),
+        func.sum(case((_r.uses > 0, 1), else_=0)).label("used"),
+        func.sum(_r.uses).label("uses"),
+    )
+    .where(_r.superseded == 0)
+    .group_by(_r.origin)
+    .order_by(_r.origin)
+)
+READ_TOGETHER = 1_000
+"""Rows held in memory while all are read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +76,18 @@ class Reading:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def rollouts(self) -> Iterator[tuple[Rollout, float]]:
+        """Every rollout that was not superseded, by id, with the time it was added."""
+        lines = self._connection.execution_options(yield_per=READ_TOGETHER).execute(_ALL)
+        for _, same in groupby(lines, key=itemgetter(0)):
+            rows = [tuple(line) for line in same]
+            graded = tuple(Reward(*row[10:]) for row in rows if row[10] is not None)
+            yield rollout_of(rows[0][:9], graded), rows[0][9]
+
+    def counts(self) -> list[Row[Any]]:
+        """For each origin: rollouts, prompts, how many rollouts have a reward, how many were used, and uses."""
+        return list(self._connection.execute(_COUNTS))
 
     def versions(self) -> range:
         """From the first version that something was learned at to the last."""
@@ -89,19 +125,7 @@ def _used_group(version: int, key: str, members: list[tuple[Rollout, Use]]) -> U
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[Reading]:
+def reading(place: Place) -> Iterator[Reading]:
     """Open a store for reading only; one that is missing, damaged or of another make is refused in one line."""
-    if not path.is_file():
-        raise SoleraError(f"{path}: no such store")
-    # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
-    # beside it and, being allowed only to read, leave them there.
-    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
-    engine = create_engine("sqlite://", creator=lambda: sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True))
-    try:
-        with engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN")  # all that follows is read from one moment
-            yield Reading(connection)
-    except DatabaseError as error:
-        raise SoleraError(f"{path}: cannot be read as a store: {error.orig}") from error
-    finally:
-        engine.dispose()
+    with open_for_reading(place) as connection:
+        yield Reading(connection)

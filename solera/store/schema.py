@@ -20,11 +20,18 @@ rollouts = Table(
     Column("sequences", LargeBinary, nullable=False, doc="see encoding.py"),
     Column("superseded", Integer, nullable=False, server_default="0", doc="written after the checkpoint resumed from"),
     Column("uses", Integer, nullable=False, server_default="0", doc="rows in uses, counted so that drawing is fast"),
+    Column("fingerprint", LargeBinary, doc="digest of what was imported, so that it is not imported twice"),
 )
 
 # Zeros are written out, not bound: an index of a part of a table is used by queries that name that part literally.
 never_used = (rollouts.c.uses == literal_column("0")) & (rollouts.c.superseded == literal_column("0"))
-Index("rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=never_used)
+Index(
+    "rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=never_used, postgresql_where=never_used
+)  # fmt: skip
+_imported = rollouts.c.fingerprint.is_not(None)
+Index(
+    "rollouts_imported", rollouts.c.fingerprint, unique=True, sqlite_where=_imported, postgresql_where=_imported
+)  # fmt: skip
 
 rewards = Table(
     "rewards",
@@ -35,8 +42,11 @@ rewards = Table(
     Column("value", Float, nullable=False),
     Column("source", String, nullable=False),
     Column("created", Float, nullable=False),
+    Column("late", Integer, doc="number among the rewards that came after their rollout; unset for those with it"),
     sqlite_with_rowid=False,  # the key is the table: one tree to write instead of two
 )
+_came_later = rewards.c.late.is_not(None)
+Index("rewards_late", rewards.c.late, sqlite_where=_came_later, postgresql_where=_came_later)
 
 uses = Table(
     "uses",

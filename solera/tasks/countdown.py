@@ -1,5 +1,6 @@
 """Countdown: make a target from given numbers with + − × ÷, each number used once. Generated, graded exactly."""
 
+import re
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
@@ -52,6 +53,16 @@ def draw_problem(rng: Random, level: int, held_out: bool) -> str:
         problem = f"{' '.join(map(str, numbers))} = {target}"
         if 0 < target <= 10 * LARGEST and is_held_out(problem) == held_out:
             return problem
+
+
+def problem_in(text: str) -> str | None:
+    """The problem that a prompt states.
+
+    >>> problem_in("Make 26 from the numbers 3, 5, 7.")
+    '3 5 7 = 26'
+    """
+    match = re.fullmatch(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.", text)
+    return f"{match[2].replace(',', '')} = {match[1]}" if match else None
 
 
 def is_held_out(problem: str) -> bool:

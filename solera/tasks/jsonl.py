@@ -173,25 +173,34 @@ def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
 
 def make_row(line: bytes, place: str, prompt: str) -> Row:
     """A line of JSON as a row, or a complaint with its place."""
-    data = _object(line, place)
+    data = read_object(line, place)
     if prompt not in data:
         known = ", ".join(map(repr, data)) or "none"
         raise SoleraError(
             f"{place}: field {prompt!r} is missing; the fields are {known} (task.prompt names the prompt's)"
         )
-    canonical = {}
+    columns = {}
     for column, value in data.items():
         try:
             if column == prompt:
-                _check_prompt(value)
-            canonical[column] = _canonical([column, value])
+                check_prompt(value)
+            columns[column] = canonical([column, value])
         except SoleraError as error:
             raise SoleraError(f"{place}: field {column!r} {error}") from None
-    content = blake2b(b"".join(sorted(canonical.values())), digest_size=12).hexdigest()
-    return Row(place, data, f"jsonl/{content}", blake2b(canonical[prompt], digest_size=8).digest())
+    content = blake2b(b"".join(sorted(columns.values())), digest_size=12).hexdigest()
+    return Row(place, data, f"jsonl/{content}", _digest(columns[prompt]))
 
 
-def _object(line: bytes, place: str) -> dict[str, Any]:
+def prompt_digest(column: str, prompt: Any) -> bytes:
+    """Equal for equal prompts, whatever else stands in their rows."""
+    return _digest(canonical([column, prompt]))
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=8).digest()
+
+
+def read_object(line: bytes, place: str) -> dict[str, Any]:
     try:
         data = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repetition)
     except UnicodeDecodeError as error:
@@ -203,7 +212,7 @@ def _object(line: bytes, place: str) -> dict[str, Any]:
     except ValueError as error:
         raise SoleraError(f"{place}: {error}") from error
     if not isinstance(data, dict):
-        raise SoleraError(f'{place}: not a JSON object but {_kind(data)}: write {{"prompt": …}}')
+        raise SoleraError(f'{place}: not a JSON object but {kind_of(data)}: write {{"prompt": …}}')
     return data
 
 
@@ -215,19 +224,19 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def _check_prompt(prompt: Any) -> None:
+def check_prompt(prompt: Any) -> None:
     """Text, or chat messages that end where the policy is to answer; the complaint goes on from the field's name."""
     if isinstance(prompt, str):
         if not prompt:
             raise SoleraError("is empty")
         return
     if not isinstance(prompt, list):
-        raise SoleraError(f"is {_kind(prompt)}, but must be text or a list of chat messages")
+        raise SoleraError(f"is {kind_of(prompt)}, but must be text or a list of chat messages")
     if not prompt:
         raise SoleraError("is an empty list of chat messages")
     for number, message in enumerate(prompt, 1):
         if not isinstance(message, dict):
-            raise SoleraError(f"message {number} is {_kind(message)}, but must be an object with role and content")
+            raise SoleraError(f"message {number} is {kind_of(message)}, but must be an object with role and content")
         if message.get("role") not in ROLES:
             raise SoleraError(
                 f"message {number}: role is {_shown(message, 'role')}, but must be one of {', '.join(ROLES)}"
@@ -251,7 +260,7 @@ def _check_answer(row: Row, column: str, graders: frozenset[str]) -> None:
         raise SoleraError(f"{field} {error}") from None
 
 
-def _canonical(value: Any) -> bytes:
+def canonical(value: Any) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
     except UnicodeEncodeError:
@@ -262,7 +271,7 @@ def _canonical(value: Any) -> bytes:
         raise SoleraError("holds a number that is not finite (NaN, or beyond what a float can hold)") from None
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
     kinds = {str: "text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
 

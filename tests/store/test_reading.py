@@ -15,9 +15,9 @@ def rollout(key: str, reward: float | None, token: int) -> Rollout:
 
 
 @pytest.fixture
-def store(tmp_path):
+def store(place):
     """At version 3 two groups of `p` and one of `q`, the last masked; at version 5 one rollout of `p` again."""
-    ledger = Ledger(tmp_path / "store.db")
+    ledger = Ledger(place)
     new = [("p", 1.0), ("q", 0.5), ("p", 0.0), ("q", 0.5), ("p", 1.0), ("p", None)]
     ids = ledger.add([rollout(key, reward, 10 + i) for i, (key, reward) in enumerate(new)])
     ledger.record([Use(id_, 3, 3, None if key == "q" else 0.25) for id_, (key, _) in zip(ids, new, strict=True)])
@@ -26,8 +26,8 @@ def store(tmp_path):
     ledger.close()
 
 
-def test_groups_as_they_were_drawn(store):
-    with reading(store.path) as opened:
+def test_groups_as_they_were_drawn(store, place):
+    with reading(place) as opened:
         assert opened.versions() == range(3, 6)
         groups = opened.used(3, group_size=2)
         assert [[r.id for r in used.group.rollouts] for used in groups] == [[1, 3], [5, 6], [2, 4]]
@@ -42,20 +42,21 @@ def test_groups_as_they_were_drawn(store):
         assert [r.finish_reason for r in filled] == ["length", "length"]
 
 
-def test_one_moment_is_read_while_another_writes(store):
-    with reading(store.path) as opened:
+def test_one_moment_is_read_while_another_writes(store, place):
+    with reading(place) as opened:
         assert opened.versions() == range(3, 6)
         store.record([Use(1, 9, 9, 0.0)])  # would wait for half a minute and fail if the reader held it up
         assert opened.versions() == range(3, 6)
-    with reading(store.path) as opened:
+    with reading(place) as opened:
         assert opened.versions() == range(3, 10)
 
 
-def test_a_closed_store_is_left_as_it_was(store):
+@pytest.mark.parametrize("place", ["sqlite"], indirect=True)
+def test_a_closed_store_is_left_as_it_was(store, place):
     store.close()
-    with reading(store.path) as opened:
+    with reading(place) as opened:
         assert opened.versions() == range(3, 6)
-    assert [path.name for path in store.path.parent.iterdir()] == ["store.db"]
+    assert [path.name for path in place.parent.iterdir()] == ["store.db"]
 
 
 def test_what_cannot_be_read_is_one_line(tmp_path):

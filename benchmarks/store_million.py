@@ -1,0 +1,108 @@
+"""The store at size: adding, drawing by priority, the file, the memory.
+
+    python benchmarks/store_million.py --rollouts 1000000
+    python benchmarks/store_million.py --rollouts 50000 --url postgresql+psycopg://USER@HOST/DATABASE
+
+Rollouts of `--tokens` tokens, a fifth of them the prompt's, in groups of eight, are added a batch of 512 at a time, as
+a run would. Then 512 rollouts are drawn by priority, many times, each draw followed by the record of its uses and by
+512 more rollouts. Raw bytes are those of token ids and log-probabilities, four each.
+"""
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+from solera.config import DrawConfig
+from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
+from solera.store.database import place_of
+from solera.store.ledger import Ledger
+from solera.store.selected import Selected
+
+BATCH, GROUP, DRAWS = 512, 8, 20
+LINEAGE = uuid.UUID(int=0).hex
+SAMPLING = Sampling(1.0, 256)
+
+
+def batch(number: int, tokens: int, rng: np.random.Generator) -> list[Rollout]:
+    prompt = tokens // 5
+    ids_BT = rng.integers(0, 150_000, (BATCH, tokens), dtype=np.int32)
+    logp_BT = -rng.exponential(1.0, (BATCH, tokens - prompt)).astype(np.float32)
+    return [
+        Rollout(
+            f"prompt/{number}/{b // GROUP}",
+            (Sequence(ids_BT[b], (Span(prompt, tokens, number),), logp_BT[b]),),
+            (Reward(float(rng.random() < 0.5)),), LINEAGE, "self", "stop", SAMPLING,
+        )
+        for b in range(BATCH)
+    ]  # fmt: skip
+
+
+def memory() -> float:
+    """Most memory held so far, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def fill(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) -> float:
+    """Seconds spent adding."""
+    spent = 0.0
+    for number in range(batches):
+        new = batch(number, tokens, rng)
+        start = time.perf_counter()
+        ledger.add(new)
+        spent += time.perf_counter() - start
+    return spent
+
+
+def draw(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) -> tuple[float, list[float]]:
+    """Seconds of the first draw, which reads what there is, and of those that follow."""
+    now = batches
+    store = Selected(ledger, DrawConfig("offline", order="priority"), 0, lambda: (now, LINEAGE))
+    times = []
+    for _ in range(DRAWS + 1):
+        start = time.perf_counter()
+        groups = store.draw(BATCH // GROUP, GROUP)
+        times.append(time.perf_counter() - start)
+        drawn = [rollout for group in groups for rollout in group.rollouts]
+        store.record([Use(r.id, now, r.age(now, LINEAGE), 0.5) for r in drawn if r.id is not None])
+        ledger.add(batch(now, tokens, rng))
+        now += 1
+    return times[0], times[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollouts", type=int, default=1_000_000)
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--url", help="a PostgreSQL database; by default a SQLite file in a temporary folder")
+    chosen = parser.parse_args()
+    rng, batches = np.random.default_rng(0), max(1, chosen.rollouts // BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+        place = place_of(chosen.url, Path(folder) / f"bench-{uuid.uuid4().hex[:8]}" if chosen.url else Path(folder))
+        ledger, before = Ledger(place), memory()
+        spent = fill(ledger, batches, chosen.tokens, rng)
+        added, filled = batches * BATCH, memory()
+        print(f"added      {added} rollouts, {added / spent:,.0f} a second")
+        print(f"memory     {before:.0f} MiB before, {filled:.0f} MiB after adding")
+        if isinstance(place, Path):
+            ledger.close()
+            raw = added * 4 * (chosen.tokens + chosen.tokens - chosen.tokens // 5)
+            size = place.stat().st_size
+            print(f"file       {size / 2**20:.0f} MiB, {size / raw:.3f} times the raw bytes of tokens and floats")
+            ledger = Ledger(place)
+        first, others = draw(ledger, batches, chosen.tokens, rng)
+        print(f"first draw {first * 1e3:.0f} ms (reads what there is)")
+        print(
+            f"draw       {BATCH} rollouts by priority in {statistics.median(others) * 1e3:.1f} ms (median of {DRAWS})"
+        )
+        print(f"memory     {memory():.0f} MiB after drawing")
+        ledger.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""`solera data`: rollouts and rewards in and out of a run's store, while it runs or after."""
+
+import sys
+from argparse import Namespace
+from contextlib import closing
+from pathlib import Path
+
+from solera.cli.options import Parser
+from solera.errors import SoleraError
+
+HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
+
+  solera data show RUN                                   what the store holds, by origin
+  solera data import RUN FILE.jsonl                      text of other models and people, or another run's export
+  solera data export RUN FILE.jsonl                      every rollout with its rewards, tokens and log-probabilities
+  solera data reward RUN --id 17 --value 1               a reward that came later, or changed
+  solera data reward RUN FILE.jsonl                      many of them
+"""
+IMPORT_HELP = """One JSON object a line: prompt (text or chat messages), response (text), and where known reward (a
+number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or length), key (rollouts of
+one key are compared), response_ids and logp (token ids and their log-probabilities). Or what `export` writes. A file
+can be imported again: what is there already stays as it is, its changed rewards are revised. All lines or none."""
+REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. In a
+file, one JSON object a line: id, value, and where wanted part and source. All lines or none."""
+
+
+def run(arguments: list[str]) -> int:
+    chosen = _parser().parse_args(arguments)
+    return {"show": _show, "import": _import, "export": _export, "reward": _reward}[chosen.action](chosen)
+
+
+def _parser() -> Parser:
+    from argparse import RawDescriptionHelpFormatter
+
+    parser = Parser("solera data", description=HELP, formatter_class=RawDescriptionHelpFormatter)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    parsers = {
+        name: actions.add_parser(name, help=does, description=description)
+        for name, does, description in (
+            ("show", "what the store holds, by origin", None),
+            ("import", "rollouts from a file", IMPORT_HELP),
+            ("export", "rollouts into a file", None),
+            ("reward", "rewards that came later, or changed", REWARD_HELP),
+        )
+    }
+    for one in parsers.values():
+        one.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/NAME")
+    parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines")
+    parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
+    parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where the lines go")
+    parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines")
+    parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
+    parsers["reward"].add_argument("--value", type=float, help="what it is worth")
+    parsers["reward"].add_argument("--part", default="reward", help="part of the reward (default: %(default)s)")
+    parsers["reward"].add_argument("--source", default="person", help="who says so (default: %(default)s)")
+    for name in ("import", "reward"):
+        parsers[name].add_argument(
+            "--skip-bad", type=Path, metavar="FILE", help="take the good lines and set the bad ones aside in this file"
+        )
+    return parser
+
+
+def _show(chosen: Namespace) -> int:
+    from solera.store.database import place_in
+    from solera.store.reading import reading
+
+    with reading(place_in(chosen.run)) as opened:
+        counts = opened.counts()
+    head = ("origin", "rollouts", "prompts", "rewarded", "waiting", "used", "uses")
+    lines = [(c.origin, c.rollouts, c.prompts, c.rewarded, c.rollouts - c.rewarded, c.used, c.uses) for c in counts]
+    width = max(len(str(line[0])) for line in [head, *lines])
+    for line in [head, *lines]:
+        print(f"{line[0]:{width}}" + "".join(f"{value:>10}" for value in line[1:]))
+    return 0
+
+
+def _import(chosen: Namespace) -> int:
+    from solera.config import load
+    from solera.objectives.table import resolve_config
+    from solera.store.exchange import import_rollouts
+    from solera.store.ledger import open_store
+    from solera.store.lines import ORIGIN
+
+    if chosen.origin is not None and (chosen.origin == "self" or not ORIGIN.fullmatch(chosen.origin)):
+        raise SoleraError(f"--origin is {chosen.origin!r}; it must be human, model:NAME or file:NAME")
+    with closing(open_store(chosen.run)) as ledger:
+        config = resolve_config(load(chosen.run / "config.toml"))
+        from solera.build import line_reader
+        from solera.models.loading import load_reader
+
+        reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
+        done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
+    print(f"{done.rollouts} rollouts imported, {done.known} known already, {done.rewards} rewards revised")
+    return _tell_bad(done.complaints, chosen.skip_bad)
+
+
+def _export(chosen: Namespace) -> int:
+    from solera.store.database import place_in
+    from solera.store.exchange import export_rollouts
+
+    print(f"{export_rollouts(place_in(chosen.run), chosen.file)} rollouts exported to {chosen.file}")
+    return 0
+
+
+def _reward(chosen: Namespace) -> int:
+    from solera.records import Reward
+    from solera.store.exchange import import_rewards
+    from solera.store.ledger import open_store
+
+    single = chosen.id is not None and chosen.value is not None
+    if single == (chosen.file is not None) or (chosen.file is not None and (chosen.id or chosen.value) is not None):
+        raise SoleraError("reward: give --id and --value, or a file (see solera data reward --help)")
+    with closing(open_store(chosen.run)) as ledger:
+        if single:
+            count, complaints = ledger.revise([(chosen.id, Reward(chosen.value, chosen.part, chosen.source))]), []
+        else:
+            done = import_rewards(ledger, chosen.file, chosen.skip_bad)
+            count, complaints = done.rewards, done.complaints
+    print(f"{count} rewards written")
+    return _tell_bad(complaints, chosen.skip_bad)
+
+
+def _tell_bad(complaints: list[str], target: Path | None) -> int:
+    for complaint in complaints:
+        print(f"solera: {complaint}", file=sys.stderr)
+    if complaints:
+        print(f"solera: {len(complaints)} bad lines are set aside in {target}", file=sys.stderr)
+    return 0

@@ -1,0 +1,179 @@
+"""Where a store is, and a connection to it: a SQLite file, or a schema of a PostgreSQL database."""
+
+import errno
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url
+from sqlalchemy.engine.interfaces import IsolationLevel
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError
+
+from solera.config import load
+from solera.errors import SoleraError, one_line
+from solera.store.migrations import migrate, refuse_newer, version_of
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A run's store in a database: the tables lie in a schema that has the run's name."""
+
+    url: URL
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.url} schema {self.run!r}"
+
+
+Place = Path | Postgres
+
+
+def place_of(url: str | None, folder: Path) -> Place:
+    """The store of the run in `folder`, whose config has `store.url`."""
+    if url is None:
+        return folder / "store.db"
+    try:
+        return Postgres(make_url(url).set(drivername="postgresql+psycopg"), folder.absolute().name)
+    except ArgumentError as error:
+        raise SoleraError(f"store.url: {one_line(error)}") from error
+
+
+def place_in(folder: Path) -> Place:
+    """The store of a run that was begun."""
+    if not (folder / "config.toml").is_file():
+        raise SoleraError(f"{folder}: no config.toml, so it is not the folder of a run")
+    place = place_of(load(folder / "config.toml").store.url, folder)
+    if isinstance(place, Path) and not place.is_file():
+        raise SoleraError(f"{place}: no such store")
+    return place
+
+
+def refuse_taken(place: Place) -> None:
+    """A new run needs a store of its own."""
+    if isinstance(place, Postgres):
+        engine = _postgres(place)
+        with transaction_of(engine, place) as connection:
+            taken = inspect(connection).has_schema(place.run)
+        engine.dispose()
+        if taken:
+            raise SoleraError(f"{place} exists already: choose another --run.name, or drop that schema")
+
+
+def open_engine(place: Place) -> Engine:
+    """Ready for reading and writing, the schema made or brought to this version."""
+    engine = _postgres(place) if isinstance(place, Postgres) else _sqlite(place)
+    with transaction_of(engine, place) as connection:
+        if isinstance(place, Postgres):
+            connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {_quoted(place.run)}")
+        migrate(connection, str(place))
+    return engine
+
+
+@contextmanager
+def open_for_reading(place: Place) -> Iterator[Connection]:
+    """One moment of a store: what is written meanwhile is not seen, and whoever writes is not held up."""
+    engine = _postgres(place, "REPEATABLE READ") if isinstance(place, Postgres) else _sqlite_read_only(place)
+    try:
+        with complaining(place, "cannot be read as a store"), engine.connect() as connection:
+            if isinstance(place, Path):
+                connection.exec_driver_sql("BEGIN")
+            refuse_newer(version_of(connection), str(place))
+            yield connection
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def transaction_of(engine: Engine, place: Place) -> Iterator[Connection]:
+    """Write once, by a connection of its own."""
+    with complaining(place, "cannot be used as a store"), engine.connect() as connection:
+        connection.info["write"] = True
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def transaction(connection: Connection, place: Place, write: bool = False) -> Iterator[None]:
+    """All or none."""
+    connection.info["write"] = write
+    with complaining(place, "the store cannot be used"), connection.begin():
+        yield
+
+
+@contextmanager
+def complaining(place: Place, complaint: str) -> Iterator[None]:
+    """A full disk, a damaged file or a server that is away is said in one line."""
+    try:
+        yield
+    except IntegrityError:
+        raise
+    except DatabaseError as error:
+        said = f"{complaint}: {one_line(error.orig or error)}"
+        if isinstance(error, OperationalError) and not _of_another_make(error):
+            raise OSError(errno.EIO, said, str(place)) from error
+        raise SoleraError(f"{place}: {said}") from error
+
+
+def _of_another_make(error: OperationalError) -> bool:
+    """SQLite gives a missing table the class that it gives a full disk."""
+    return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+
+
+def _sqlite(path: Path) -> Engine:
+    engine = create_engine(f"sqlite:///{path}")
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """A writer takes the lock first, so that what it has read before writing still holds."""
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("write") else "BEGIN")
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    """Write-ahead log: a killed process loses nothing it was told is written, and readers do not block the writer.
+
+    Into a page of SQLite's usual size only two rollouts of two hundred tokens fit, and a quarter of it stays empty.
+    """
+    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
+    for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _sqlite_read_only(path: Path) -> Engine:
+    if not path.is_file():
+        raise SoleraError(f"{path}: no such store")
+    # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
+    # beside it and, being allowed only to read, leave them there.
+    mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, uri=True))
+
+
+def _postgres(place: Postgres, isolation: IsolationLevel = "READ COMMITTED") -> Engine:
+    try:
+        engine = create_engine(place.url, paramstyle="format", isolation_level=isolation)
+    except ModuleNotFoundError as error:
+        raise SoleraError("store.url: PostgreSQL needs the package psycopg: pip install 'solera[postgres]'") from error
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        connection.autocommit = True  # or the setting would be gone with the first transaction rolled back
+        connection.execute(f"SET search_path TO {_quoted(place.run)}")
+        connection.autocommit = False
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        """Writers of one store wait for each other, as with SQLite: ids grow in the order of commits."""
+        if connection.info.get("write"):
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"solera {place.run}",))
+
+    return engine
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,272 @@
+"""Which rollouts a batch is made of: pure ranking over rows, nothing read and nothing written.
+
+Rows lie in the order of their prompt, and within a prompt in the order they came. A prompt's rows are cut into groups;
+groups are filtered and ranked; the first are drawn. What is passed over is counted by reason, in rollouts.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import reduce
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from solera.config import DrawConfig, OrderName, shares_of
+from solera.streams import stream_seed
+
+NO_AGE = np.iinfo(np.int32).min
+"""Version of a row that has no age: another run's, another model's, a person's."""
+Mask = npt.NDArray[np.bool_]
+Order = OrderName | Literal["first"]
+
+
+class Rows(NamedTuple):
+    """What drawing asks of each rollout (`_R`), by prompt and then by id."""
+
+    id_R: npt.NDArray[np.int64]
+    key_R: npt.NDArray[np.int32]
+    origin_R: npt.NDArray[np.int16]
+    version_R: npt.NDArray[np.int32]
+    uses_R: npt.NDArray[np.int32]
+    reward_R: npt.NDArray[np.float32]
+    """NaN while no reward has come."""
+
+
+class Groups(NamedTuple):
+    """Group p holds the rows `member_R[start_P[p] : start_P[p] + size_P[p]]`."""
+
+    member_R: npt.NDArray[np.int64]
+    start_P: npt.NDArray[np.int64]
+    size_P: npt.NDArray[np.int64]
+
+    def of(self, place: int) -> npt.NDArray[np.int64]:
+        return self.member_R[self.start_P[place] : self.start_P[place] + self.size_P[place]]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A policy at one moment: `now` is the learner's version, `origins` the names behind `Rows.origin_R`."""
+
+    draw: DrawConfig
+    group_size: int
+    now: int
+    seed: int
+    origins: tuple[str, ...]
+
+    @property
+    def least(self) -> int:
+        return self.group_size if self.draw.min_rewarded is None else self.draw.min_rewarded
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Groups, the places of the best of them first, and the share of the batch that they are to fill."""
+
+    share: float
+    groups: Groups
+    best_P: npt.NDArray[np.int64]
+    written: bool
+    """Whether the run writes them itself, so that a shortage can be made up."""
+
+    def between(self, start: int, stop: int) -> list[npt.NDArray[np.int64]]:
+        return [self.groups.of(place) for place in self.best_P[start:stop].tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The parts of a batch, and what was passed over for good or for now."""
+
+    parts: list[Part]
+    passed: Mapping[str, int]
+
+    def take(self, groups: int) -> list[npt.NDArray[np.int64]]:
+        """Each part gives its share; where one falls short the others make up for it, the first part first."""
+        pairs = list(zip(self.parts, apportion(groups, [part.share for part in self.parts]), strict=True))
+        chosen = [group for part, count in pairs for group in part.between(0, count)]
+        for part, count in pairs:
+            chosen += part.between(count, count + groups - len(chosen))
+        return chosen
+
+    def missing(self, groups: int, reserve: int) -> int:
+        """Groups to write so that `groups` can be drawn and `reserve` stay; 0 where nothing is written."""
+        counts = apportion(groups, [part.share for part in self.parts])
+        pairs = list(zip(self.parts, counts, strict=True))
+        others = sum(min(count, len(part.best_P)) for part, count in pairs if not part.written)
+        return sum(max(0, groups - others + reserve - len(part.best_P)) for part in self.parts if part.written)
+
+
+def rank(rows: Rows, selection: Selection) -> Ranking:
+    """All groups that may be drawn now, in the order in which the policy draws them."""
+    draw, passed = selection.draw, Counter[str]()
+    eligible_R = _eligible(rows, selection, passed)
+    new_R = eligible_R & (rows.uses_R == 0)
+    if draw.policy == "fresh":
+        parts = [_part(rows, selection, passed, 1.0, new_R, "first", True)]
+    elif draw.policy == "replay":
+        old_R = eligible_R & (rows.uses_R > 0)
+        parts = [
+            _part(rows, selection, passed, draw.fresh, new_R, "first", True),
+            _part(rows, selection, passed, 1 - draw.fresh, old_R, draw.order),
+        ]
+    elif draw.policy == "offline":
+        parts = [_part(rows, selection, passed, 1.0, eligible_R, draw.order)]
+    else:
+        by_origin = {o: (new_R if o == "self" else eligible_R) & _from(rows, selection, o) for o in shares_of(draw)}
+        mixed = _within if draw.mix == "within" else _between
+        parts = mixed(rows, selection, passed, by_origin)
+    return Ranking(parts, {reason: count for reason, count in passed.items() if count})
+
+
+def apportion(count: int, shares: list[float]) -> list[int]:
+    """Whole numbers that add up to `count`, as near to the shares as can be; the earlier gets what is left over.
+
+    >>> apportion(8, [0.5, 0.3, 0.2]), apportion(3, [0.5, 0.5])
+    ([4, 2, 2], [2, 1])
+    """
+    exact = [count * share / sum(shares) for share in shares]
+    whole = [int(value + 1e-9) for value in exact]
+    by_rest = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
+    for i in by_rest[: count - sum(whole)]:
+        whole[i] += 1
+    return whole
+
+
+def _eligible(rows: Rows, selection: Selection, passed: Counter[str]) -> Mask:
+    draw = selection.draw
+    left_R = ~np.isnan(rows.reward_R)
+    passed["unrewarded"] = len(left_R) - int(left_R.sum())
+    for reason, out_R in (
+        ("too_old", _too_old(rows, selection)),
+        ("used_up", None if draw.max_uses is None else rows.uses_R >= draw.max_uses),
+    ):
+        if out_R is not None:
+            passed[reason] = int((left_R & out_R).sum())
+            left_R = left_R & ~out_R
+    return left_R
+
+
+def _too_old(rows: Rows, selection: Selection) -> Mask | None:
+    if selection.draw.max_age is None:
+        return None
+    return (rows.version_R < selection.now - selection.draw.max_age) & (rows.version_R != NO_AGE)
+
+
+def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
+    """Rows whose origin is named by `pattern`, in which `*` stands for anything."""
+    codes = [code for code, origin in enumerate(selection.origins) if fnmatchcase(origin, pattern)]
+    return np.isin(rows.origin_R, codes)
+
+
+def _part(
+    rows: Rows, selection: Selection, passed: Counter[str], share: float, chosen_R: Mask, order: Order,
+    written: bool = False,
+) -> Part:  # fmt: skip
+    cut = _cut(rows, chosen_R, selection.group_size, newest_whole=order in ("newest", "priority"))
+    groups = _filtered(rows, cut, selection, passed)
+    return Part(share, groups, _ranked(rows, groups, selection, order), written)
+
+
+def _between(rows: Rows, selection: Selection, passed: Counter[str], by_origin: dict[str, Mask]) -> list[Part]:
+    """Each group is of one origin."""
+    shares = shares_of(selection.draw)
+    return [
+        _part(rows, selection, passed, shares[origin], chosen_R, "first" if origin == "self" else selection.draw.order,
+              origin == "self")
+        for origin, chosen_R in by_origin.items()
+    ]  # fmt: skip
+
+
+def _within(rows: Rows, selection: Selection, passed: Counter[str], by_origin: dict[str, Mask]) -> list[Part]:
+    """Each group holds members of every origin in their shares; without any of one of them it is not complete."""
+    quotas = quotas_of(selection.draw, selection.group_size)
+    cuts = [_cut(rows, by_origin[origin], quota) for origin, quota in quotas.items()]
+    numbers = [_numbers(rows, cut) for cut in cuts]
+    number_R, member_R = np.concatenate(numbers), np.concatenate([cut.member_R for cut in cuts])
+    met_R = np.isin(number_R, reduce(np.intersect1d, numbers))
+    passed["incomplete"] += int((~met_R).sum())
+    number_R, member_R = number_R[met_R], member_R[met_R]
+    in_order = np.argsort(number_R, kind="stable")
+    start_P = _run_starts(number_R[in_order])
+    groups = Groups(member_R[in_order], start_P, np.diff(start_P, append=len(member_R)))
+    groups = _filtered(rows, groups, selection, passed)
+    order: Order = "first" if "self" in quotas else selection.draw.order
+    return [Part(1.0, groups, _ranked(rows, groups, selection, order), "self" in quotas)]
+
+
+def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:
+    """For each row a number of its prompt and of its place among the prompt's groups, to be met by other origins."""
+    key_P = rows.key_R[cut.member_R[cut.start_P]].astype(np.int64)
+    place_P = _count_up(np.diff(_run_starts(key_P), append=len(key_P)))
+    return np.repeat(key_P << 32 | place_P, cut.size_P)
+
+
+def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
+    """Members of each origin in a group that is mixed within itself."""
+    shares = shares_of(draw)
+    return dict(zip(shares, apportion(group_size, list(shares.values())), strict=True))
+
+
+def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> Groups:
+    """A prompt's rows fill one group after the other; the one that is not full is its last, or with `newest_whole` its
+    first."""
+    member_R = np.flatnonzero(chosen_R)
+    first_K = _run_starts(rows.key_R[member_R])
+    rows_K = np.diff(first_K, append=len(member_R))
+    groups_K = -(-rows_K // size)
+    begin_K = first_K + rows_K - groups_K * size if newest_whole else first_K
+    start_P = np.maximum(np.repeat(begin_K, groups_K) + size * _count_up(groups_K), np.repeat(first_K, groups_K))
+    return Groups(member_R, start_P, np.diff(start_P, append=len(member_R)))
+
+
+def _run_starts(value_R: npt.NDArray) -> npt.NDArray[np.int64]:
+    """Where equal values that follow each other begin."""
+    return np.flatnonzero(np.concatenate([value_R[:1] == value_R[:1], value_R[1:] != value_R[:-1]]))
+
+
+def _count_up(length_K: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0, 1, 2, … anew for each length.
+
+    >>> _count_up(np.array([2, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(length_K.sum()) - np.repeat(np.cumsum(length_K) - length_K, length_K)
+
+
+def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Counter[str]) -> Groups:
+    complete_P = groups.size_P >= selection.least
+    passed["incomplete"] += int(groups.size_P[~complete_P].sum())
+    if selection.draw.min_spread > 0 and len(complete_P):
+        reward_R = rows.reward_R[groups.member_R]
+        spread_P = np.maximum.reduceat(reward_R, groups.start_P) - np.minimum.reduceat(reward_R, groups.start_P)
+        flat_P = complete_P & (spread_P < selection.draw.min_spread)
+        passed["flat"] += int(groups.size_P[flat_P].sum())
+        complete_P = complete_P & ~flat_P
+    return Groups(groups.member_R, groups.start_P[complete_P], groups.size_P[complete_P])
+
+
+def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> npt.NDArray[np.int64]:
+    """Places of the groups, the one to draw first at the front."""
+    if order == "uniform":
+        return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups.start_P))
+    if order == "newest":
+        return np.argsort(-rows.id_R[groups.member_R[groups.start_P + groups.size_P - 1]])
+    first_P = rows.id_R[groups.member_R[groups.start_P]]
+    if order == "first":
+        return np.argsort(first_P)
+    return np.lexsort((first_P, -_priority(rows, groups, selection)))
+
+
+def _priority(rows: Rows, groups: Groups, selection: Selection) -> npt.NDArray[np.float64]:
+    """2^(−age / half_life) / (1 + uses), of the group's mean age and mean uses; without an age it counts as 0."""
+    version_R = rows.version_R[groups.member_R]
+    age_P = _means(np.where(version_R == NO_AGE, 0, selection.now - version_R), groups)
+    return np.exp2(-age_P / selection.draw.half_life) / (1 + _means(rows.uses_R[groups.member_R], groups))
+
+
+def _means(value_R: npt.NDArray, groups: Groups) -> npt.NDArray[np.float64]:
+    """Mean over each group's rows; rows between the groups belong to groups that were filtered out."""
+    total_R = np.r_[0, np.cumsum(value_R, dtype=np.int64)]
+    return (total_R[groups.start_P + groups.size_P] - total_R[groups.start_P]) / groups.size_P

@@ -1,0 +1,106 @@
+"""Rollouts and rewards in and out of a store, as files of JSON lines."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from solera.errors import SoleraError
+from solera.records import Reward
+from solera.store.database import Place
+from solera.store.ledger import Ledger
+from solera.store.lines import LineReader, read_reward, write_line
+from solera.store.reading import reading
+
+T = TypeVar("T")
+
+
+@dataclass
+class ReadLines(Generic[T]):
+    """What a file holds: the good lines read, the bad ones as they stand, each with its complaint."""
+
+    good: list[T] = field(default_factory=list)
+    bad: list[bytes] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came of a file."""
+
+    rollouts: int
+    """New ones."""
+    known: int
+    """Rollouts that were there already."""
+    rewards: int
+    """Rewards revised, or added to rollouts that were there."""
+    complaints: list[str]
+
+
+def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
+    """All lines or none, in one transaction; with `skip_bad` all good lines, and the bad ones into that file."""
+    lines = read_lines(path, reader, skip_bad is not None)
+    new, revised = ledger.add_imported(lines.good)
+    _set_aside(lines.bad, skip_bad)
+    return Imported(new, len(lines.good) - new, revised, lines.complaints)
+
+
+def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> Imported:
+    """Rewards by rollout id, in the same way."""
+    known = ledger.watermark()
+
+    def read(line: bytes, place: str) -> tuple[int, Reward]:
+        id_, reward = read_reward(line, place)
+        if id_ > known:
+            raise SoleraError(f"{place}: field 'id': there is no rollout {id_}; the last is {known}")
+        return id_, reward
+
+    lines = read_lines(path, read, skip_bad is not None)
+    revised = ledger.revise(lines.good)
+    _set_aside(lines.bad, skip_bad)
+    return Imported(0, 0, revised, lines.complaints)
+
+
+def export_rollouts(place: Place, target: Path) -> int:
+    """Every rollout that counts, with its rewards; the file appears whole or not at all. Returns how many."""
+    unfinished = target.with_name(f".unfinished-{target.name}")
+    count = 0
+    with reading(place) as opened, unfinished.open("w", encoding="utf-8") as file:
+        for rollout, created in opened.rollouts():
+            file.write(write_line(rollout, created) + "\n")
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(target)
+    return count
+
+
+def read_lines(path: Path, read: Callable[[bytes, str], T], keep_going: bool) -> ReadLines[T]:
+    """Every line that is not blank; the first bad one stops it, unless told to keep going."""
+    lines = ReadLines[T]()
+    for number, line in _numbered(path):
+        try:
+            lines.good.append(read(line, f"{path}:{number}"))
+        except SoleraError as error:
+            if not keep_going:
+                raise
+            lines.bad.append(line)
+            lines.complaints.append(str(error))
+    if not lines.good and not lines.bad:
+        raise SoleraError(f"{path}:1: the file is empty: it must hold one JSON object a line")
+    return lines
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+    except OSError as error:
+        raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _set_aside(bad: list[bytes], target: Path | None) -> None:
+    """After the good lines are in: whoever mends these and imports them again loses nothing."""
+    if target is not None:
+        target.write_bytes(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in bad))

@@ -1,0 +1,240 @@
+"""A rollout or a reward as a line of JSON, read strictly: every complaint names the field and says what it must be.
+
+A line holds text (`prompt`, `response`), or tokens (`sequences`), which is what an export writes.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from solera.errors import SoleraError
+from solera.protocols import Codec
+from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
+from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object
+from solera.tasks.keys import KeyOf
+from solera.tasks.prompting import encode_problem
+
+TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
+TOKEN_FIELDS = ("sequences", "lineage", "sampling")
+SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
+REWARD_FIELDS = ("id", "value", "part", "source")
+LARGEST = 2**31 - 1
+ORIGIN = re.compile(r"self|human|(model|file):.+")
+
+
+@dataclass(frozen=True)
+class LineReader:
+    """From a line to a rollout. `origin` is of lines that name none; `vocabulary` and `longest` are the model's."""
+
+    codec: Codec
+    key_of: KeyOf
+    vocabulary: int
+    longest: int | None
+    origin: str
+    template: str | None = None
+    """The task's, for prompts that are text: whoever answered saw the problem, the model is shown what it will see."""
+
+    def __call__(self, line: bytes, place: str) -> Rollout:
+        data = read_object(line, place)
+        try:
+            canonical(data)
+            shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
+            _known(data, (*shape, *SHARED_FIELDS))
+            rollout = self._tokens(data) if "sequences" in data else self._text(data)
+            self._fits(rollout)
+        except SoleraError as error:
+            raise SoleraError(f"{place}: {error}") from None
+        return rollout
+
+    def _text(self, data: dict[str, Any]) -> Rollout:
+        prompt, finish = self._prompt(data), _choice(data, "finish_reason", ("stop", "length"), "stop")
+        ids = self._response(data, finish == "stop")
+        if not ids:
+            raise SoleraError("field 'response' gives no tokens")
+        logp = None
+        if data.get("logp") is not None:
+            if "response_ids" not in data:
+                raise SoleraError("field 'logp' needs 'response_ids': log-probabilities are of tokens, not of text")
+            logp = _logps(data, "logp", len(ids))
+        sequence = Sequence(
+            np.array([*prompt.token_ids, *ids], np.int32),
+            (Span(len(prompt.token_ids), len(prompt.token_ids) + len(ids), NO_VERSION),),
+            logp,
+        )
+        origin = self._origin(data)
+        return Rollout(prompt.key, (sequence,), _rewards(data, origin), None, origin, finish)
+
+    def _prompt(self, data: dict[str, Any]) -> Prompt:
+        if "prompt" not in data:
+            raise SoleraError("field 'prompt' is missing")
+        try:
+            check_prompt(data["prompt"])
+            text = isinstance(data["prompt"], str)
+            ids = self._ids(data["prompt"]) if text else self.codec.chat(data["prompt"])
+            if not ids or (text and self.codec.unknown_id in ids):
+                raise SoleraError("holds what the model's tokenizer does not know" if ids else "gives no tokens")
+            return Prompt(_text(data, "key") if "key" in data else self.key_of(data["prompt"]), ids)
+        except SoleraError as error:
+            raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
+
+    def _ids(self, prompt: str) -> tuple[int, ...]:
+        return self.codec.encode(prompt) if self.template is None else encode_problem(self.codec, self.template, prompt)
+
+    def _response(self, data: dict[str, Any], ended: bool) -> tuple[int, ...]:
+        if "response_ids" in data:
+            return tuple(_wholes(data, "response_ids", 0, self.vocabulary - 1))
+        if not isinstance(data.get("response"), str):
+            raise SoleraError(_must_be(data, "response", "text"))
+        ids = self.codec.response(data["response"], ended)
+        if self.codec.unknown_id in ids:
+            raise SoleraError("field 'response' holds what the model's tokenizer does not know")
+        return ids
+
+    def _origin(self, data: dict[str, Any]) -> str:
+        """Who wrote it. What calls itself `self` was written by another run's learner: here it is the file's."""
+        if "model" in data and "origin" in data:
+            raise SoleraError("fields 'model' and 'origin' both say who wrote it: keep one")
+        origin = f"model:{_text(data, 'model')}" if "model" in data else data.get("origin", self.origin)
+        if not isinstance(origin, str) or not ORIGIN.fullmatch(origin) or "\0" in origin:
+            raise SoleraError(_must_be(data, "origin", "human, model:NAME or file:NAME"))
+        return self.origin if origin == "self" else origin
+
+    def _tokens(self, data: dict[str, Any]) -> Rollout:
+        sequences = data["sequences"]
+        if not isinstance(sequences, list) or not sequences or not all(isinstance(one, dict) for one in sequences):
+            raise SoleraError(_must_be(data, "sequences", "a list of objects with ids, spans and logp"))
+        origin = self._origin(data)
+        return Rollout(
+            _text(data, "key"), tuple(map(self._sequence, sequences)), _rewards(data, origin),
+            None if data.get("lineage") is None else _text(data, "lineage"), origin,
+            _choice(data, "finish_reason", ("stop", "length"), "stop"), _sampling(data.get("sampling")),
+        )  # fmt: skip
+
+    def _sequence(self, data: dict[str, Any]) -> Sequence:
+        _known(data, ("ids", "spans", "logp"))
+        spans = data.get("spans")
+        if not isinstance(spans, list) or not all(isinstance(span, list) and len(span) == 3 for span in spans):
+            raise SoleraError(_must_be(data, "spans", "a list of [start, stop, version]"))
+        checked = tuple(Span(*_wholes({"spans": span}, "spans", NO_VERSION, LARGEST)) for span in spans)
+        ids = np.array(_wholes(data, "ids", 0, self.vocabulary - 1), np.int32)
+        written = sum(span.stop - span.start for span in checked)
+        return Sequence(ids, checked, None if data.get("logp") is None else _logps(data, "logp", written))
+
+    def _fits(self, rollout: Rollout) -> None:
+        longest = max(len(sequence.token_ids_T) for sequence in rollout.sequences)
+        if self.longest is not None and longest > self.longest:
+            raise SoleraError(f"it has {longest} tokens, prompt and response; the model takes {self.longest}")
+        if not rollout.length:
+            raise SoleraError("field 'sequences' has no span: nothing in it was written by anyone")
+
+
+def read_reward(line: bytes, place: str) -> tuple[int, Reward]:
+    """A line of a file of rewards: the rollout's id, and what it is worth."""
+    data = read_object(line, place)
+    try:
+        canonical(data)
+        _known(data, REWARD_FIELDS)
+        (id_,) = _wholes({"id": [data.get("id")]}, "id", 1, LARGEST)
+        return id_, _reward(data, "person")
+    except SoleraError as error:
+        raise SoleraError(f"{place}: {error}") from None
+
+
+def write_line(rollout: Rollout, created: float) -> str:
+    """What `LineReader` reads back without loss."""
+    sampling = rollout.sampling
+    return json.dumps({
+        "id": rollout.id, "key": rollout.prompt_key, "origin": rollout.origin, "lineage": rollout.lineage,
+        "finish_reason": rollout.finish_reason, "created": created,
+        "sampling": None if sampling is None else vars(sampling),
+        "rewards": [vars(reward) for reward in rollout.rewards],
+        "sequences": [_plain(sequence) for sequence in rollout.sequences],
+    }, ensure_ascii=False)  # fmt: skip
+
+
+def _plain(sequence: Sequence) -> dict[str, Any]:
+    logp = None if sequence.span_logp is None else [float(str(value)) for value in sequence.span_logp]  # shortest form
+    return {"ids": sequence.token_ids_T.tolist(), "spans": [list(span) for span in sequence.spans], "logp": logp}
+
+
+def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
+    """One number (`reward`), or each part (`rewards`); none where the reward is still to come."""
+    if "reward" in data and "rewards" in data:
+        raise SoleraError("fields 'reward' and 'rewards' both say what it is worth: keep one")
+    if data.get("reward") is not None:
+        return (Reward(_number(data, "reward"), source=origin),)
+    several = data.get("rewards", [])
+    if not isinstance(several, list) or not all(isinstance(one, dict) for one in several):
+        raise SoleraError(_must_be(data, "rewards", "a list of objects with value, part and source"))
+    for one in several:
+        _known(one, (*REWARD_FIELDS[1:], "revision"))
+    latest = {_text(one, "part", "reward"): _reward(one, origin) for one in several}  # in the order of revisions
+    return tuple(latest.values())
+
+
+def _reward(data: dict[str, Any], source: str) -> Reward:
+    return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source))
+
+
+def _sampling(data: Any) -> Sampling | None:
+    if data is None:
+        return None
+    if not isinstance(data, dict):
+        raise SoleraError(_must_be({"sampling": data}, "sampling", "an object"))
+    _known(data, ("temperature", "max_tokens", "top_p"))
+    (max_tokens,) = _wholes({"max_tokens": [data.get("max_tokens")]}, "max_tokens", 1, LARGEST)
+    return Sampling(_number(data, "temperature"), max_tokens, _number(data, "top_p"))
+
+
+def _known(data: dict[str, Any], fields: tuple[str, ...]) -> None:
+    for name in data:
+        if name not in fields:
+            close = get_close_matches(name, fields, n=1)
+            raise SoleraError(f"unknown field {name!r}; " + (f"did you mean {close[0]}?" if close else
+                              f"known are {', '.join(fields)}"))  # fmt: skip
+
+
+def _must_be(data: dict[str, Any], field: str, what: str) -> str:
+    held = kind_of(data[field]) if field in data else "missing"
+    shown = f" {data[field]!r}"[:60] if isinstance(data.get(field), str | int | float) else ""
+    return f"field {field!r} is {held}{shown}, but must be {what}"
+
+
+def _text(data: dict[str, Any], field: str, default: str | None = None) -> str:
+    value = data.get(field, default)
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise SoleraError(_must_be(data, field, "text, not empty and without a zero character"))
+    return value
+
+
+def _choice(data: dict[str, Any], field: str, choices: tuple[Any, ...], default: Any) -> Any:
+    if data.get(field, default) not in choices:
+        raise SoleraError(_must_be(data, field, " or ".join(choices)))
+    return data.get(field, default)
+
+
+def _number(data: dict[str, Any], field: str) -> float:
+    value: Any = data.get(field)
+    if type(value) not in (int, float) or not -1e308 <= value <= 1e308:
+        raise SoleraError(_must_be(data, field, "a finite number"))
+    return float(value)
+
+
+def _wholes(data: dict[str, Any], field: str, least: int, most: int) -> list[int]:
+    values = data.get(field)
+    if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
+        raise SoleraError(_must_be(data, field, f"whole numbers from {least} to {most}"))
+    return values
+
+
+def _logps(data: dict[str, Any], field: str, count: int) -> np.ndarray:
+    values = data[field]
+    if not isinstance(values, list) or not all(type(v) in (int, float) and -1e30 < v <= 1e-4 for v in values):
+        raise SoleraError(_must_be(data, field, "a list of log-probabilities, none above 0"))
+    if len(values) != count:
+        raise SoleraError(f"field {field!r} has {len(values)} log-probabilities for {count} tokens")
+    return np.array(values, np.float32)

@@ -1,0 +1,70 @@
+"""The ledger as a policy other than first in, first out sees it."""
+
+from collections.abc import Callable, Mapping
+
+from solera.config import DrawConfig
+from solera.errors import SoleraError
+from solera.records import Group, Reward, Rollout, Use
+from solera.store.catalogue import Catalogue
+from solera.store.drawing import Ranking, Selection, rank
+from solera.store.ledger import Ledger
+
+
+class Selected:
+    """The Store protocol over a ledger and `[draw]`. `clock` tells the learner's version and lineage."""
+
+    selective = True
+
+    def __init__(self, ledger: Ledger, draw: DrawConfig, seed: int, clock: Callable[[], tuple[int, str]]) -> None:
+        self.ledger = ledger
+        self.draw_config = draw
+        self.seed = seed
+        self.clock = clock
+        self._catalogue: Catalogue | None = None
+        self._passed: Mapping[str, int] = {}
+
+    def add(self, rollouts: list[Rollout]) -> list[int]:
+        return self.ledger.add(rollouts)
+
+    def add_reward(self, rollout_id: int, reward: Reward) -> None:
+        self.ledger.add_reward(rollout_id, reward)
+
+    def watermark(self) -> int:
+        return self.ledger.watermark()
+
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        return self._rank(group_size).missing(groups, reserve)
+
+    def draw(self, groups: int, group_size: int) -> list[Group]:
+        ranking = self._rank(group_size)
+        chosen, self._passed = ranking.take(groups), ranking.passed
+        if not chosen and not any(part.written for part in ranking.parts):
+            raise SoleraError(f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed)}")
+        assert self._catalogue is not None
+        rows, keys = self._catalogue.rows, self._catalogue.keys
+        with self.ledger.transaction():
+            return self.ledger.read([(keys[rows.key_R[members[0]]], rows.id_R[members].tolist()) for members in chosen])
+
+    def passed_over(self) -> Mapping[str, int]:
+        return self._passed
+
+    def record(self, uses: list[Use]) -> None:
+        self.ledger.record(uses)
+        if self._catalogue is not None:
+            self._catalogue.used(use.rollout_id for use in uses)
+
+    def _rank(self, group_size: int) -> Ranking:
+        now, lineage = self.clock()
+        if self._catalogue is None:
+            self._catalogue = Catalogue(lineage)
+        with self.ledger.transaction() as connection:
+            self._catalogue.refresh(connection)
+        origins = self._catalogue.origins
+        return rank(self._catalogue.rows, Selection(self.draw_config, group_size, now, self.seed, origins))
+
+
+def _nothing(passed: Mapping[str, int]) -> str:
+    if not passed:
+        return 'the store is empty: give it rollouts with store.data = ["FILE.jsonl"]'
+    reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in passed.items())
+    return f"no group can be drawn; rollouts passed over: {reasons} (widen [draw], or add rewards: solera data reward)"

@@ -1,0 +1,81 @@
+"""Under which key a task knows a prompt that came from elsewhere, so that both are compared in one group."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from solera.config import TaskConfig, kind_of_task, task_parts
+from solera.errors import SoleraError
+from solera.tasks import countdown, gym
+from solera.tasks.arithmetic import is_held_out
+from solera.tasks.jsonl import prompt_digest, read_split
+
+KeyOf = Callable[[Any], str]
+"""From text or chat messages to a key; the complaint goes on from the field's name."""
+OWN = "text/"
+"""How keys of prompts begin that no task knows."""
+HELD_OUT = "is one of the task's held-out problems, which are never trained on"
+
+
+def keys_of(task: TaskConfig) -> KeyOf:
+    """Keys of a resolved task; a prompt that it does not know gets one of its own, a held-out one is refused."""
+    if task.prompt is not None:
+        return _keys_of_jsonl(task)
+    kinds = {"gym": _key_of_gym, "countdown": _key_of_countdown, "arithmetic": _key_of_arithmetic}
+    return _keys_of_mixture(task) if task.name == "mixture" else kinds[kind_of_task(task.name)]
+
+
+def _keys_of_mixture(task: TaskConfig) -> KeyOf:
+    parts = {name: keys_of(part) for name, part in task_parts(task).items()}
+
+    def key_of(prompt: Any) -> str:
+        keys = {name: part(prompt) for name, part in parts.items()}  # any of them may refuse it
+        return next(
+            (f"{name}/{key}" for name, key in keys.items() if not key.startswith(OWN)), _own_key("prompt", prompt)
+        )
+
+    return key_of
+
+
+def _key_of_gym(prompt: Any) -> str:
+    if isinstance(prompt, str) and gym.is_held_out(prompt):
+        raise SoleraError(HELD_OUT)
+    return _own_key("prompt", prompt)
+
+
+def _key_of_countdown(prompt: Any) -> str:
+    problem = countdown.problem_in(prompt) if isinstance(prompt, str) else None
+    if problem is None:
+        return _own_key("prompt", prompt)
+    if countdown.is_held_out(problem):
+        raise SoleraError(HELD_OUT)
+    return f"countdown/{problem}"
+
+
+def _key_of_arithmetic(prompt: Any) -> str:
+    numbers = re.fullmatch(r"([0-9]{1,9})\+([0-9]{1,9})=", prompt) if isinstance(prompt, str) else None
+    if numbers is None:
+        return _own_key("prompt", prompt)
+    if is_held_out(int(numbers[1]), int(numbers[2])):
+        raise SoleraError(HELD_OUT)
+    return f"arithmetic/{prompt}"
+
+
+def _keys_of_jsonl(task: TaskConfig) -> KeyOf:
+    column = task.prompt
+    assert column is not None
+    training, held_out = read_split(task, frozenset())
+    keys = {row.prompt_digest: row.key for row in reversed(training)}
+    kept_apart = {row.prompt_digest for row in held_out}
+
+    def key_of(prompt: Any) -> str:
+        digest = prompt_digest(column, prompt)
+        if digest in kept_apart:
+            raise SoleraError(HELD_OUT)
+        return keys.get(digest) or _own_key(column, prompt)
+
+    return key_of
+
+
+def _own_key(column: str, prompt: Any) -> str:
+    return f"{OWN}{prompt_digest(column, prompt).hex()}"

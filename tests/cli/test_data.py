@@ -1,0 +1,109 @@
+"""The command `solera data`, in processes of its own, on a run that was begun, goes on, or is over."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from solera import open_store
+from solera.build import train
+from solera.config import parse
+from solera.errors import SoleraError
+from solera.records import Reward
+from tests.store.test_lines import TRAINING
+
+RUN = """
+run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
+collect = {{ prompts = 4, group_size = 4 }}
+store = {{ data = [{data}] }}
+evaluate = {{ every = 0, problems = 4 }}
+report = {{ tensorboard = false, progress = false }}
+"""
+
+
+def solera(*arguments: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "solera.cli", "data", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    return train(parse(RUN.format(root=root, name="run", steps=2, data=""), "test")).folder
+
+
+def test_in_out_and_rewards(folder, tmp_path):
+    file, out, bad = tmp_path / "teacher.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
+    rows = [{"prompt": TRAINING, "response": str(i), "model": "teacher"} for i in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
+    refused = solera("import", folder, file)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith(f"solera: {file}:4: not JSON") and refused.stderr.count("\n") == 1
+    done = solera("import", folder, file, "--skip-bad", bad)
+    assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 known already, 0 rewards revised\n")
+    assert f"{file}:4: not JSON" in done.stderr and bad.read_text() == "{broken\n"
+    assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 rewards written\n"
+    shown = [line.split() for line in solera("show", folder).stdout.splitlines()]
+    assert shown == [
+        ["origin", "rollouts", "prompts", "rewarded", "waiting", "used", "uses"],
+        ["model:teacher", "3", "1", "1", "2", "0", "0"],
+        ["self", "32", "8", "32", "0", "32", "32"],
+    ]
+    assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("reward", "{run}", "--id", 4), "give --id and --value, or a file"),
+        (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
+        (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
+        (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
+        (("show", "none"), "none: no config.toml, so it is not the folder of a run"),
+        ((), "the following arguments are required: ACTION (see solera data --help)"),
+    ],
+)
+def test_mistakes_are_one_line(folder, arguments, says):
+    refused = solera(*(str(argument).format(run=folder) for argument in arguments))
+    assert refused.returncode == 2
+    assert says in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypatch):
+    """Half of the rewards are missing at first and come during the run; then their groups are learned from too."""
+    rows = [
+        {"prompt": TRAINING, "key": f"k/{i // 4}", "response": str(i), "reward": i % 2 if i < 32 else None}
+        for i in range(64)
+    ]
+    file = tmp_path / "old.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = RUN.format(root=tmp_path, name="offline", steps=6, data=f'"{file}"')
+    text += 'draw = { policy = "offline", order = "priority" }\nobjective = { unknown_behaviour = "proximal" }'
+    from solera.store.selected import Selected
+
+    real, drawn = Selected.draw, []
+
+    def draw(self, groups, size):
+        if len(drawn) == 2:  # from outside, by another connection
+            with_rewards = [(i + 1, Reward(float(i % 2))) for i in range(32, 64)]
+            assert open_store(tmp_path / "offline").revise(with_rewards) == 32
+        chosen = real(self, groups, size)
+        drawn.append({rollout.id for group in chosen for rollout in group.rollouts})
+        return chosen
+
+    monkeypatch.setattr(Selected, "draw", draw)
+    result = train(parse(text, "test"))
+    assert [row.get("draw/unrewarded") for row in result.metrics[:6]] == [32, 32, None, None, None, None]
+    assert drawn[0] | drawn[1] == set(range(1, 33))
+    assert drawn[2] | drawn[3] == set(range(33, 65))  # never used: they come first
+    assert all(row["tokens/generated"] == 0 < row["tokens/trained"] for row in result.metrics[:6])
+
+
+def test_bad_data_is_refused_before_the_run_has_a_folder(tmp_path):
+    (tmp_path / "old.jsonl").write_text('{"prompt": "1+1=", "respnse": "2"}\n')
+    with pytest.raises(SoleraError, match=r"old\.jsonl:1: unknown field 'respnse'; did you mean response\?"):
+        train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"'), "test"))
+    assert not (tmp_path / "run").exists()

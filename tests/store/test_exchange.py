@@ -1,0 +1,133 @@
+"""Files in and out of a ledger: all or none, once however often, bad lines set aside."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from solera.config import TaskConfig, resolve_task
+from solera.errors import SoleraError
+from solera.models.loading import load_reader
+from solera.records import Reward
+from solera.store.exchange import export_rollouts, import_rewards, import_rollouts
+from solera.store.ledger import Ledger
+from solera.store.lines import LineReader
+from solera.store.reading import reading
+from solera.tasks.keys import keys_of
+from tests.store.test_ledger import drawn, rollouts
+from tests.store.test_lines import TRAINING
+
+
+@pytest.fixture(scope="module")
+def reader():
+    model = load_reader("embedded")
+    return LineReader(model.codec, keys_of(resolve_task(TaskConfig())), model.vocabulary, model.max_length, "file:f")
+
+
+@pytest.fixture
+def ledger(place):
+    opened = Ledger(place)
+    yield opened
+    opened.close()
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def row(response: int, **fields) -> dict:
+    return {"prompt": TRAINING, "response": str(response), "model": "m", **fields}
+
+
+def test_importing_again_adds_nothing_and_revises_changed_rewards(ledger, reader, tmp_path):
+    file = lines(tmp_path / "f.jsonl", row(1, reward=1), row(2), row(2), row(3, reward=0))
+    assert import_rollouts(ledger, file, reader).rollouts == 4  # the same text twice is two samples
+    done = import_rollouts(ledger, file, reader)
+    assert (done.rollouts, done.known, done.rewards) == (0, 4, 0)
+    assert drawn(ledger, 9, 2) == [(f"arithmetic/{TRAINING}", [1, 4])]
+    file = lines(tmp_path / "f.jsonl", row(1, reward=1), row(2, reward=0.5), row(2), row(3, reward=0.25), row(4))
+    done = import_rollouts(ledger, file, reader)
+    assert (done.rollouts, done.known, done.rewards) == (1, 4, 2)
+    (group,) = ledger.draw(1, 3)
+    assert [(r.id, r.reward) for r in group.rollouts] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+
+
+def test_a_bad_line_refuses_the_whole_file(ledger, reader, tmp_path):
+    file = lines(tmp_path / "f.jsonl", row(1, reward=1), "", "{not json", row(2, reward=1))
+    with pytest.raises(SoleraError, match=r"f\.jsonl:3: not JSON: .* at character 2"):
+        import_rollouts(ledger, file, reader)
+    assert ledger.watermark() == 0
+
+
+def test_bad_lines_are_set_aside_and_can_be_mended(ledger, reader, tmp_path):
+    file, bad = lines(tmp_path / "f.jsonl", row(1), "{not json", row(2), {"prompt": 3}), tmp_path / "bad.jsonl"
+    done = import_rollouts(ledger, file, reader, bad)
+    assert (done.rollouts, len(done.complaints)) == (2, 2)
+    assert [complaint.split(": ")[0] for complaint in done.complaints] == [f"{file}:2", f"{file}:4"]
+    assert bad.read_text() == '{not json\n{"prompt": 3}\n'
+
+
+def test_what_fails_while_it_is_written_leaves_nothing(ledger, reader, tmp_path, monkeypatch):
+    file = lines(tmp_path / "f.jsonl", *(row(i, reward=1) for i in range(30)))
+    monkeypatch.setattr("solera.store.ledger.IMPORTED_TOGETHER", 10)
+    real, calls = ledger._add_rewards.run, iter(range(9))
+
+    def run(connection, rows):
+        if next(calls) == 2:
+            raise SoleraError("the disk is full")
+        real(connection, rows)
+
+    monkeypatch.setattr(ledger._add_rewards, "run", run)
+    with pytest.raises(SoleraError, match="the disk is full"):
+        import_rollouts(ledger, file, reader)
+    assert ledger.watermark() == 0
+    monkeypatch.setattr(ledger._add_rewards, "run", real)
+    assert import_rollouts(ledger, file, reader).rollouts == 30
+
+
+def test_a_file_of_rewards(ledger, tmp_path):
+    ledger.add(rollouts("aabb", reward=None))
+    assert ledger.waiting(2) == 0
+    file = lines(tmp_path / "r.jsonl", {"id": 1, "value": 1}, {"id": 2, "value": 0}, {"id": 3, "value": 0.5})
+    assert import_rewards(ledger, file).rewards == 3
+    assert import_rewards(ledger, file).rewards == 0
+    assert ledger.waiting(2) == 1
+    file = lines(tmp_path / "r.jsonl", {"id": 2, "value": 2}, {"id": 99, "value": 1}, {"id": 4, "value": 0})
+    with pytest.raises(SoleraError, match=r"r\.jsonl:2: field 'id': there is no rollout 99; the last is 4"):
+        import_rewards(ledger, file)
+    assert ledger.draw(1, 2)[0].rollouts[1].reward == 0
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
+    assert [r.reward for r in ledger.draw(1, 2)[0].rollouts] == [1, 2]
+    assert ledger.waiting(2) == 2
+
+
+def test_revisions_are_counted_and_parts_are_kept_apart(ledger):
+    ledger.add(rollouts("a"))  # reward 1.0 from the task
+    given = [(1, Reward(0.5, source="p")), (1, Reward(0.25, "style", "p")), (1, Reward(0.75, source="p"))]
+    assert ledger.revise(given) == 3
+    (rollout,) = ledger.draw(1, 1)[0].rollouts
+    assert sorted((r.part, r.revision, r.value) for r in rollout.rewards) == [
+        ("reward", 0, 1.0), ("reward", 1, 0.5), ("reward", 2, 0.75), ("style", 0, 0.25),
+    ]  # fmt: skip
+    assert rollout.reward == 1.0
+    with pytest.raises(SoleraError, match="there is no rollout 7"):
+        ledger.revise([(1, Reward(0.0)), (7, Reward(0.0))])
+    assert ledger.draw(1, 1)[0].rollouts[0].reward == 1.0
+
+
+def test_an_export_is_another_stores_import(ledger, reader, tmp_path):
+    ledger.add([*rollouts("aab"), *rollouts("b", reward=None)])
+    ledger.revise([(2, Reward(0.5))])
+    assert export_rollouts(ledger.place, tmp_path / "out.jsonl") == 4
+    other = Ledger(tmp_path / "other.db")
+    done = import_rollouts(other, tmp_path / "out.jsonl", reader)
+    assert (done.rollouts, done.known) == (4, 0)
+    with reading(ledger.place) as a, reading(other.place) as b:
+        for (ours, _), (theirs, _) in zip(a.rollouts(), b.rollouts(), strict=True):
+            assert (ours.prompt_key, ours.reward, ours.version) == (theirs.prompt_key, theirs.reward, theirs.version)
+            assert ours.sequences[0].span_logp.tobytes() == theirs.sequences[0].span_logp.tobytes()
+        (count,) = b.counts()
+    assert (count.origin, count.rollouts, count.prompts, count.rewarded, count.used) == ("file:f", 4, 2, 3, 0)
+    other.close()
+    assert not list(tmp_path.glob(".unfinished*"))

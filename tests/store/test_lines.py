@@ -1,0 +1,169 @@
+"""Lines of JSON to rollouts: what they say, what they may not say, and ten thousand that were damaged."""
+
+import json
+
+import numpy as np
+import pytest
+
+from solera.config import TaskConfig, resolve_task
+from solera.errors import SoleraError
+from solera.models.loading import Reader, load_reader
+from solera.records import Reward, Sampling, Sequence, Span
+from solera.store.lines import LineReader, read_reward, write_line
+from solera.tasks.arithmetic import is_held_out
+from solera.tasks.keys import keys_of
+from tests.conftest import random_rollout
+
+
+@pytest.fixture(scope="module")
+def model() -> Reader:
+    return load_reader("embedded")
+
+
+@pytest.fixture(scope="module")
+def read(model):
+    keys = keys_of(resolve_task(TaskConfig()))
+    reader = LineReader(model.codec, keys, model.vocabulary, model.max_length, "file:answers")
+    return lambda data: reader(data if isinstance(data, bytes) else json.dumps(data).encode(), "f.jsonl:7")
+
+
+def problem(held_out: bool) -> str:
+    return next(f"{a}+45=" for a in range(100) if is_held_out(a, 45) == held_out)
+
+
+TRAINING, HELD_OUT = problem(False), problem(True)
+LINE = {"prompt": TRAINING, "response": "82", "model": "other", "reward": 1}
+
+
+def test_text_of_another_model(read, model):
+    """Characters are the embedded model's tokens, and a finished response has the end token."""
+    rollout = read(LINE)
+    (sequence,) = rollout.sequences
+    prompt = model.codec.encode(TRAINING)
+    assert model.codec.decode(sequence.token_ids_T[len(prompt) :]) == "82"
+    assert sequence.token_ids_T[-1] in model.codec.end_token_ids
+    assert sequence.token_ids_T[: len(prompt)].tolist() == list(prompt)
+    assert (sequence.spans, sequence.span_logp) == ((Span(len(prompt), len(prompt) + 3, -1),), None)
+    assert (rollout.prompt_key, rollout.origin) == (f"arithmetic/{TRAINING}", "model:other")
+    assert (rollout.rewards, rollout.version, rollout.lineage) == ((Reward(1.0, source="model:other"),), None, None)
+    cut_off = read({**LINE, "finish_reason": "length", "reward": None}).sequences[0]
+    assert cut_off.length == 2
+    assert read({"prompt": TRAINING, "response": "1"}).origin == "file:answers"
+    assert read({"prompt": TRAINING, "response": "1"}).rewards == ()
+
+
+def test_tokens_with_log_probabilities(read):
+    rollout = read({"prompt": TRAINING, "response_ids": [5, 6, 1], "logp": [-0.5, 0, -2.25], "key": "k"})
+    assert rollout.sequences[0].span_logp.tolist() == [-0.5, 0.0, -2.25]
+    assert rollout.prompt_key == "k"
+
+
+def test_what_is_exported_is_read_back_without_loss(read):
+    rng = np.random.default_rng(0)
+    original = random_rollout(rng, 1, (2, 3), 0.1, origin="model:x", sampling=Sampling(0.7, 9, 1.0))
+    back = read(write_line(original, 0.0).encode())
+    for name in ("prompt_key", "lineage", "origin", "finish_reason", "sampling", "rewards", "version"):
+        assert getattr(back, name) == getattr(original, name), name
+    (a,), (b,) = original.sequences, back.sequences
+    assert a.spans == b.spans and a.token_ids_T.tolist() == b.token_ids_T.tolist()
+    assert a.span_logp.tobytes() == b.span_logp.tobytes()
+    without = Sequence(a.token_ids_T, a.spans, None)
+    object.__setattr__(original, "sequences", (without,))
+    object.__setattr__(original, "origin", "self")
+    back = read(write_line(original, 0.0).encode())
+    assert back.sequences[0].span_logp is None
+    assert back.origin == "file:answers"  # another run's self is not this run's
+
+
+def test_of_several_revisions_the_last_counts(read):
+    rewards = [{"value": 1.0, "revision": 0}, {"value": 0.25, "revision": 1}, {"value": 2, "part": "style"}]
+    rollout = read({**{k: v for k, v in LINE.items() if k != "reward"}, "rewards": rewards})
+    assert rollout.reward == 2.25
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"prompt": None}, "field 'prompt' is null, but must be text or a list of chat messages"),
+        ({"prompt": "what?"}, "field 'prompt' holds what the model's tokenizer does not know"),
+        ({"prompt": HELD_OUT}, "field 'prompt' is one of the task's held-out problems"),
+        ({"prompt": [{"role": "user", "content": "1+1="}]}, "field 'prompt' holds chat messages, but the model has no"),
+        ({"response": 82}, "field 'response' is a number 82, but must be text"),
+        ({"response": "eighty"}, "field 'response' holds what the model's tokenizer does not know"),
+        ({"response": "", "finish_reason": "length"}, "field 'response' gives no tokens"),
+        ({"response": "1" * 5000}, "tokens, prompt and response; the model takes"),
+        ({"finish_reason": "done"}, "field 'finish_reason' is text 'done', but must be stop or length"),
+        ({"reward": "1"}, "field 'reward' is text '1', but must be a finite number"),
+        ({"reward": True}, "field 'reward' is true or false True, but must be a finite number"),
+        ({"reward": 10**400}, "field 'reward' is a number"),
+        ({"rewards": []}, "fields 'reward' and 'rewards' both say"),
+        ({"rewrd": 1}, "unknown field 'rewrd'; did you mean reward?"),
+        ({"origin": "human"}, "fields 'model' and 'origin' both say who wrote it"),
+        ({"model": ""}, "field 'model' is text '', but must be text, not empty"),
+        ({"key": "a\0b"}, "without a zero character"),
+        ({"logp": [-1.0]}, "field 'logp' needs 'response_ids'"),
+        ({"response_ids": [5, 1], "logp": [-1.0]}, "field 'logp' has 1 log-probabilities for 2 tokens"),
+        ({"response_ids": [5, 1], "logp": [-1.0, 3.0]}, "field 'logp' is a list, but must be a list of log-prob"),
+        ({"response_ids": [5, 10**9]}, "field 'response_ids' is a list, but must be whole numbers from 0 to"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(read, change, says):
+    with pytest.raises(SoleraError) as refusal:
+        read({**LINE, **change})
+    assert str(refusal.value).startswith("f.jsonl:7: ")
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (b'{"id": 0, "value": 1}', "field 'id' is a list, but must be whole numbers from 1"),
+        (b'{"value": 1}', "field 'id'"),
+        (b'{"id": 1}', "field 'value' is missing, but must be a finite number"),
+        (b'{"id": 1, "value": NaN}', "not finite"),
+        (b'{"id": 1, "value": 1, "revision": 3}', "unknown field 'revision'"),
+    ],
+)
+def test_bad_rewards(line, says):
+    with pytest.raises(SoleraError, match=r"^r\.jsonl:3: ") as refusal:
+        read_reward(line, "r.jsonl:3")
+    assert says in str(refusal.value)
+
+
+def damaged(rng: np.random.Generator, line: bytes) -> bytes:
+    """One of: bytes overwritten, cut out, doubled; the line cut off; a value replaced by one of another kind."""
+    kind, place = rng.integers(0, 5), int(rng.integers(0, len(line)))
+    end = place + int(rng.integers(1, 6))
+    if kind == 0:
+        return line[:place] + rng.integers(0, 256, end - place, dtype=np.uint8).tobytes() + line[end:]
+    if kind == 1:
+        return line[:place] + line[end:]
+    if kind == 2:
+        return line[:end] + line[place:]
+    if kind == 3:
+        return line[:place]
+    data = json.loads(line)
+    others = [None, -1, 1e999, "x", [], {}, [[]], True, 10**30, "\ud800", [None], {"a": 1}, -(2**40)]
+    name = str(rng.choice(list(data)))
+    data[name] = others[rng.integers(0, len(others))]
+    return json.dumps(data).encode()
+
+
+def test_ten_thousand_damaged_lines(read):
+    """Each is read as something valid or refused in one line with its place; nothing else comes out."""
+    rng = np.random.default_rng(5)
+    tokens = write_line(random_rollout(rng, 1, (2, 3), 0.5, sampling=Sampling(1.0, 9)), 0.0).encode()
+    text = json.dumps({**LINE, "finish_reason": "stop", "key": "k"}).encode()
+    complaints = []
+    for number in range(10_000):
+        line = damaged(rng, (tokens, text)[number % 2]).replace(b"\n", b" ")
+        try:
+            rollout = read(line)
+        except SoleraError as error:
+            complaints.append(str(error))
+        else:
+            assert rollout.length > 0 and rollout.prompt_key
+            assert all(np.isfinite(reward.value) for reward in rollout.rewards)
+    assert len(complaints) > 8_000
+    assert all(complaint.startswith("f.jsonl:7: ") and "\n" not in complaint for complaint in complaints)
