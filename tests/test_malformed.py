@@ -168,7 +168,7 @@ def broken_toml() -> list[bytes]:
 
 UNKNOWN = [
     ("[lern]\nlr = 1.0", 1, "did you mean learn"), ("\n[runs]", 2, "did you mean run"), ("a = 1", 1, "known are run"),
-    ("lr = 1e-4", 1, "known are run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
+    ("momentum = 0.9", 1, "known are run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
     ("[run]\n[run.sub]\na = 1", 2, "run.sub"), ("[[run]]\nsteps = 1", 1, "run is a table"), ("run = 1", 1,
     "run is a table"),
     ("\n[[learn]]\n[[learn]]", 2, "learn is a table"), ("run = 'x'", 1, "run is a table"), ("run = []", 1,

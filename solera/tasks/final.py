@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+READ = 200_000
+"""Characters at the end of a text in which an answer is looked for: no response is longer, and megabytes cost nothing."""
 _TAG = "<answer>", "</answer>"
 _BOXED = re.compile(r"\\(?:boxed|fbox) ?\{")
 _MARK = "####"
@@ -28,6 +30,7 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     >>> final_answer("#### 12\nDone"), final_answer("The answer is 3.5 m. I checked it twice.").text
     (Final(text='12', by='mark', complete=True), '3.5 m')
     """
+    text = text[-READ:]
     tagged = tagged_answer(text)
     if tagged is not None:
         inner = final_answer(tagged, phrases)
@@ -51,6 +54,7 @@ def final_answer(text: str, phrases: bool = True) -> Final:
 
 def boxed_answer(text: str) -> Final | None:
     r"""What stands inside the last `\boxed{…}`; the rest of the text, not complete, where its brace never closes."""
+    text = text[-READ:]
     start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
     match = _BOXED.match(text, start) if start >= 0 else None
     if match is None:

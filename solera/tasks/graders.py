@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from solera.errors import SoleraError
 from solera.tasks.expression import countdown, countdown_problem
-from solera.tasks.final import boxed_answer, final_answer
+from solera.tasks.final import READ, boxed_answer, final_answer
 
 Grader = Callable[[str, str, bool], bool]
 
@@ -128,7 +128,7 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         match = _NUMBER.search(statement.rpartition("=")[2]) or _NUMBER.search(statement)
         if match or final.by == "mark":
             return (_value(match), final.complete or _is_whole(match)) if match else (None, False)
-    return _last(_plain(text))
+    return _last(_plain(text[-READ:]))
 
 
 def _plain(text: str) -> str:

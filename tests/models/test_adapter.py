@@ -147,7 +147,7 @@ def test_a_run_leaves_adapters_in_its_checkpoints_and_a_merged_model(tmp_path):
     whole, _ = loading.load(str(folder / "model"), torch.device("cpu"))
     parts, _ = loading.load(str(checkpoint / "model"), torch.device("cpu"))
     assert whole.adapter is None and parts.adapter is not None
-    torch.testing.assert_close(whole.module(input_ids=ids).logits, parts.module(input_ids=ids).logits)
+    assert torch.allclose(whole.module(input_ids=ids).logits, parts.module(input_ids=ids).logits, atol=1e-4)
     base, _ = loading.load("embedded", torch.device("cpu"))
     assert not torch.allclose(base.module(input_ids=ids).logits, parts.module(input_ids=ids).logits, atol=1e-3)
 
