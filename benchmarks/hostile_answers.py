@@ -2,8 +2,8 @@
 
 usage: hostile_answers.py [--count 1000] [--seed 0]
 
-None of the answers is right, so every verdict but 0 is a wrong reward. reasoning-gym's graders may give a few hundredths
-for any text at all; such a score is compared with what the empty answer gets.
+None of the answers is right, so every verdict but 0 is a wrong reward. reasoning-gym's graders may give a few
+hundredths for any text at all; such a score is compared with what a wrong answer gets.
 """
 
 import argparse
@@ -17,14 +17,20 @@ from solera.tasks.gym import gym
 from solera.tasks.mathematics import math
 
 BOMBS = (
-    "9^{9^{9^{9}}}", "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "((10!)!)!", "1e999999999", "\\binom{10^9}{10^8}", "0^{-1}", "\\frac{1}{0}",
-    "\\int_0^1 \\frac{\\sin x}{x^{x^x}} dx", "\\sum_{n=1}^{10^9} \\frac{1}{n^n}", "\\prod_{n=1}^{10^7} n", "\\lim_{x\\to0} x^{x^{x^x}}",
-    "x^{1000000}", "(x+1)^{5000}", "\\sqrt[10^9]{2}", "\\sin(10^{10^5})", "\\left(", "\\begin{pmatrix}", "\\\\", "\\text{" * 50,
+    "9^{9^{9^{9}}}", "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "((10!)!)!", "1e999999999", "\\binom{10^9}{10^8}",
+    "0^{-1}", "\\frac{1}{0}",
+    "\\int_0^1 \\frac{\\sin x}{x^{x^x}} dx", "\\sum_{n=1}^{10^9} \\frac{1}{n^n}", "\\prod_{n=1}^{10^7} n",
+    "\\lim_{x\\to0} x^{x^{x^x}}",
+    "x^{1000000}", "(x+1)^{5000}", "\\sqrt[10^9]{2}", "\\sin(10^{10^5})", "\\left(", "\\begin{pmatrix}", "\\\\",
+    "\\text{" * 50,
 )  # fmt: skip
 CODE = (
-    "__import__('os').system('sleep 60')", "exec('while True: pass')", "(lambda f: f(f))(lambda f: f(f))", "open('/etc/passwd').read()",
-    "[x for x in iter(int, 1)]", "'a' * 10**10", "import os\nos.kill(os.getppid(), 9)", "raise SystemExit", "print('1.0')", "{}.__class__.__mro__",
-    "exit()", "10**10**8", "factorial(10**7)", "Symbol('x')**Symbol('x')", "<script>alert(1)</script>", "'; DROP TABLE rollouts; --",
+    "__import__('os').system('sleep 60')", "exec('while True: pass')", "(lambda f: f(f))(lambda f: f(f))",
+    "open('/etc/passwd').read()",
+    "[x for x in iter(int, 1)]", "'a' * 10**10", "import os\nos.kill(os.getppid(), 9)", "raise SystemExit",
+    "print('1.0')", "{}.__class__.__mro__",
+    "exit()", "10**10**8", "factorial(10**7)", "Symbol('x')**Symbol('x')", "<script>alert(1)</script>",
+    "'; DROP TABLE rollouts; --",
 )  # fmt: skip
 PIECES = (
     "9",
@@ -74,8 +80,10 @@ def hostile(rng: random.Random) -> str:
 
 
 GYM_TASKS = (
-    "complex_arithmetic", "polynomial_multiplication", "simple_integration", "countdown", "puzzle24", "cryptarithm", "rubiks_cube", "graph_color",
-    "propositional_logic", "pool_matrix", "list_functions", "boxnet", "rush_hour", "word_ladder", "codeio", "game_of_life", "sudoku",
+    "complex_arithmetic", "polynomial_multiplication", "simple_integration", "countdown", "puzzle24", "cryptarithm",
+    "rubiks_cube", "graph_color",
+    "propositional_logic", "pool_matrix", "list_functions", "boxnet", "rush_hour", "word_ladder", "codeio",
+    "game_of_life", "sudoku",
 )  # fmt: skip
 Graded = Callable[[str], Awaitable[float]]
 

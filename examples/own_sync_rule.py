@@ -4,13 +4,17 @@ python examples/own_sync_rule.py [STEPS]
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 
 import solera
 
 
-def at_powers_of_two(state: solera.SyncState, version: int) -> solera.SyncState:
-    """Called after every batch with the version that the learner has reached; `due` asks for a sync before the next."""
+def at_powers_of_two(state: solera.SyncState, version: int, diagnosis: Mapping[str, float]) -> solera.SyncState:
+    """Called after every batch with the version that the learner has reached; `due` asks for a sync before the next.
+
+    `diagnosis` holds what was measured: `divergence/…`, and of batches that were judged `probe/…` and `improvement/…`.
+    """
     return replace(state, due=version >= max(1, 2 * state.engine_version))
 
 

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
 from solera.config import GYM, Config, DrawConfig, kind_of_task, task_parts
+from solera.delivery import Delivery
+from solera.diagnosis.mismatch import Mismatch
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -44,6 +47,7 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
+from solera.probe import Probe
 from solera.process import alone, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Sink, Store, Task, Weights
 from solera.records import Manifest, Rollout, Sampling
@@ -57,6 +61,7 @@ from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
+from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, SyncState, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
@@ -87,6 +92,10 @@ class Result:
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary a step, as in `metrics.jsonl`."""
         return read_metrics(self.folder / "metrics.jsonl")
+
+
+CANARY_PROMPTS = 2
+"""Problems of the training stream that the proof of a sync lets the engine continue."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +132,8 @@ def train(
     """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
 
     `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
-    task of the config; `objective` comes from `custom_objective`; `rule` decides when the engine gets new weights.
+    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
+    batch when the engine gets new weights.
     """
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
@@ -256,7 +266,9 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             def stop() -> bool:
                 return interruption.wanted() or getattr(console, "reader_left", False)
 
-            loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own)
+            loop = build_loop(
+                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
+            )
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(restore(loop, checkpoint))
     if not finished:
@@ -319,6 +331,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    loop.probe.restore(tensors["probe"])
     return state.sync
 
 
@@ -362,6 +375,7 @@ def build_loop(
     folder: Path,
     stop: Callable[[], bool] = lambda: False,
     own: OwnCode = NO_OWN_CODE,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
@@ -380,12 +394,24 @@ def build_loop(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
+    delivery = Delivery(
+        learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
+        retry=config.sync.on_fault == "retry", say=say,
+    )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
         config.evaluate.every,
     )  # fmt: skip
+    diagnosed = config.diagnose
+    if config.sync.rule == "adaptive" and own.rule is None:
+        diagnosed = dataclasses.replace(diagnosed, every=1)
+    probe = Probe(
+        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
+        group_size=config.collect.group_size, seed=config.run.seed, say=say,
+    )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
+        delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
         own.rule or sync_rule(config.sync), evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,

@@ -89,8 +89,8 @@ def latest(folder: Path) -> Checkpoint | None:
         return None
     try:
         tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
-        if not isinstance(tensors, dict) or tensors.keys() != {"learner", "engine"}:
-            raise ValueError("tensors.pt does not hold learner and engine")
+        if not isinstance(tensors, dict) or tensors.keys() != {"learner", "engine", "probe"}:
+            raise ValueError("tensors.pt does not hold learner, engine and probe")
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {one_line(error)}") from error
     return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)

@@ -35,6 +35,7 @@ KLName = Literal["k1", "k2", "k3"]
 KLWeight = Literal["importance", "none"]
 ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
+DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
 
 Text = NewType("Text", str)
@@ -404,10 +405,32 @@ class EngineConfig:
 class SyncConfig:
     """When the engine gets the learner's weights."""
 
-    rule: Literal["every", "never"] = "every"
-    """`every`: once in `period` batches; `never`: the engine keeps the weights it started with."""
+    rule: Literal["every", "never", "adaptive"] = "every"
+    """`every`: once in `period` batches; `never`: the engine keeps the weights it started with; `adaptive`: when
+    `metric` is at `set_point`, measured after every batch on a probe of `diagnose.probe_prompts`."""
     period: int = 10
     """Batches between two syncs: the papers' v. 1 is on-policy."""
+    metric: DivergenceName = "tv_token"
+    """Divergence of the learner's policy from the engine's that `adaptive` goes by (docs/metrics.md, `probe/…`)."""
+    set_point: float | None = None
+    """`adaptive` syncs where `metric` is nearer to this now than one batch later."""
+    v_min: int = 1
+    """Fewest batches between two syncs (`adaptive`)."""
+    v_max: int = 50
+    """Most batches between two syncs (`adaptive`)."""
+    on_fault: Literal["stop", "retry"] = "stop"
+    """Weights that did not arrive as they were sent: `stop` the run, or `retry` once and stop then."""
+
+
+@dataclass(frozen=True)
+class DiagnoseConfig:
+    """Whether an update helped, judged on a probe: responses to held-out problems that are never learned from."""
+
+    probe_prompts: int = 16
+    """Held-out prompts of a probe, each with one group of responses; 0: no probe."""
+    every: int = 40
+    """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none. With
+    `sync.rule = "adaptive"` every batch is."""
 
 
 @dataclass(frozen=True)
@@ -467,6 +490,7 @@ class Config:
     learn: LearnConfig = field(default_factory=LearnConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
+    diagnose: DiagnoseConfig = field(default_factory=DiagnoseConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
@@ -798,6 +822,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
+        ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
         ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
@@ -815,8 +840,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
-        (c.sync.rule == "every" or c.sync.period == SyncConfig.period, "sync.period has no meaning with sync.rule = "
-         "never: remove one of them"),
+        *_sync_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
         (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
@@ -837,6 +861,24 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          and len(c.run.name.encode()) <= LONGEST_NAME),
          f"run.name is {_shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
          "(run.root is the folder above it)"),
+    ]  # fmt: skip
+
+
+def _sync_rules(config: Config) -> list[tuple[bool, str]]:
+    sync, point, adapts = config.sync, config.sync.set_point, config.sync.rule == "adaptive"
+    unused = [n for n in ("metric", "set_point", "v_min", "v_max") if getattr(sync, n) != getattr(SyncConfig, n)]
+    return [
+        (sync.rule == "every" or sync.period == SyncConfig.period, f"sync.period has no meaning with sync.rule = "
+         f"{sync.rule}: remove one of them"),
+        (adapts or not unused, f"sync.{'/'.join(unused)} acts with sync.rule = adaptive only: set that or remove it"),
+        (not adapts or point is not None, "sync.set_point is unset; sync.rule = adaptive needs the divergence to sync "
+         "at, such as --sync.set_point 0.03 for tv_token"),
+        (point is None or 0 < point < (float("inf") if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
+         f"{sync.metric} needs a value {'above 0' if sync.metric == 'kl' else 'between 0 and 1'}"),
+        (1 <= sync.v_min <= sync.v_max, f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and "
+         "no v_max below v_min"),
+        (not adapts or config.diagnose.probe_prompts > 0, "sync.rule = adaptive measures on a probe: set "
+         "diagnose.probe_prompts above 0"),
     ]  # fmt: skip
 
 

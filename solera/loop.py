@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from solera.checkpoint import RunState, Saver
 from solera.collector import Collector
 from solera.config import CollectConfig
-from solera.diagnosis.divergence import divergence
+from solera.consumed import account
+from solera.delivery import Delivery
+from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.learner.batch import Batch, collate, count_live_groups
-from solera.learner.learner import Learner, Update
+from solera.learner.learner import Learner
+from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
-from solera.sync import proof
 from solera.sync.rules import SyncRule, SyncState
 
 
@@ -33,6 +35,9 @@ class Loop:
     engine: Engine
     store: Store
     learner: Learner
+    delivery: Delivery
+    probe: Probe
+    mismatch: Mismatch
     rule: SyncRule
     evaluator: Evaluator
     sink: Sink
@@ -55,20 +60,25 @@ class Loop:
                 self.save(sync, metrics.get("eval/pass@1"))
             if sync.due:
                 with clock("time/sync"):
-                    weights = learner.weights()
-                    proof.check(weights.manifest, self.engine.load(weights))
-                    sync = sync.done(learner.version)
+                    metrics |= self.delivery.deliver()
+                with clock("time/diagnose"):
+                    metrics |= self.probe.renew(sync)
+                sync = sync.done(learner.version)
             with clock("time/generate"):
                 generated, groups = self.draw()
+            with clock("time/diagnose"):
+                proximal = self.probe.score(step)
             with clock("time/learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
+            with clock("time/diagnose"):
+                diagnosis = account(batch, update, self.mismatch, step, learner.lineage) | self.probe.judge(proximal)
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
-            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnose(update), **clock.seconds})
-            sync = self.rule(sync, learner.version)
+            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
+            sync = self.rule(sync, learner.version, diagnosis)
             if self.stop():
                 self.save(sync, None)
                 return False
@@ -84,7 +94,8 @@ class Loop:
         state = RunState(
             learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy
         )
-        self.saver.save(state, {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)})
+        tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
+        self.saver.save(state, tensors | {"probe": self.probe.state()})
 
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""
@@ -111,11 +122,6 @@ class Loop:
         """That many groups, written as far as they are missing, and the tokens generated."""
         generated = self.collector.ensure(wanted)
         return generated, self.store.draw(wanted, self.collect.group_size)
-
-
-def diagnose(update: Update) -> dict[str, float]:
-    """How far the policy that met this batch was from those who wrote it."""
-    return divergence(update.log_ratio_T, update.response_T, update.stands_for_B) if len(update.stands_for_B) else {}
 
 
 class Clock:

@@ -70,8 +70,11 @@ class Weights:
 class Engine(Protocol):
     """Who writes responses, with weights of its own."""
 
+    dtype: str
+    """Type that its weights are held in, as torch writes it. Tensors are cast to it before they are sent."""
+
     def load(self, weights: Weights) -> Manifest:
-        """Take new weights; answers with what it now holds."""
+        """Take new weights; answers with what it now holds, its digests taken from its own memory after loading."""
         ...
 
     def weights(self) -> Weights:
@@ -102,7 +105,11 @@ class Store(Protocol):
         ...
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        """Up to that many groups of rewarded rollouts, by the store's policy."""
+        """Up to that many groups of rewarded rollouts, by the store's policy; none of a probe."""
+        ...
+
+    def fetch(self, ids: list[int]) -> list[Rollout]:
+        """Those of them that have rewards, in the order of their ids."""
         ...
 
     def passed_over(self) -> Mapping[str, int]:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from solera.errors import SoleraError
 
 FinishReason = Literal["stop", "length"]
+PROBE = "probe"
+"""Origin of responses that are looked at and never learned from."""
 NO_VERSION = -1
 """Version of a token that no policy wrote: the prompt's, a tool's, the user's."""
 
@@ -293,11 +295,12 @@ class Use:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and dtype of one weight tensor, as sent."""
+    """Name, shape and dtype of one weight tensor, and a digest of its values (`models/digest.py`)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    digest: int
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,11 @@ def config(tmp_path: Path) -> solera.Config:
 
 
 def test_a_run_with_own_code_goes_on_only_with_own_code(tmp_path):
-    calls = []
+    calls, measured = [], []
 
-    def rule(state: solera.SyncState, version: int) -> solera.SyncState:
+    def rule(state: solera.SyncState, version: int, diagnosis: dict[str, float]) -> solera.SyncState:
         calls.append(version)
+        measured.append(diagnosis["divergence/tv_token"])
         if version == 3 and len(calls) == 3:
             os.kill(os.getpid(), 2)  # Ctrl-C in the middle of the run
         return replace(state, due=True)
@@ -55,6 +56,7 @@ def test_a_run_with_own_code_goes_on_only_with_own_code(tmp_path):
         solera.resume(tmp_path / "own")
     result = solera.resume(tmp_path / "own", rule=rule)
     assert calls == [1, 2, 3, 4, 5, 6]
+    assert measured == [row["divergence/tv_token"] for row in result.metrics if "divergence/tv_token" in row]
     assert [row["sync/version"] for row in result.metrics if "sync/version" in row] == [0, 1, 2, 3, 4, 5]
 
 

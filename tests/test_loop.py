@@ -3,11 +3,14 @@
 import math
 import sqlite3
 import tomllib
+from dataclasses import replace
 
 import pytest
 import torch
 
+from solera import build
 from solera import config as configuration
+from solera.engines.in_process import InProcessEngine
 from solera.models import loading
 from solera.report.sinks import read_metrics
 
@@ -103,7 +106,7 @@ def test_refill_fills_the_batch_with_groups_that_differ(short_run):
     assert min(live(row) for row in plain.metrics[:6]) < 8
     assert all(live(row) >= 8 for row in filled.metrics[:6])
     with sqlite3.connect(filled.folder / "store.db") as database:
-        assert database.execute("select count(*) from rollouts where uses = 0").fetchone() == (0,)
+        assert database.execute("select count(*) from rollouts where uses = 0 and origin = 'self'").fetchone() == (0,)
         assert database.execute("select max(uses) from rollouts").fetchone() == (1,)
 
 
@@ -167,3 +170,22 @@ def test_it_learns(short_run):
     )
     assert 0.2 <= result.accuracy_before <= 0.4
     assert result.accuracy_after > 0.6
+
+
+def test_engine_error_is_kept_apart_from_staleness(short_run, monkeypatch):
+    """It is measured at age 0 only, is rounding there, and a wrong temperature in the engine is said once."""
+    rows = short_run("sync = { period = 3 }\nlearn = { lr = 3e-3, warmup = 0 }", name="clean").metrics[:6]
+    assert [k for k, row in enumerate(rows) if "mismatch/logp" in row] == [0, 3]
+    assert max(rows[k]["mismatch/logp"] for k in (0, 3)) < 1e-5
+    assert rows[1]["divergence/tv_token"] > 1e-3
+    real, said = InProcessEngine.generate, []
+    monkeypatch.setattr(build, "_say", lambda console, sentence: said.append(sentence))
+
+    async def hotter(self, token_ids, sampling, seed):
+        hot = replace(sampling, temperature=1.5) if sampling.max_tokens == 16 and sampling.temperature else sampling
+        return await real(self, token_ids, hot, seed)
+
+    monkeypatch.setattr(InProcessEngine, "generate", hotter)
+    rows = short_run("sync = { period = 1 }", name="hotter").metrics[:6]
+    assert all(row["mismatch/logp"] > 0.01 for row in rows)
+    assert len([sentence for sentence in said if "look for another temperature" in sentence]) == 1

@@ -20,6 +20,7 @@ run = {{ root = "disk", name = "run", steps = {steps}, device = "cpu" }}
 collect = {{ prompts = 4, group_size = 8, offset = 1 }}
 evaluate = {{ every = 0, problems = 4 }}
 checkpoint = {{ every = {every}, keep = 1 }}
+diagnose = {{ every = 0 }}
 report = {{ tensorboard = true, progress = false }}
 """
 

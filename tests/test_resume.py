@@ -28,6 +28,7 @@ RUN = """
 run = {{ root = "{root}", name = "{name}", steps = 14, device = "cpu" }}
 collect = {{ prompts = 6, group_size = 6, offset = 2 }}
 sync = {{ period = 3 }}
+diagnose = {{ probe_prompts = 3, every = 2 }}
 objective = {{ beta = 0.02, ref_ema = 0.3 }}
 learn = {{ passes = 2, decay = "linear" }}
 evaluate = {{ every = 4, problems = 20 }}

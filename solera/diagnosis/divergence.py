@@ -1,27 +1,67 @@
 """How far a policy is from the one that wrote the data, estimated on responses written by α. (FORMULAS, section 8)"""
 
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from solera.objectives.ratio import bounded_exp, response_sum
+from solera.objectives.ratio import EXPONENT_LIMIT
+
+Chosen = npt.NDArray[np.bool_] | slice
+ALL = slice(None)
 
 
-def divergence(log_ratio_T: Tensor, response_T: Tensor, stands_for_B: Tensor) -> dict[str, float]:
-    """Divergence of π from α, given `log π − log α` of each token, and how many responses each response stands for.
+class Apart:
+    """π and α on responses of α: `log w` of each response, and how far its tokens' ratios fall short of 1.
 
-    With w of a response and ρ of a token: `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` ·
-    `kl = mean −log w` (KL(α‖π)) · `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. On α's own policy: 0, 0, 0, 0, 1.
+    Given `log π − log α` of each token, and how many responses each response stands for.
     """
-    assert log_ratio_T.shape == response_T.shape
-    assert log_ratio_T.ndim == 1
-    assert len(stands_for_B) > 0
-    count_B, count_T = stands_for_B.double(), stands_for_B.double()[response_T]
-    log_w_B = response_sum(log_ratio_T.double(), response_T, len(count_B))
-    w_B, ratio_T = bounded_exp(log_w_B), bounded_exp(log_ratio_T.double())
-    share_B = count_B / count_B.sum()
-    return {
-        "divergence/tv_sequence": (share_B @ (1 - w_B).clamp_min(0)).item(),
-        "divergence/tv_token": (count_T @ (1 - ratio_T).clamp_min(0) / count_T.sum()).item(),
-        "divergence/kl": -(share_B @ log_w_B).item(),
-        "divergence/chi2": (share_B @ (w_B - 1).square()).item(),
-        "divergence/ess": ((share_B @ w_B).square() / (share_B @ w_B.square())).item(),
-    }
+
+    def __init__(self, log_ratio_T: Tensor, response_T: Tensor, stands_for_B: Tensor) -> None:
+        assert log_ratio_T.shape == response_T.shape
+        assert log_ratio_T.ndim == 1
+        assert len(stands_for_B) > 0
+        value_T, place_T, count = log_ratio_T.double().numpy(), response_T.numpy(), len(stands_for_B)
+        self.count_B = stands_for_B.double().numpy()
+        self.length_B = np.bincount(place_T, minlength=count)
+        self.log_w_B = np.bincount(place_T, value_T, count).astype(np.float64, copy=False)
+        self.w_B = _bounded_exp(self.log_w_B)
+        self.short_B = np.bincount(place_T, np.maximum(1 - _bounded_exp(value_T), 0), count)
+
+    def figures(self, chosen: Chosen = ALL) -> dict[str, float]:
+        """Divergences over the chosen responses. With w of a response and ρ of a token:
+
+        `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` · `kl = mean −log w` (KL(α‖π)) · `chi2 = mean (w−1)²` ·
+        `ess = (Σw)²/(N·Σw²)`. On α's own policy: 0, 0, 0, 0, 1.
+        """
+        count_B, w_B = self.count_B[chosen], self.w_B[chosen]
+        share_B = count_B / count_B.sum()
+        return {
+            "tv_sequence": float(share_B @ np.maximum(1 - w_B, 0)),
+            "tv_token": float(count_B @ self.short_B[chosen] / (count_B @ self.length_B[chosen])),
+            "kl": float(-(share_B @ self.log_w_B[chosen])),
+            "chi2": float(share_B @ (w_B - 1) ** 2),
+            "ess": float((share_B @ w_B) ** 2 / (share_B @ w_B**2)),
+        }
+
+    def by(self, label_B: Sequence[str | None]) -> dict[str, dict[str, float]]:
+        """The same for each label; responses without one are left out."""
+        labels, known = np.array([label or "" for label in label_B]), dict.fromkeys(filter(None, label_B))
+        return {label: self.figures(labels == label) for label in sorted(known)}
+
+
+def age_label(age: int | None) -> str | None:
+    """Ages in octaves, so that there are few names however old data becomes.
+
+    >>> [age_label(age) for age in (0, 1, 2, 3, 4, 9, None)]
+    ['age_0', 'age_1', 'age_2-3', 'age_2-3', 'age_4-7', 'age_8-15', None]
+    """
+    if age is None or age < 2:
+        return None if age is None else f"age_{age}"
+    lowest = 1 << age.bit_length() - 1
+    return f"age_{lowest}-{2 * lowest - 1}"
+
+
+def _bounded_exp(exponent: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return np.exp(np.clip(exponent, -EXPONENT_LIMIT, EXPONENT_LIMIT))

@@ -4,10 +4,18 @@ Population figures take every response of a prompt: `alpha_B` its probability un
 `proximal_w_B` the ratios π/α and π_k/α, `reward_B` in [0, 1].
 """
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from solera.diagnosis.verdict import INCONCLUSIVE, state
 from solera.objectives.advantage import WHITEN_EPSILON, group_mean
+
+NORMAL_95 = 1.96
+STRAYS = 3.0
+"""Standard errors by which the mean of w may miss 1 by chance."""
 
 
 def deviation(alpha_B: Tensor, reward_B: Tensor) -> Tensor:
@@ -43,3 +51,77 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
     assert bool((size_P >= 2).all()), "a group of one has no baseline"
     part_B = (w_B - proximal_w_B) * (reward_B - group_mean(reward_B, group_B, groups))
     return part_B.new_zeros(groups).index_add(0, group_B, part_B) / (size_P - 1)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The improvement over P prompts of a probe, and how far the probe can speak for π.
+
+    `error` is the standard error of `gain` with prompts as units; of one prompt there is none.
+    """
+
+    gain: float
+    error: float | None
+    tight: float | None
+    theorem1: float | None
+    mean_w: float
+    mean_w_error: float | None
+
+    def metrics(self) -> dict[str, float]:
+        """`improvement/…`, without what has no value."""
+        found = {
+            "estimate": self.gain, "low": None, "high": None, "tight": self.tight, "theorem1": self.theorem1,
+            "mean_w": self.mean_w, "state": INCONCLUSIVE,
+        }  # fmt: skip
+        if self.error is not None:
+            low, high = self.gain - NORMAL_95 * self.error, self.gain + NORMAL_95 * self.error
+            found |= {"low": low, "high": high, "state": state(low, high)}
+        return {f"improvement/{name}": value for name, value in found.items() if value is not None}
+
+    @property
+    def covered(self) -> bool:
+        """Whether the mean of w is 1 within its error; where it is not, α hardly writes what π writes."""
+        return self.mean_w_error is None or abs(self.mean_w - 1) <= STRAYS * self.mean_w_error
+
+
+def estimate(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Estimate | None:
+    """The improvement on groups that α wrote and nobody learned from; groups of one are left out. `[B]` each, float64
+
+    The bounds take one σ for all prompts, of their pooled variance: for any σ in (0, 1] the mean over prompts of the
+    bound holds, and one σ is known better than many. Rewards outside [0, 1] have no bounds.
+    """
+    size_P = torch.bincount(group_B)
+    kept_B = (size_P >= 2)[group_B]
+    if not kept_B.any():
+        return None
+    w_B, proximal_w_B, reward_B = w_B[kept_B], proximal_w_B[kept_B], reward_B[kept_B]
+    group_B = torch.unique(group_B[kept_B], return_inverse=True)[1]
+    groups = int(group_B.max()) + 1
+    gain, error = _mean_and_error(group_estimates(w_B, proximal_w_B, reward_B, group_B, groups))
+    mean_w, mean_w_error = _mean_and_error(_by_group(w_B, group_B, groups))
+    tight = theorem1 = None
+    if reward_B.min() >= 0 and reward_B.max() <= 1:
+        tight, theorem1 = (_pooled_bound(w_B, proximal_w_B, reward_B, group_B, groups, factor) for factor in (1, 2))
+    return Estimate(gain, error, tight, theorem1, mean_w, mean_w_error)
+
+
+def _pooled_bound(
+    w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor, groups: int, factor: float
+) -> float:
+    """`lower_bound` from samples: `(J(π)−J(α))/σ − factor·(1−σ)/σ·TV(π, α) − factor·TV(π_k, α)`, means over prompts."""
+    beyond_alpha = group_estimates(w_B, torch.ones_like(w_B), reward_B, group_B, groups).mean().item()
+    variance_P = group_estimates(reward_B, torch.zeros_like(w_B), reward_B, group_B, groups)
+    sigma = math.sqrt(variance_P.mean().item() + WHITEN_EPSILON)
+    tv, proximal_tv = (_by_group((1 - w).clamp_min(0), group_B, groups).mean().item() for w in (w_B, proximal_w_B))
+    return beyond_alpha / sigma - factor * ((1 - sigma) / sigma * tv + proximal_tv)
+
+
+def _by_group(value_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
+    """Mean over the members of each group. `[B] -> [P]`"""
+    size_P = torch.bincount(group_B, minlength=groups)
+    return value_B.new_zeros(groups).index_add(0, group_B, value_B) / size_P
+
+
+def _mean_and_error(value_P: Tensor) -> tuple[float, float | None]:
+    count = len(value_P)
+    return value_P.mean().item(), value_P.std().item() / math.sqrt(count) if count > 1 else None

@@ -11,9 +11,10 @@ import torch
 
 from solera.engines.decoding import decode
 from solera.errors import SoleraError
+from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
-from solera.records import Completion, Manifest, Sampling, TensorSpec
+from solera.records import Completion, Manifest, Sampling
 from solera.streams import uniforms
 
 
@@ -37,11 +38,12 @@ class InProcessEngine:
         self.end_token_ids = end_token_ids
         self.max_rows = max_rows
         self.compute = compute
+        self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
 
     def load(self, weights: Weights) -> Manifest:
-        """Copy the tensors into the engine's own weights, cast to their type."""
+        """Copy the tensors into the engine's own weights."""
         own = self.model.parameters()
         arrived = []
         with torch.no_grad():
@@ -49,8 +51,9 @@ class InProcessEngine:
                 if name not in own or own[name].shape != tensor.shape:
                     raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
                 own[name].copy_(tensor)
-                arrived.append(TensorSpec(name, tuple(tensor.shape), str(tensor.dtype)))
-        self.held = Manifest(weights.manifest.lineage, weights.manifest.version, tuple(arrived))
+                arrived.append(name)
+        specs = describe((name, own[name]) for name in arrived)
+        self.held = Manifest(weights.manifest.lineage, weights.manifest.version, specs)
         return self.held
 
     def weights(self) -> Weights:

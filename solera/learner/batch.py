@@ -93,7 +93,8 @@ def collate(
         | {
             "tokens/trained": sum([rollout.length for rollout in trained]),
             "responses/dropped": shaped.dropped_B.sum().item() / max(1, len(drawn)),
-        },
+        }
+        | _waste(drawn, compared, taken, shaped.dropped_B.tolist(), {member.group for member in masked}),
         uses=_uses(drawn, compared, taken, shaped.advantage_B.tolist(), now),
         watched=watched,
         watched_for=sum(map(_known, masked)) / len(watched) if watched else 0.0,
@@ -119,6 +120,25 @@ def _uses(
     """Everything drawn was used, though some of it took no part."""
     part = {id(m): a for m, takes_part, a in zip(compared, taken, advantage, strict=True) if takes_part}
     return [Use(m.rollout.id, now, m.age, part.get(id(m))) for m in drawn if m.rollout.id is not None]
+
+
+def _waste(
+    drawn: list[Member], compared: list[Member], taken: list[bool], dropped: list[bool], masked: set[int]
+) -> dict[str, float]:
+    """Tokens drawn with a grade, and of the drawn ones that teach nothing, how many for which reason."""
+    graded = sum([member.length for member in drawn if member.reward is not None])
+    lost: dict[str, float] = defaultdict(float)
+    lost["waste/zero_variance"] = 0
+    for member, takes_part, drops in zip(compared, taken, dropped, strict=True):
+        if not takes_part:
+            reason = "dropped" if drops else "zero_variance" if member.group in masked else "left_out"
+            lost[f"waste/{reason}"] += member.length
+    if len(compared) < len(drawn):
+        inside = set(map(id, compared))
+        for member in drawn:
+            if id(member) not in inside:
+                lost["waste/ungraded" if member.reward is None else "waste/truncated"] += member.length
+    return {"tokens/graded": graded, **lost}
 
 
 def mean_parts(drawn: list[Member]) -> dict[str, float]:

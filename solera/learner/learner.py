@@ -19,12 +19,13 @@ from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
 from solera.objectives.tokens import Responses, Tokens
 from solera.protocols import Weights
-from solera.records import Manifest, TensorSpec
+from solera.records import Manifest, Rollout
 
 
 @dataclass(eq=False)
@@ -61,6 +62,17 @@ class Update:
     response_T: Tensor
     stands_for_B: Tensor
     """How many responses each scored one stands for: 1 of those trained on, more of the few masked ones watched."""
+    rollouts: tuple[Rollout, ...]
+    """The scored responses, as `response_T` numbers them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Log-probabilities of the tokens of some rollouts; the same rollouts come in the same order at every scoring."""
+
+    logp_T: Tensor
+    behaviour_logp_T: Tensor
+    response_T: Tensor
 
 
 class Learner:
@@ -97,11 +109,15 @@ class Learner:
         if config.gradient_checkpointing:
             model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
-    def weights(self) -> Weights:
-        """The current weights under their version."""
-        named = self.model.parameters()
-        specs = tuple(TensorSpec(name, tuple(p.shape), str(p.dtype)) for name, p in named.items())
-        return Weights(Manifest(self.lineage, self.version, specs), ((n, p.detach()) for n, p in named.items()))
+    def weights(self, dtype: str) -> Weights:
+        """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
+        for whoever takes them: all of them together may not fit beside the model."""
+        kind, named = getattr(torch, dtype.removeprefix("torch.")), self.model.parameters()
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            return ((name, p.detach().to(kind)) for name, p in named.items())
+
+        return Weights(Manifest(self.lineage, self.version, describe(tensors())), tensors())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
@@ -136,6 +152,18 @@ class Learner:
             )
         return self._account(parts, metrics | {"learn/lr": rate}, batch)
 
+    @torch.no_grad()
+    def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
+        """What the current policy makes of responses, none of them empty. Nothing is learned."""
+        micros = self._cut(rollouts)
+        logps = [self._score(self.model, micro.to(self.model.device))[0].cpu() for micro in micros]
+        behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
+        return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat(responses))
+
+    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
+        return micro_batches(rollouts, self.config.micro_batch_tokens, pack)
+
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
 
@@ -153,9 +181,7 @@ class Learner:
             groups=batch.groups,
             weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
         )
-        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        cut = micro_batches(rollouts, self.config.micro_batch_tokens, pack)
-        number_B = _numbers(batch, chosen, len(watched))
+        number_B, cut = _numbers(batch, chosen, len(watched)), self._cut(rollouts)
         return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
     @torch.no_grad()
@@ -236,11 +262,13 @@ class Learner:
         ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
         stands_for_B = torch.ones(len(batch.rollouts) + len(batch.watched))
         stands_for_B[len(batch.rollouts) :] = batch.watched_for
+        rollouts = batch.rollouts + batch.watched
         if ratio_T.isnan().any():
             known_T = ~torch.isin(number_T, number_T[ratio_T.isnan()])
             number_B, response_T = torch.unique(number_T[known_T], return_inverse=True)
-            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B])
-        return Update(metrics, ratio_T, number_T, stands_for_B)
+            known = tuple(rollouts[number] for number in number_B.tolist())
+            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B], known)
+        return Update(metrics, ratio_T, number_T, stands_for_B, rollouts)
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -14,13 +15,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from solera.diagnosis.verdict import STATE_WORDS
 from solera.protocols import Metrics
 
-FIGURES = (
-    ("reward", "reward/mean", "{:.2f}"),
-    ("held-out", "eval/pass@1", "{:.1%}"),
-    ("age", "age/mean", "{:.0f}"),
-    ("syncs", "sync/count", "{:.0f}"),
+Figure = tuple[str, str, Callable[[float], str]]
+WIDE = 100
+"""Columns from which on a bar has room for everything."""
+FIGURES: tuple[Figure, ...] = (
+    ("reward", "reward/mean", "{:.2f}".format),
+    ("held-out", "eval/pass@1", "{:.1%}".format),
+    ("age", "age/mean", "{:.0f}".format),
+    ("syncs", "sync/count", "{:.0f}".format),
+    ("update", "improvement/state", lambda state: STATE_WORDS[round(state)]),
 )
 
 
@@ -45,7 +51,7 @@ class Progressing:
         self._oldest = 0.0
         self._bar: Progress | None = None
         if console.is_terminal:
-            wide = console.width >= 100
+            wide = console.width >= WIDE
             self._bar = Progress(
                 TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24 if wide else 8),
                 TextColumn("{task.fields[figures]}"), *([TimeElapsedColumn()] if wide else []), TextColumn("ETA"),
@@ -61,18 +67,19 @@ class Progressing:
         if "eval/pass@1" in metrics:
             # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
             figures = self._figures({**self._latest, "age/mean": self._oldest}).replace("age", "age up to")
-            self.console.print(f"step {step:5d}/{self.steps}  {figures}", highlight=False)
+            self.console.print(f"step {step:5d}/{self.steps}  {figures}", highlight=False, soft_wrap=True)
             self._oldest = 0.0
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, figures=self._figures(self._latest))
+            fit = FIGURES if self.console.width >= WIDE else FIGURES[:-1]
+            self._bar.update(self._task, completed=step, figures=self._figures(self._latest, fit))
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     @staticmethod
-    def _figures(values: dict[str, float]) -> str:
-        return "  ".join(f"{name} {form.format(values[key])}" for name, key, form in FIGURES if key in values)
+    def _figures(values: dict[str, float], shown: tuple[Figure, ...] = FIGURES) -> str:
+        return "  ".join(f"{name} {form(values[key])}" for name, key, form in shown if key in values)
 
 
 class Attempting:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from solera.diagnosis.verdict import STATE_WORDS
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -17,6 +19,8 @@ class Panel:
     """Mark the steps at which the engine was given weights."""
     read_out: dict[str, str] = field(default_factory=dict)
     """Metrics that are read at the pointer and not drawn."""
+    words: dict[str, dict[int, str]] = field(default_factory=dict)
+    """Metrics whose values are read as words."""
 
 
 PANELS = (
@@ -49,9 +53,52 @@ PANELS = (
         "Share of the responses that an importance-weighted mean would effectively use.",
     ),
     Panel(
+        "Engine error",
+        {"mismatch/logp": "mean difference of log-probabilities"},
+        "Between engine and learner, on responses that the same weights wrote: what is left is arithmetic, not age.",
+    ),
+    Panel(
+        "Did the update help?",
+        {"improvement/estimate": "improvement", "improvement/low": "low", "improvement/high": "high"},
+        "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
+        "engine's policy: certified where all of it lies above 0, harmful where it lies below, else inconclusive.",
+        read_out={
+            "improvement/state": "verdict",
+            "improvement/tight": "tight bound",
+            "improvement/theorem1": "Theorem 1",
+            "improvement/mean_w": "mean weight (1 is covered)",
+        },
+        words={"improvement/state": STATE_WORDS},
+    ),
+    Panel(
+        "How far did the update leave the policy from the engine's?",
+        {"probe/tv_sequence": "TV of responses", "probe/tv_token": "TV of tokens"},
+        "The same as above, after the update, on the probe.",
+        read_out={"probe/kl": "KL", "probe/chi2": "χ²", "probe/ess": "effective sample size"},
+    ),
+    Panel(
         "What teaches nothing?",
         {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups of equal reward"},
         "Tokens whose gradient the clip silenced; groups in which no response was better than another.",
+    ),
+    Panel(
+        "Where do the tokens go?",
+        {
+            "tokens/generated": "generated",
+            "tokens/graded": "drawn with a grade",
+            "tokens/trained": "trained on",
+            "tokens/effective": "effective",
+        },
+        "Tokens of a step. Effective are those trained on times their effective sample size.",
+        read_out={
+            "waste/zero_variance": "lost: group of equal rewards",
+            "waste/dropped": "lost: dropped",
+            "waste/truncated": "lost: cut off and masked",
+            "waste/ungraded": "lost: without a grade",
+            "waste/left_out": "lost: below the objective's threshold",
+            "waste/stale": "lost: too far from who wrote them",
+            "tokens/probe": "written for a probe",
+        },
     ),
     Panel("Entropy of the policy", {"policy/entropy": "entropy"}, "Nats a token. Near 0 nothing new is tried."),
     Panel("Gradient norm", {"learn/grad_norm": "before clipping"}, "Mean over the step's optimiser steps."),

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
+from collections import Counter
 from typing import Any
 
 from solera.config import Config, override
+from solera.diagnosis.verdict import HARMFUL, STATE_WORDS
 from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
 from solera.report.panels import TIME
@@ -13,6 +15,7 @@ from solera.report.run_folder import Row, RunFolder
 MOST_ROWS = 2_000
 """Steps of a run that a page holds; of a longer run it holds every second, third … step and every evaluation."""
 ACCURACY = "eval/pass@1"
+WASTE = "waste/"
 
 
 def columns(run: RunFolder) -> dict[str, Any]:
@@ -63,10 +66,36 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
+            "updates judged": _verdicts(run),
             "tokens generated": run.total("tokens/generated"),
             "tokens trained on": run.total("tokens/trained"),
+            "tokens effective": run.total("tokens/effective") or None,
+            "tokens wasted": _wasted(run),
         },
     }
+
+
+def _verdicts(run: RunFolder) -> str | None:
+    """How many updates were certified, inconclusive and harmful, and when the first harmful one was."""
+    judged = [(step, round(state)) for step, state in run.points("improvement/state")]
+    if not judged:
+        return None
+    counts = Counter(STATE_WORDS[state] for _, state in judged)
+    said = ", ".join(f"{counts[word]} {word}" for word in STATE_WORDS.values())
+    harmful = [step for step, state in judged if state == HARMFUL]
+    return said + (f" (first at step {harmful[0]:.0f})" if harmful else "")
+
+
+def _wasted(run: RunFolder) -> str | None:
+    """Tokens drawn in vain, reason by reason, the largest first, as shares of all that was generated."""
+    names = {name for row in run.rows for name in row if name.startswith(WASTE)}
+    lost, generated = {name: run.total(name) for name in names}, run.total("tokens/generated")
+    said = [
+        f"{name.removeprefix(WASTE).replace('_', ' ')} {lost[name] / generated:.0%}"
+        for name in sorted(lost, key=lambda name: (-lost[name], name))
+        if generated and lost[name] > 0
+    ]
+    return ", ".join(said) or None
 
 
 def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:

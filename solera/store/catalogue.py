@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, bindparam, func, select
 
+from solera.records import PROBE
 from solera.store.drawing import NO_AGE, Rows
 from solera.store.schema import rewards, rollouts
 
 _r, _w = rollouts.c, rewards.c
 _NEW = (
     select(_r.id, _r.prompt_key, _r.origin, _r.lineage, _r.version, _r.uses)
-    .where(_r.id > bindparam("after"), _r.superseded == 0)
+    .where(_r.id > bindparam("after"), _r.superseded == 0, _r.origin != PROBE)
     .order_by(_r.id)
 )
 _later = rewards.alias()

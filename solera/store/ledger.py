@@ -17,10 +17,10 @@ from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, fu
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
-from solera.records import Group, Reward, Rollout, Sampling, Use
+from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
-from solera.store.schema import never_used, rewards, rollouts, uses
+from solera.store.schema import rewards, rollouts, to_draw, uses
 
 _ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
@@ -31,7 +31,7 @@ _USE_COLUMNS = ("version", "rollout_id", "age", "advantage")
 
 T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
-_UNUSED = never_used & exists().where(_w.rollout_id == _r.id)
+_UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
 _LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
@@ -99,7 +99,8 @@ class Ledger:
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
             graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
             self._add_rewards.run(self._connection, graded)
-        self._recent.update(numbered[: RECENT - len(self._recent)])
+        drawable = [(i, rollout) for i, rollout in numbered if rollout.origin != PROBE]
+        self._recent.update(drawable[: RECENT - len(self._recent)])
         return [i for i, _ in numbered]
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
@@ -164,6 +165,10 @@ class Ledger:
             found |= self._read(unknown)
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
+    def fetch(self, ids: list[int]) -> list[Rollout]:
+        with self.transaction():
+            return list(self._read(set(ids)).values())
+
     def record(self, used: list[Use]) -> None:
         if not used:
             return
@@ -191,7 +196,7 @@ class Ledger:
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
-            later = (_r.id > watermark) & ((_r.origin == "self") | (_r.lineage == lineage))
+            later = (_r.id > watermark) & (_r.origin.in_(("self", PROBE)) | (_r.lineage == lineage))
             self._connection.execute(update(rollouts).where(later).values(superseded=1))
 
     @contextmanager

@@ -12,6 +12,11 @@ MIGRATIONS = {
         "ALTER TABLE rewards ADD COLUMN late INTEGER",
         "CREATE INDEX rewards_late ON rewards (late) WHERE late IS NOT NULL",
     ),
+    3: (
+        "DROP INDEX rollouts_to_draw",
+        "CREATE INDEX rollouts_to_draw ON rollouts (id, prompt_key) "
+        "WHERE uses = 0 AND superseded = 0 AND origin != 'probe'",
+    ),
 }
 """What leads to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)

@@ -2,6 +2,8 @@
 
 from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, literal_column
 
+from solera.records import PROBE
+
 metadata = MetaData()
 
 rollouts = Table(
@@ -23,11 +25,13 @@ rollouts = Table(
     Column("fingerprint", LargeBinary, doc="digest of what was imported, so that it is not imported twice"),
 )
 
-# Zeros are written out, not bound: an index of a part of a table is used by queries that name that part literally.
-never_used = (rollouts.c.uses == literal_column("0")) & (rollouts.c.superseded == literal_column("0"))
-Index(
-    "rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=never_used, postgresql_where=never_used
-)  # fmt: skip
+# Values are written out, not bound: an index of a part of a table is used by queries that name that part literally.
+to_draw = (
+    (rollouts.c.uses == literal_column("0"))
+    & (rollouts.c.superseded == literal_column("0"))
+    & (rollouts.c.origin != literal_column(f"'{PROBE}'"))
+)
+Index("rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=to_draw, postgresql_where=to_draw)
 _imported = rollouts.c.fingerprint.is_not(None)
 Index(
     "rollouts_imported", rollouts.c.fingerprint, unique=True, sqlite_where=_imported, postgresql_where=_imported

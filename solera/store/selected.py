@@ -29,6 +29,9 @@ class Selected:
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         self.ledger.add_reward(rollout_id, reward)
 
+    def fetch(self, ids: list[int]) -> list[Rollout]:
+        return self.ledger.fetch(ids)
+
     def watermark(self) -> int:
         return self.ledger.watermark()
 

@@ -1,10 +1,11 @@
-"""When the engine gets new weights: pure functions of where the run stands."""
+"""When the engine gets new weights: pure functions of where the run stands and of what was measured."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from solera.config import SyncConfig
+from solera.config import DivergenceName, SyncConfig
+from solera.protocols import Metrics
 
 
 @dataclass(frozen=True)
@@ -20,19 +21,47 @@ class SyncState:
         return SyncState(due=False, engine_version=version, count=self.count + 1)
 
 
-SyncRule = Callable[[SyncState, int], SyncState]
-"""(state, version the learner has reached) -> state with `due` decided."""
+SyncRule = Callable[[SyncState, int, Metrics], SyncState]
+"""(state, version the learner has reached, diagnosis of its last batch) -> state with `due` decided."""
 
 
-def every(state: SyncState, version: int, *, period: int) -> SyncState:
+def every(state: SyncState, version: int, diagnosis: Metrics, *, period: int) -> SyncState:
     """Due once the learner has learned from `period` batches since the last sync: data of age 0 … period−1."""
-    return SyncState(version - state.engine_version >= period, state.engine_version, state.count)
+    return replace(state, due=version - state.engine_version >= period)
 
 
-def never(state: SyncState, version: int) -> SyncState:
+def never(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
     """The engine keeps the weights it started with; all data is of version 0."""
-    return SyncState(False, state.engine_version, state.count)
+    return replace(state, due=False)
+
+
+def adaptive(
+    state: SyncState,
+    version: int,
+    diagnosis: Metrics,
+    *,
+    metric: DivergenceName,
+    set_point: float,
+    v_min: int,
+    v_max: int,
+) -> SyncState:
+    """Due where the policy's divergence from the engine's, measured on the probe after an update, is nearer to
+    `set_point` now than one batch later; never before `v_min` batches, and after `v_max` in any case.
+
+    A batch adds `D/n` after n batches that began at 0, so that is where `D + D/2n ≥ set_point`: readings at a sync lie
+    around the set-point, at v batches between syncs within about a share `1/2v` of it. `ess` falls from 1: D = 1 − ess.
+    """
+    batches, measured = version - state.engine_version, diagnosis.get(f"probe/{metric}")
+    if metric == "ess":
+        measured, set_point = None if measured is None else 1 - measured, 1 - set_point
+    near = measured is not None and measured * (1 + 1 / (2 * batches)) >= set_point
+    return replace(state, due=batches >= v_max or (near and batches >= v_min))
 
 
 def sync_rule(config: SyncConfig) -> SyncRule:
+    if config.rule == "adaptive":
+        assert config.set_point is not None  # checked with the config
+        return partial(
+            adaptive, metric=config.metric, set_point=config.set_point, v_min=config.v_min, v_max=config.v_max
+        )
     return never if config.rule == "never" else partial(every, period=config.period)

@@ -29,8 +29,8 @@ LANES = 2**22
 """Where a problem of the stream cannot be used, another is taken so much further on."""
 LONGEST = 10_000
 """Characters of an answer that are graded."""
-PATIENCE = 120.0
-"""Seconds for generating some problems; a few tasks take a second for one."""
+PATIENCE = 120
+"""Seconds of computing for generating some problems; a few tasks take a second for one."""
 
 
 class Gym:

@@ -1,7 +1,8 @@
 """Processes that grade in place of this one, each question with a time limit.
 
 A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
-A process that takes too long is killed, and the next question goes to a new one.
+A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so that
+verdicts do not depend on how busy the machine is.
 """
 
 import asyncio
@@ -19,8 +20,10 @@ from typing import Any
 
 from solera.errors import SoleraError
 
-LIMIT = 5.0
-"""Seconds for one question."""
+LIMIT = 3
+"""Seconds of computing for one question."""
+PATIENCE = 10
+"""A process that waits instead of computing is given up after so many times its limit."""
 START = 120.0
 """Seconds in which a process must have imported its packages."""
 MOST = 8
@@ -40,7 +43,7 @@ class Judges:
             self._idle.put(Judge(module, extra))
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="solera-judge")
 
-    def ask(self, function: str, *arguments: Any, limit: float = LIMIT) -> Any:
+    def ask(self, function: str, *arguments: Any, limit: int = LIMIT) -> Any:
         """What the function returns; arguments and value are plain data."""
         judge = self._idle.get()
         try:
@@ -48,7 +51,7 @@ class Judges:
         finally:
             self._idle.put(judge)
 
-    def ask_all(self, function: str, calls: list[tuple[Any, ...]], limit: float) -> list[Any]:
+    def ask_all(self, function: str, calls: list[tuple[Any, ...]], limit: int) -> list[Any]:
         """Several at once, answered in their order."""
         return list(self._threads.map(lambda arguments: self.ask(function, *arguments, limit=limit), calls))
 
@@ -71,13 +74,13 @@ class Judge:
         self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, function: str, arguments: tuple[Any, ...], limit: float) -> Any:
+    def ask(self, function: str, arguments: tuple[Any, ...], limit: int) -> Any:
         process = self._process or self._begin()
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps([function, arguments]).encode() + b"\n")
+            process.stdin.write(json.dumps([function, arguments, limit]).encode() + b"\n")
             process.stdin.flush()
-            reply = self._reply(process, limit)
+            reply = self._reply(process, PATIENCE * limit)
         except (BrokenPipeError, NoVerdictError) as error:
             self._end()
             raise NoVerdictError(str(error)) from error
@@ -110,7 +113,7 @@ class Judge:
                 raise NoVerdictError(f"it took longer than {limit:g} s")
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
-                raise NoVerdictError("its process died")
+                raise NoVerdictError("it computed for too long, or its process died")
             line += part
         return json.loads(line)
 

@@ -11,8 +11,6 @@ LONGEST = 1000
 """Characters of an expression; no answer is longer."""
 TAIL = 2000
 """Characters at the end of a text in which an answer is looked for that nothing points to."""
-SECONDS = 2
-"""That math-verify gives itself for one parse or one comparison."""
 
 
 async def math(text: str, answer: object, finished: bool) -> bool:
@@ -53,7 +51,7 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
     from math_verify import verify
 
     found = _parsed(expression if is_text else _in_a_box(expression))
-    return bool(found) and bool(verify(_gold(answer), found, timeout_seconds=SECONDS))
+    return bool(found) and bool(verify(_gold(answer), found, timeout_seconds=None))
 
 
 @lru_cache(maxsize=4096)
@@ -68,4 +66,4 @@ def _in_a_box(expression: str) -> str:
 def _parsed(text: str) -> Any:
     from math_verify import parse
 
-    return parse(text, parsing_timeout=SECONDS)
+    return parse(text, parsing_timeout=None)

@@ -19,6 +19,7 @@ run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
 collect = {{ prompts = 4, group_size = 4 }}
 store = {{ data = [{data}] }}
 evaluate = {{ every = 0, problems = 4 }}
+diagnose = {{ every = 0 }}
 report = {{ tensorboard = false, progress = false }}
 """
 

@@ -6,33 +6,42 @@ import math
 import pytest
 import torch
 
-from solera.diagnosis.divergence import divergence
+from solera.diagnosis.divergence import Apart
 
 
 def test_on_policy_all_is_zero_and_every_sample_counts():
-    figures = divergence(torch.zeros(7), torch.tensor([0, 0, 1, 1, 1, 2, 3]), torch.ones(4))
+    figures = Apart(torch.zeros(7), torch.tensor([0, 0, 1, 1, 1, 2, 3]), torch.ones(4)).figures()
     assert figures == {
-        "divergence/tv_sequence": 0.0, "divergence/tv_token": 0.0, "divergence/kl": 0.0, "divergence/chi2": 0.0,
-        "divergence/ess": 1.0,
+        "tv_sequence": 0.0, "tv_token": 0.0, "kl": 0.0, "chi2": 0.0,
+        "ess": 1.0,
     }  # fmt: skip
 
 
 def test_two_responses_by_hand():
     # Response 0: ratios ½ and 3, w = 3/2. Response 1: ratio ¼, w = ¼.
     log_ratio_T = torch.tensor([math.log(0.5), math.log(3.0), math.log(0.25)], dtype=torch.float64)
-    figures = divergence(log_ratio_T, torch.tensor([0, 0, 1]), torch.ones(2))
-    assert figures["divergence/tv_sequence"] == pytest.approx((0 + 0.75) / 2)
-    assert figures["divergence/tv_token"] == pytest.approx((0.5 + 0 + 0.75) / 3)
-    assert figures["divergence/kl"] == pytest.approx(-(math.log(1.5) + math.log(0.25)) / 2)
-    assert figures["divergence/chi2"] == pytest.approx((0.25 + 0.5625) / 2)
-    assert figures["divergence/ess"] == pytest.approx(1.75**2 / (2 * (2.25 + 0.0625)))
+    figures = Apart(log_ratio_T, torch.tensor([0, 0, 1]), torch.ones(2)).figures()
+    assert figures["tv_sequence"] == pytest.approx((0 + 0.75) / 2)
+    assert figures["tv_token"] == pytest.approx((0.5 + 0 + 0.75) / 3)
+    assert figures["kl"] == pytest.approx(-(math.log(1.5) + math.log(0.25)) / 2)
+    assert figures["chi2"] == pytest.approx((0.25 + 0.5625) / 2)
+    assert figures["ess"] == pytest.approx(1.75**2 / (2 * (2.25 + 0.0625)))
 
 
 def test_a_response_that_stands_for_several_counts_as_often():
     log_ratio_T = torch.tensor([0.3, -0.2, 0.7], dtype=torch.float64)
-    repeated = divergence(log_ratio_T[[0, 1, 2, 2, 2]], torch.tensor([0, 0, 1, 2, 3]), torch.ones(4))
-    weighed = divergence(log_ratio_T, torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0]))
+    repeated = Apart(log_ratio_T[[0, 1, 2, 2, 2]], torch.tensor([0, 0, 1, 2, 3]), torch.ones(4)).figures()
+    weighed = Apart(log_ratio_T, torch.tensor([0, 0, 1]), torch.tensor([1.0, 3.0])).figures()
     assert weighed == pytest.approx(repeated)
+
+
+def test_by_label_each_is_as_if_alone():
+    log_ratio_T = torch.tensor([0.3, -0.2, 0.7, -0.4], dtype=torch.float64)
+    found = Apart(log_ratio_T, torch.tensor([0, 0, 1, 2]), torch.tensor([1.0, 2.0, 3.0])).by(["b", None, "a"])
+    alone = Apart(log_ratio_T[:2], torch.tensor([0, 0]), torch.ones(1)).figures()
+    assert list(found) == ["a", "b"]
+    assert found["b"] == pytest.approx(alone)
+    assert found["a"]["kl"] == pytest.approx(0.4) and found["a"]["tv_token"] == pytest.approx(1 - math.exp(-0.4))
 
 
 def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
@@ -52,8 +61,8 @@ def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
             response += [number, number]
             number += 1
     assert number == 16
-    figures = divergence(torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(response), torch.ones(number))
-    assert figures["divergence/tv_sequence"] == pytest.approx(exact_tv)
-    assert figures["divergence/kl"] == pytest.approx(exact_kl)
-    assert figures["divergence/chi2"] == pytest.approx(exact_second - 1)
-    assert figures["divergence/ess"] == pytest.approx(1 / exact_second)
+    figures = Apart(torch.tensor(log_ratio, dtype=torch.float64), torch.tensor(response), torch.ones(number)).figures()
+    assert figures["tv_sequence"] == pytest.approx(exact_tv)
+    assert figures["kl"] == pytest.approx(exact_kl)
+    assert figures["chi2"] == pytest.approx(exact_second - 1)
+    assert figures["ess"] == pytest.approx(1 / exact_second)

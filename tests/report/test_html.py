@@ -356,3 +356,16 @@ def test_the_command_writes_where_it_says_without_loading_torch(trained, tmp_pat
     assert solera("other", "--out", "chosen.html", "--groups", "5") == "report chosen.html\n"
     assert len(Page(tmp_path / "chosen.html").data["runs"][0]["groups"]) == 5
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chosen.html", "other", "report.html"]
+
+
+def test_verdicts_stand_in_the_page_as_words(tmp_path):
+    """Which updates were judged how, and when the first one did harm."""
+    states = {0: 1, 3: 0, 5: -1, 8: 1, 9: -1}
+    rows = [
+        {"step": k, "reward/mean": 0.5} | ({"improvement/state": states[k]} if k in states else {}) for k in range(10)
+    ]
+    page = report(bare_run(tmp_path / "run", "".join(json.dumps(row) + "\n" for row in rows)))
+    (run,) = page.data["runs"]
+    assert run["facts"]["updates judged"] == "2 certified, 1 inconclusive, 2 harmful (first at step 5)"
+    (words,) = [panel.words for panel in PANELS if panel.words]
+    assert words == {"improvement/state": {1: "certified", 0: "inconclusive", -1: "harmful"}}

@@ -196,3 +196,16 @@ def test_a_reward_that_came_between_writing_and_drawing_counts(store, place) -> 
         assert ours.sequences[0].token_ids_T.tolist() == theirs.sequences[0].token_ids_T.tolist()
         assert ours.sequences[0].span_logp.tobytes() == theirs.sequences[0].span_logp.tobytes()
     other.close()
+
+
+def test_a_probe_is_kept_and_never_drawn(store):
+    looked_at = [dataclasses.replace(rollout, origin="probe") for rollout in rollouts("aa")]
+    assert store.add([*rollouts("a"), *looked_at, *rollouts("a"), *rollouts("c", reward=None)]) == [1, 2, 3, 4, 5]
+    assert store.waiting(2) == 1
+    assert drawn(store, 5, 2) == [("a", [1, 4])]
+    assert [(r.id, r.origin) for r in store.fetch([5, 4, 3])] == [(3, "probe"), (4, "self")]  # 5 has no reward
+    assert store.fetch([]) == []
+    store.rewind(watermark=2, version=0)
+    with store.transaction() as connection:
+        superseded = connection.exec_driver_sql("select id from rollouts where superseded = 1 order by id").all()
+    assert superseded == [(3,), (4,), (5,)]

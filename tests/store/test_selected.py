@@ -113,3 +113,12 @@ def test_runs_draw_by_their_policy(short_run, draw):
         plain = short_run("[run]\nsteps = 8", name="plain").metrics[:8]
         live = sum(row["groups/drawn"] * (1 - row["reward/zero_variance_fraction"]) for row in plain)
         assert sum(row["groups/drawn"] for row in rows) > 1.2 * live  # others were written in place of flat ones
+
+
+@pytest.mark.parametrize("policy", ["fresh", "offline"])
+def test_a_probe_is_never_drawn(ledger, policy):
+    store = selected(ledger, policy=policy, max_age=9) if policy == "fresh" else selected(ledger, policy=policy)
+    store.add([dataclasses.replace(rollout, origin="probe") for rollout in rollouts("aa")])
+    store.add(rollouts("bb"))
+    assert drawn(store, 2, 2) == [("b", [3, 4])]
+    assert [rollout.id for rollout in store.fetch([1, 2])] == [1, 2]

@@ -199,7 +199,7 @@ class Chart {
         if (value === null || value === undefined) continue;
         const many = this.metrics.length + only.length > 1;
         const said = runs.length > 1 ? (many ? `${run.name}: ${label}` : run.name) : label;
-        rows.push(element("div", {}, element("span", { class: "swatch", style }), element("span", {}, said), element("b", {}, figure(value))));
+        rows.push(element("div", {}, element("span", { class: "swatch", style }), element("span", {}, said), element("b", {}, (this.panel.words[name] || {})[value] ?? figure(value))));
       }
     });
     return rows;

@@ -1,0 +1,101 @@
+"""Giving the engine the learner's weights, with proof that it has them and writes with them."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from solera.collector import run_async
+from solera.learner.learner import Learner
+from solera.protocols import Engine
+from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
+from solera.sync import proof
+from solera.sync.proof import Canary, SyncFaultError
+
+CANARY_TOKENS = 2
+"""Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
+CANARY_SHARE = 0.005
+"""Share of the time that canaries may take. Where syncs come faster than that, some are proved by digests alone."""
+
+
+class Delivery:
+    """Sends weights and checks them: tensor by tensor against their digests, then by a canary.
+
+    The canary is a few fixed prompts that the engine continues with fixed seeds, in the way it writes data; the learner
+    scores what came. Whatever an engine says it holds, it cannot write so with other weights.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        retry: bool,
+        say: Callable[[str], None],
+        canary_share: float = CANARY_SHARE,
+    ) -> None:
+        self.learner = learner
+        self.engine = engine
+        self.prompts = prompts
+        self.sampling = Sampling(sampling.temperature, min(CANARY_TOKENS, sampling.max_tokens))
+        self.retry = retry
+        self.say = say
+        self.canary_share = canary_share
+        self._sent: Manifest | None = None
+        self._canary: Canary | None = None
+        self._next_canary = -math.inf
+        """When the clock allows another."""
+
+    def deliver(self) -> dict[str, float]:
+        """Send the learner's weights; a fault stops the run, or is said and they are sent once more."""
+        try:
+            self._deliver()
+        except SyncFaultError as fault:
+            if not self.retry:
+                raise
+            self.say(f"{fault}; sending again")
+            self._deliver()
+            return {"sync/faults": 1.0}
+        return {"sync/faults": 0.0}
+
+    def _deliver(self) -> None:
+        weights = self.learner.weights(self.engine.dtype)
+        sent = weights.manifest
+        wrong = proof.difference(sent, self.engine.load(weights), self._sent)
+        if wrong is not None or time.perf_counter() >= self._next_canary:
+            self._prove(sent, wrong)
+        self._sent = sent
+
+    def _prove(self, sent: Manifest, wrong: str | None) -> None:
+        """A canary, which must come from the weights sent; after a fault, a second one tells late weights from none."""
+        start, before = time.perf_counter(), self._canary
+        allowed = proof.tolerance(self.engine.dtype, self.sampling.temperature)
+        canary = self._write()
+        unlike = canary.fault(sent, before, allowed)
+        if unlike is not None and self._write().fault(sent, before, allowed) is None:
+            wrong = f"the weights were delivered after the next generation had begun ({unlike})"
+        elif unlike is not None and wrong is None:
+            wrong = f"the engine says it holds these weights but does not write with them ({unlike})"
+        if wrong is not None:
+            raise SyncFaultError(f"sync of version {sent.version}: {wrong}")
+        # One that repeats the last is no new mark: steps too small to show must add up against the first.
+        self._canary = before if before is not None and canary.repeats(before) else canary
+        now = time.perf_counter()
+        self._next_canary = now + (now - start) / self.canary_share
+
+    def _write(self) -> Canary:
+        async def write() -> list[Completion]:
+            requests = enumerate(self.prompts)
+            return await asyncio.gather(*(self.engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
+
+        completions = run_async(write())
+        rollouts = tuple(Rollout.of(p, c) for p, c in zip(self.prompts, completions, strict=True))
+        scored = self.learner.score(rollouts)
+        return Canary(
+            tuple(tuple(completion.token_ids_T.tolist()) for completion in completions),
+            frozenset((c.lineage, version) for c in completions for _, version in c.versions),
+            scored.behaviour_logp_T.numpy(),
+            scored.logp_T.numpy(),
+        )

@@ -1,0 +1,32 @@
+"""Engine error, kept apart from staleness: log ρ = (log π_θ − log π_a) + (log π_a − b). (FORMULAS, section 8)"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class Mismatch:
+    """Watches what is left between engine and learner where both hold the same weights; says once that it is large.
+
+    On responses of age 0 the policy that meets them is π_a itself: all of `log π − b` is the engine's error.
+    """
+
+    def __init__(self, tolerance: float, say: Callable[[str], None]) -> None:
+        self.tolerance = tolerance
+        self.say = say
+        self._warned = False
+
+    def measure(self, log_ratio_T: Tensor, response_T: Tensor, fresh_B: Tensor) -> dict[str, float]:
+        """`mismatch/logp`: mean of |log π_a − b| over the tokens of responses of age 0, where there are any."""
+        error_T = log_ratio_T[fresh_B[response_T]].abs()
+        if not len(error_T):
+            return {}
+        mean = error_T.double().mean().item()
+        if not mean <= self.tolerance and not self._warned:
+            self._warned = True
+            self.say(
+                f"engine and learner disagree about fresh responses by {mean:.2g} a token on average (up to "
+                f"{self.tolerance:.2g} is rounding): look for another temperature, chat template or precision in the "
+                "engine; ratios and divergences hold this error besides staleness"
+            )
+        return {"mismatch/logp": mean}

@@ -1,0 +1,133 @@
+"""A probe: groups that the engine's policy wrote and nobody learns from, on which an update is judged."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from solera.collector import attempt_all
+from solera.config import DiagnoseConfig
+from solera.diagnosis.divergence import Apart
+from solera.diagnosis.improvement import estimate
+from solera.learner.learner import Learner, Scored
+from solera.objectives.ratio import bounded_exp, response_sum
+from solera.protocols import Engine, Store, Task
+from solera.records import PROBE, Prompt, Rollout, Sampling
+from solera.streams import stream_seed
+from solera.sync.rules import SyncState
+
+
+class Probe:
+    """Held-out prompts, a group each, written right after a sync, while learner and engine hold the same weights.
+
+    The learner scores them at that moment: that is `log α` of every later comparison, so no error of the engine's
+    arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the next sync.
+    """
+
+    def __init__(
+        self,
+        config: DiagnoseConfig,
+        task: Task,
+        engine: Engine,
+        store: Store,
+        learner: Learner,
+        prompts: Sequence[Prompt],
+        *,
+        sampling: Sampling,
+        group_size: int,
+        seed: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.task = task
+        self.engine = engine
+        self.store = store
+        self.learner = learner
+        self.prompts = prompts
+        self.size = min(config.probe_prompts, len(prompts))
+        self.every = config.every
+        self.sampling = sampling
+        self.group_size = group_size
+        self.seed = seed
+        self.say = say
+        self._warned = False
+        self._rollouts: tuple[Rollout, ...] = ()
+        self._alpha_logp_T = torch.zeros(0)
+        self._latest: tuple[int, Scored] | None = None
+        """The last scoring of the probe and its version: what a step ends with is what the next begins with."""
+
+    def due(self, step: int) -> bool:
+        """One step in `every`, at a place drawn by the seed: a fixed one would always meet data of the same age."""
+        if not self.size or not self.every:
+            return False
+        return step % self.every == stream_seed(self.seed, step // self.every, 2) % self.every
+
+    def renew(self, sync: SyncState) -> dict[str, float]:
+        """Called when the engine took the learner's weights, with the state before."""
+        self._rollouts, self._latest = (), None
+        now = self.learner.version
+        expected = range(now, 2 * now - sync.engine_version) if sync.count else range(now, now + self.every)
+        if not any(map(self.due, expected)):
+            return {}
+        chosen = Random(stream_seed(self.seed, now, 3)).sample(self.prompts, self.size)
+        attempts = [
+            (prompt, stream_seed(self.seed, now, 3, number, member))
+            for number, prompt in enumerate(chosen)
+            for member in range(self.group_size)
+        ]
+        written = attempt_all(self.task, self.engine, attempts, self.sampling)
+        marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in written]
+        ids = self.store.add(marked)
+        self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])
+        if self._rollouts:
+            self._alpha_logp_T = self._score().logp_T
+        return {"tokens/probe": sum(rollout.length for rollout in marked)}
+
+    def score(self, step: int) -> Scored | None:
+        """The probe under the policy before this step's update; `None` where the step is not judged."""
+        return self._score() if self._rollouts and self.due(step) else None
+
+    def judge(self, proximal: Scored | None) -> dict[str, float]:
+        """What the update did, and how far from α it left the policy."""
+        if proximal is None:
+            return {}
+        scored = self._score()
+        apart = Apart(scored.logp_T - self._alpha_logp_T, scored.response_T, torch.ones(len(self._rollouts)))
+        found = estimate(
+            self._w(scored), self._w(proximal),
+            torch.tensor([rollout.reward for rollout in self._rollouts], dtype=torch.float64), self._groups(),
+        )  # fmt: skip
+        if found is not None and not found.covered and not self._warned:
+            self._warned = True
+            self.say(
+                f"version {self.learner.version}: importance weights on the probe average {found.mean_w:.2f}, not 1: "
+                "the engine's policy hardly writes what the learner's would, so the improvement is a guess; sync sooner"
+            )
+        return {f"probe/{name}": value for name, value in apart.figures().items()} | (found.metrics() if found else {})
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint; the responses themselves are in the store."""
+        return {"ids": [rollout.id for rollout in self._rollouts], "alpha_logp_T": self._alpha_logp_T}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._keep(self.store.fetch(state["ids"]))
+        self._alpha_logp_T = state["alpha_logp_T"]
+
+    def _keep(self, rollouts: list[Rollout]) -> None:
+        self._rollouts = tuple(r for r in rollouts if r.reward is not None and r.length)
+
+    def _score(self) -> Scored:
+        if self._latest is None or self._latest[0] != self.learner.version:
+            self._latest = self.learner.version, self.learner.score(self._rollouts)
+        return self._latest[1]
+
+    def _w(self, scored: Scored) -> Tensor:
+        """`π(y)/α(y)` of each response."""
+        log_ratio_T = (scored.logp_T - self._alpha_logp_T).double()
+        return bounded_exp(response_sum(log_ratio_T, scored.response_T, len(self._rollouts)))
+
+    def _groups(self) -> Tensor:
+        number: dict[str, int] = {}
+        return torch.tensor([number.setdefault(rollout.prompt_key, len(number)) for rollout in self._rollouts])

@@ -1,0 +1,276 @@
+"""Ten ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose
+digests are of the memory it writes with."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from solera.config import LearnConfig, ObjectiveConfig
+from solera.delivery import Delivery
+from solera.engines.in_process import InProcessEngine
+from solera.errors import SoleraError
+from solera.learner.learner import Learner
+from solera.models.digest import describe
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import compose
+from solera.objectives.table import resolve
+from solera.protocols import Weights
+from solera.records import Manifest, Prompt, Sampling
+from solera.sync.proof import SyncFaultError
+from tests.conftest import END, VOCABULARY
+
+NORM, QUERY, KEY = (f"model.layers.0.{n}.weight" for n in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj"))
+SAMPLING = Sampling(1.0, 8)
+PROMPTS = [Prompt("a", (3, 4, 5)), Prompt("b", (6, 7))]
+
+
+@pytest.fixture
+def learner() -> Learner:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        head_dim=8, max_position_embeddings=64, initializer_range=0.3, eos_token_id=END, bos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = LanguageModel(LlamaForCausalLM(config).eval())
+    return Learner(
+        model, compose(resolve(ObjectiveConfig("grpo"))), LearnConfig(), lineage="run", temperature=1.0, limit=8,
+        steps=10, compute=torch.float32, reference=None,
+    )  # fmt: skip
+
+
+def learn(learner: Learner, size: float = 1e-3) -> None:
+    """A batch's worth of change to every weight."""
+    generator = torch.Generator().manual_seed(learner.version)
+    with torch.no_grad():
+        for parameter in learner.model.parameters().values():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+    learner.version += 1
+
+
+class Faulty:
+    """The real engine behind a wrapper, honest until `fault` is set to one of the methods below."""
+
+    def __init__(self, learner: Learner, dtype: torch.dtype = torch.float32) -> None:
+        self.engine = InProcessEngine(learner.model.copy(dtype), (END,), max_rows=8, compute=dtype)
+        self.dtype = self.engine.dtype
+        self.fault, self.late, self.generated = "", list[Weights](), 0
+        self.history: list[tuple[Manifest, dict[str, torch.Tensor]]] = []
+
+    def load(self, weights: Weights) -> Manifest:
+        sent = {name: tensor.clone() for name, tensor in weights.tensors}
+        held = getattr(self, self.fault or "honest")(weights.manifest, sent)
+        self.history.append((weights.manifest, sent))
+        return held
+
+    async def generate(self, *request):
+        self.generated += 1
+        completion = await self.engine.generate(*request)
+        if self.late:
+            self.engine.load(self.late.pop())
+        return completion
+
+    def honest(self, manifest: Manifest, sent: dict[str, torch.Tensor]) -> Manifest:
+        return self.engine.load(Weights(manifest, iter(sent.items())))
+
+    def nothing_delivered(self, manifest, sent):
+        return self.engine.held
+
+    def one_tensor_missing(self, manifest, sent):
+        return self.honest(manifest, {name: tensor for name, tensor in sent.items() if name != KEY})
+
+    def one_tensor_stale(self, manifest, sent):
+        return self.honest(manifest, sent | {KEY: self.history[-1][1][KEY]})
+
+    def tensors_swapped(self, manifest, sent):
+        return self.honest(manifest, sent | {KEY: sent[QUERY], QUERY: sent[KEY]})
+
+    def bit_damage(self, manifest, sent):
+        sent[NORM].view(torch.int32)[3] ^= 1  # the last bit of one number
+        return self.honest(manifest, sent)
+
+    def wrong_cast(self, manifest, sent):
+        return self.honest(manifest, {name: tensor.half().float() for name, tensor in sent.items()})
+
+    def wrong_dtype(self, manifest, sent):
+        self.honest(manifest, sent)
+        return dataclasses.replace(manifest, tensors=describe((n, t.bfloat16()) for n, t in sent.items()))
+
+    def older_version(self, manifest, sent):
+        return self.honest(*self.history[0])
+
+    def another_lineage(self, manifest, sent):
+        return self.honest(dataclasses.replace(manifest, lineage="other"), sent)
+
+    def delivered_late(self, manifest, sent):
+        self.late.append(Weights(manifest, iter(sent.items())))
+        return manifest
+
+    def stamped_late(self, manifest, sent):
+        self.engine.held = dataclasses.replace(self.engine.held, version=manifest.version)
+        return self.delivered_late(manifest, sent)
+
+    def stamped_not_applied(self, manifest, sent):
+        self.engine.held = manifest
+        return manifest
+
+    def read_not_applied(self, manifest, sent):
+        return self.honest(manifest, self.history[-1][1])
+
+    def read_late(self, manifest, sent):
+        self.late.append(Weights(manifest, iter(sent.items())))
+        return self.honest(manifest, self.history[-1][1])
+
+
+def delivery(
+    learner: Learner,
+    engine: Faulty,
+    retry: bool = False,
+    said: list[str] | None = None,
+    canary_share: float = math.inf,
+) -> Delivery:
+    say = [].append if said is None else said.append
+    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say, canary_share=canary_share)
+
+
+FAULTS = {
+    "nothing_delivered": "nothing arrived, the engine still holds version 2",
+    "one_tensor_missing": f"tensor {KEY} did not arrive",
+    "one_tensor_stale": f"tensor {KEY} is stale: it still has its values of version 2",
+    "tensors_swapped": rf"tensor {QUERY} \(and 1 more\) is swapped: it arrived with the values of {KEY}",
+    "bit_damage": f"tensor {NORM} arrived with other values than were sent: damaged",
+    "wrong_cast": "arrived with other values than were sent: .*rounded through another type",
+    "wrong_dtype": "arrived as torch.bfloat16 .*sent as torch.float32",
+    "older_version": "an older version arrived, the engine holds version 0",
+    "another_lineage": r"weights of another run \(other, sent run\)",
+    "delivered_late": r"delivered after the next generation had begun \(stamped with version 2 of this run\)",
+    "stamped_late": r"delivered after the next generation had begun \(log-probabilities differ",
+    "stamped_not_applied": r"says it holds these weights but does not write with them \(log-probabilities differ",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
+    engine = Faulty(learner)
+    deliver = delivery(learner, engine).deliver
+    for _ in range(3):
+        assert deliver() == {"sync/faults": 0.0}
+        learn(learner)
+    engine.fault = fault
+    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{FAULTS[fault]}") as stopped:
+        deliver()
+    assert isinstance(stopped.value, SoleraError)
+    assert "\n" not in str(stopped.value)
+
+
+READ_FROM_MEMORY = {
+    name: says for name, says in FAULTS.items() if name not in ("delivered_late", "stamped_late", "stamped_not_applied")
+} | {
+    "read_late": r"delivered after the next generation had begun \(log-probabilities differ",
+    "read_not_applied": "version 3 is stamped but not applied: all tensors are those of version 2",
+}
+
+
+@pytest.mark.parametrize("fault", READ_FROM_MEMORY)
+def test_digests_of_the_engines_memory_need_no_canary(learner, fault):
+    engine = Faulty(learner)
+    deliver = delivery(learner, engine, canary_share=1e-9).deliver
+    for _ in range(3):
+        deliver()
+        learn(learner)
+    assert engine.generated == len(PROMPTS)  # at the first sync only
+    engine.fault = fault
+    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{READ_FROM_MEMORY[fault]}"):
+        deliver()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_retry_sends_once_more_and_says_why(learner, fault):
+    engine, said = Faulty(learner), list[str]()
+    sender = delivery(learner, engine, retry=True, said=said)
+    for _ in range(2):
+        sender.deliver()
+        learn(learner)
+
+    def once(manifest, sent) -> Manifest:
+        engine.fault = ""
+        return getattr(engine, fault)(manifest, sent)
+
+    engine.once, engine.fault = once, "once"
+    assert sender.deliver() == {"sync/faults": 1.0}
+    assert len(said) == 1 and said[0].startswith("sync of version 2: ") and said[0].endswith("; sending again")
+    assert engine.engine.held == learner.weights("torch.float32").manifest
+
+
+def test_a_fault_that_stays_stops_the_run_after_one_retry(learner):
+    engine, said = Faulty(learner), list[str]()
+    sender = delivery(learner, engine, retry=True, said=said)
+    sender.deliver()
+    learn(learner)
+    engine.fault = "nothing_delivered"
+    with pytest.raises(SyncFaultError, match="nothing arrived"):
+        sender.deliver()
+    assert len(said) == 1 and len(engine.history) == 3
+
+
+def test_weights_too_coarse_to_show_a_small_step_are_caught_by_bits(learner):
+    """In bfloat16 the two sides differ by more than a small step moves either: what gives it away is that nothing
+    moved at all."""
+    learner.compute = torch.bfloat16
+    engine = Faulty(learner, torch.bfloat16)
+    deliver = delivery(learner, engine).deliver
+    deliver()
+    engine.fault = "stamped_not_applied"
+
+    def learn_until_caught() -> None:
+        for _ in range(100):
+            learn(learner, 3e-3)
+            deliver()
+
+    with pytest.raises(SyncFaultError, match=r"does not write with them .*did not change by one bit"):
+        learn_until_caught()
+    assert learner.version > 1  # steps too small to show add up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_alarm_in_clean_syncs(learner, dtype):
+    """A thousand in float32: steps large and small, and none at all; fewer in bfloat16, where sums round."""
+    learner.compute = dtype
+    engine = Faulty(learner, dtype)
+    sender = delivery(learner, engine)
+    for number in range(1000 if dtype == torch.float32 else 200):
+        sender.deliver()
+        learn(learner, [1e-2, 1e-4, 1e-6, 1e-8, 0.0][number % 5])
+        engine.history.clear()
+    assert engine.engine.held.version == learner.version - 1
+
+
+def test_the_sender_casts_to_the_engines_type(learner):
+    def cast() -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, p.detach().bfloat16()) for name, p in learner.model.parameters().items())
+
+    weights = learner.weights("torch.bfloat16")
+    assert weights.manifest.tensors == describe(cast())
+    assert all(
+        torch.equal(tensor, expected) for (_, tensor), (_, expected) in zip(weights.tensors, cast(), strict=True)
+    )
+
+
+def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
+    real, calls = InProcessEngine.load, []
+
+    def forgets_the_second(self, weights):
+        calls.append(weights.manifest.version)
+        return self.held if len(calls) == 2 else real(self, weights)
+
+    monkeypatch.setattr(InProcessEngine, "load", forgets_the_second)
+    with pytest.raises(SyncFaultError, match="sync of version 2: nothing arrived, the engine still holds version 0"):
+        short_run("sync = { period = 2 }", name="stops")
+    calls.clear()
+    result = short_run('sync = { period = 2, on_fault = "retry" }', name="goes-on")
+    assert calls == [0, 2, 2, 4]
+    assert [row["sync/faults"] for row in result.metrics if "sync/faults" in row] == [0, 1, 0]

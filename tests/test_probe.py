@@ -1,0 +1,175 @@
+"""The probe on the real parts: held out, never learned from, judged by the formula, and without effect on the run."""
+
+import sqlite3
+
+import numpy as np
+import pytest
+import torch
+
+from solera.build import build_loop, build_task, resolved
+from solera.config import CollectConfig, Config, DiagnoseConfig, EvaluateConfig, RunConfig
+from solera.loop import Loop
+from solera.models import loading
+from solera.records import PROBE
+from solera.store.ledger import Ledger
+from solera.sync.rules import SyncState
+
+
+class Nowhere:
+    def log(self, step, metrics): ...
+
+
+@pytest.fixture
+def parts(tmp_path):
+    """A loop with weights delivered and a probe of five prompts, judged at every step; and what it says."""
+    config = resolved(
+        Config(
+            run=RunConfig(steps=6, device="cpu"), collect=CollectConfig(prompts=4, group_size=6),
+            evaluate=EvaluateConfig(problems=30), diagnose=DiagnoseConfig(probe_prompts=5, every=1),
+        )
+    )  # fmt: skip
+    model, codec = loading.load("embedded", torch.device("cpu"))
+    store, said = Ledger(tmp_path / "store.db"), list[str]()
+    loop = build_loop(
+        config, model, codec, build_task(config, codec), store, Nowhere(), torch.float32, tmp_path, say=said.append
+    )
+    loop.delivery.deliver()
+    yield loop, said
+    store.close()
+
+
+def move(loop: Loop, size: float) -> None:
+    """Another version of the learner's weights."""
+    generator = torch.Generator().manual_seed(loop.learner.version)
+    with torch.no_grad():
+        for parameter in loop.learner.model.parameters().values():
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+    loop.learner.version += 1
+
+
+@torch.no_grad()
+def response_logp(loop: Loop) -> np.ndarray:
+    """log π of every response of the probe, by one plain forward pass each."""
+    found = []
+    for rollout in loop.store.fetch(list(range(1, 31))):
+        (sequence,) = rollout.sequences
+        ids = torch.tensor(sequence.token_ids_T.tolist())
+        logp = torch.log_softmax(loop.learner.model.module(input_ids=ids[None]).logits[0].double(), -1)
+        found.append(sum(logp[t - 1, ids[t]].item() for t in np.flatnonzero(sequence.mask_T)))
+    return np.array(found)
+
+
+def test_an_update_is_judged_by_the_formula(parts):
+    """α, π_k and π are three different policies; everything is computed again with numpy."""
+    loop, _ = parts
+    assert loop.probe.renew(SyncState())["tokens/probe"] > 30
+    alpha = response_logp(loop)
+    move(loop, 0.003)
+    proximal, before = loop.probe.score(0), response_logp(loop)
+    move(loop, 0.01)
+    found, after = loop.probe.judge(proximal), response_logp(loop)
+    rollouts = loop.store.fetch(list(range(1, 31)))
+    assert [r.prompt_key for r in rollouts] == [rollouts[6 * p].prompt_key for p in range(5) for _ in range(6)]
+    w, w_k = (np.exp(logp - alpha).reshape(5, 6) for logp in (after, before))
+    r = np.array([rollout.reward for rollout in rollouts]).reshape(5, 6)
+    gains = ((w - w_k) * (r - r.mean(1, keepdims=True))).sum(1) / 5
+    error = gains.std(ddof=1) / 5**0.5
+    sigma = (r.var(1, ddof=1).mean() + 1e-4) ** 0.5
+    beyond = ((w - 1) * (r - r.mean(1, keepdims=True))).sum(1).mean() / 5
+    tv, tv_k = np.maximum(1 - w, 0).mean(), np.maximum(1 - w_k, 0).mean()
+    low, high = gains.mean() - 1.96 * error, gains.mean() + 1.96 * error
+    assert found["improvement/estimate"] == pytest.approx(gains.mean(), abs=1e-5)
+    assert (found["improvement/low"], found["improvement/high"]) == pytest.approx((low, high), abs=1e-5)
+    assert found["improvement/tight"] == pytest.approx(beyond / sigma - (1 - sigma) / sigma * tv - tv_k, abs=1e-4)
+    assert found["improvement/theorem1"] == pytest.approx(
+        beyond / sigma - 2 * (1 - sigma) / sigma * tv - 2 * tv_k, abs=1e-4
+    )
+    assert found["improvement/mean_w"] == pytest.approx(w.mean(), abs=1e-5)
+    assert found["improvement/state"] == int(low > 0) - int(high < 0)
+    assert found["probe/tv_sequence"] == pytest.approx(tv, abs=1e-5)
+    assert found["probe/kl"] == pytest.approx((alpha - after).mean(), abs=1e-5)
+    assert tv > 2 * tv_k > 0
+
+
+def test_nothing_learned_is_no_improvement(parts):
+    loop, _ = parts
+    loop.probe.renew(SyncState())
+    proximal = loop.probe.score(0)
+    loop.learner.version += 1
+    found = loop.probe.judge(proximal)
+    assert found["improvement/estimate"] == found["improvement/state"] == found["probe/tv_sequence"] == 0
+    assert (found["improvement/mean_w"], found["probe/ess"]) == pytest.approx((1, 1), abs=1e-12)
+
+
+def test_a_policy_that_the_probe_does_not_cover_is_said_once(parts):
+    loop, said = parts
+    loop.probe.renew(SyncState())
+    for _ in range(3):
+        proximal = loop.probe.score(0)
+        move(loop, 0.3)
+        loop.probe.judge(proximal)
+    assert len(said) == 1 and "weights on the probe average 0." in said[0]
+
+
+def test_one_step_in_every_block_is_judged_and_its_place_changes(parts):
+    probe = parts[0].probe
+    probe.every = 7
+    places = [[k % 7 for k in range(7 * b, 7 * b + 7) if probe.due(k)] for b in range(60)]
+    assert all(len(place) == 1 for place in places)
+    assert {place[0] for place in places} == set(range(7))
+
+
+def rows_of(result, without: tuple[str, ...]) -> list[dict[str, float]]:
+    return [{k: v for k, v in row.items() if not k.startswith(without)} for row in result.metrics]
+
+
+def test_the_probe_changes_nothing_else_and_is_never_learned_from(short_run):
+    plain = short_run("run = { steps = 12 }\nsync = { period = 3 }\ndiagnose = { every = 0 }", name="plain")
+    probed = short_run(
+        "run = { steps = 12 }\nsync = { period = 3 }\ndiagnose = { every = 4, probe_prompts = 6 }", name="probed"
+    )
+    extra = ("time/", "probe/", "improvement/", "tokens/probe")
+    assert rows_of(probed, extra) == rows_of(plain, extra)
+    assert not any(name.startswith(extra[1:]) for row in plain.metrics for name in row)
+    judged = [row for row in probed.metrics if "improvement/state" in row]
+    assert [row["step"] // 4 for row in judged] == [0, 1, 2]
+    assert {"estimate", "low", "high", "tight", "theorem1", "mean_w", "state"} == {
+        name.split("/")[1] for name in judged[0] if name.startswith("improvement/")
+    }
+    with sqlite3.connect(probed.folder / "store.db") as database:
+        versions = database.execute(
+            "select version, count(*), max(uses) from rollouts where origin = ? group by version", (PROBE,)
+        ).fetchall()
+        learned = database.execute("select distinct prompt_key from rollouts where origin = 'self'").fetchall()
+        looked_at = database.execute("select distinct prompt_key from rollouts where origin = ?", (PROBE,)).fetchall()
+    assert all(version % 3 == 0 and (count, uses) == (48, 0) for version, count, uses in versions)
+    assert not set(learned) & set(looked_at)
+
+
+def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(short_run):
+    result = short_run("run = { steps = 24 }\nsync = { period = 1 }\ndiagnose = { every = 8, probe_prompts = 2 }")
+    judged = [row["step"] for row in result.metrics if "improvement/state" in row]
+    written = [row["step"] for row in result.metrics if "tokens/probe" in row]
+    assert len(judged) == 3
+    assert written == sorted({0, *judged})  # the first sync cannot know when the next one comes
+
+
+def test_an_adaptive_run_syncs_when_the_probe_says_so(short_run):
+    """Every sync follows the first reading that is half a batch from the set-point, or v_max batches; faster learning
+    syncs more often."""
+    run = """run = {{ steps = 24 }}\nlearn = {{ lr = {}, warmup = 0 }}\ndiagnose = {{ probe_prompts = 6, every = 0 }}
+             sync = {{ rule = "adaptive", metric = "tv_sequence", set_point = 0.05, v_min = 2, v_max = 9 }}"""
+    counts = []
+    for lr in ("1e-4", "2e-3"):
+        rows = short_run(run.format(lr), name=f"lr{lr}").metrics[:24]
+        held, expected, readings = 0, [], []
+        for k, row in enumerate(rows):
+            expected.append(held)
+            readings.append(row["probe/tv_sequence"])
+            batches = k + 1 - held
+            if batches >= 9 or (batches >= 2 and readings[-1] + readings[-1] / batches / 2 >= 0.05):
+                held = k + 1
+        assert [row["sync/version"] for row in rows] == expected
+        counts.append(rows[-1]["sync/count"])
+    assert counts[0] < counts[1]
+    assert counts[1] > 24 / 9 + 1
