@@ -1,8 +1,8 @@
 """Processes that grade in place of this one, each question with a time limit.
 
 A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
-A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so that
-verdicts do not depend on how busy the machine is.
+A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so
+that verdicts do not depend on how busy the machine is.
 """
 
 import asyncio

@@ -114,7 +114,7 @@ def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny):
     engine = InProcessEngine(model.copy(torch.float64), (END,), 8, torch.float64)
     learner = make_learner(model, objective=resolve(ObjectiveConfig("reinforce")), lr=0.05)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    weights = learner.weights()
+    weights = learner.weights(engine.dtype)
     assert [spec.name for spec in weights.manifest.tensors] == list(model.parameters())
     assert all(MARK in spec.name for spec in weights.manifest.tensors)
     prompt = (3, 5, 7)
