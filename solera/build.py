@@ -222,7 +222,7 @@ def _examine(
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    exam = build_exam(config, model, codec, task, compute)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -381,13 +381,17 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
+    compiled = config.model.compile
+    engine = InProcessEngine(
+        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute, compiled
+    )
     reference = None
     if objective.uses_reference:
-        reference = Reference(model, objective.ref_period, objective.ref_ema)
+        reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
+        compiled=compiled,
     )  # fmt: skip
     supply = store_of(config, store, learner)
     collector = Collector(
@@ -399,8 +403,8 @@ def build_loop(
         retry=config.sync.on_fault == "retry", say=say,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
-        config.evaluate.every,
+        build_exam(config, learner.working.model, codec, task, compute), _evaluation_sampling(config),
+        config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
     if config.sync.rule == "adaptive" and own.rule is None:

@@ -82,6 +82,8 @@ class ModelConfig:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
     learner's own weights are float32 always."""
+    compile: bool = True
+    """On a GPU in bfloat16, fuse the small operations of every layer (torch.compile): some seconds at the start."""
 
 
 @dataclass(frozen=True)
@@ -383,8 +385,9 @@ class LearnConfig:
     """Passes over each batch: the papers' i."""
     minibatches: int = 1
     """Optimiser steps in a pass, each on its share of the groups."""
-    micro_batch_tokens: int = 16_384
-    """Most tokens, padding included, in one forward and backward. Changes memory and speed, not the gradient."""
+    micro_batch_tokens: int | None = None
+    """Most tokens, padding included, in one forward and backward; unset: what half of a GPU's free memory holds, at
+    most 49,152, and 16,384 on a CPU. Changes memory and speed, not the gradient."""
     pack_tokens: int = 128
     """Responses to the same prompt share a row up to this length, so that the prompt is computed once; 0: never."""
     logit_chunk: int = 4096
@@ -829,7 +832,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
     ]  # fmt: skip
     return [
-        *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
+        *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
+          for name, value, least in at_least),
         (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
          "remove it (evaluate.top_p is free)"),
         (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "

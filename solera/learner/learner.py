@@ -16,9 +16,10 @@ from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.batch import Batch
 from solera.learner.reference import Reference
-from solera.learner.rows import MicroBatch, micro_batches
+from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.learner.working import Working, micro_batch_tokens
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
@@ -90,6 +91,7 @@ class Learner:
         steps: int,
         compute: torch.dtype,
         reference: Reference | None,
+        compiled: bool = False,
     ) -> None:
         assert objective.uses_reference == (reference is not None)
         self.model = model
@@ -100,14 +102,16 @@ class Learner:
         self.temperature = temperature
         self.limit = limit
         self.steps = steps
-        self.compute = compute
+        self.working = Working(model, compute, trained=True, compiled=compiled)
         self.reference = reference
         self._parameters = list(model.parameters().values())
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
         if config.gradient_checkpointing:
-            model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.working.model.module.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
@@ -156,13 +160,9 @@ class Learner:
     def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
         """What the current policy makes of responses, none of them empty. Nothing is learned."""
         micros = self._cut(rollouts)
-        logps = [self._score(self.model, micro.to(self.model.device))[0].cpu() for micro in micros]
+        logps = [self._score(self.working, micro.to(self.model.device))[0].cpu() for micro in micros]
         behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
         return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat(responses))
-
-    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
-        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        return micro_batches(rollouts, self.config.micro_batch_tokens, pack)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
@@ -184,20 +184,26 @@ class Learner:
         number_B, cut = _numbers(batch, chosen, len(watched)), self._cut(rollouts)
         return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
+    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+        budget = self.config.micro_batch_tokens or micro_batch_tokens(self.working.model)
+        if self.working.model.takes_plans:
+            return flat_micro_batches(rollouts, budget)
+        return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
+
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         for part in parts:
             if proximal or part.only_watched:
-                part.proximal_logp_T = self._score(self.model, part.micro)[0]
+                part.proximal_logp_T = self._score(self.working, part.micro)[0]
             if self.reference is not None and not part.only_watched:
-                with self.reference.scoring() as model:
-                    part.ref_logp_T = self._score(model, part.micro)[0]
+                with self.reference.scoring(self.working) as working:
+                    part.ref_logp_T = self._score(working, part.micro)[0]
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
-            self.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
+            self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache
         self._optimiser.zero_grad(set_to_none=True)
         statistic, losses = self._statistic(minibatch), []
         for part in minibatch:
@@ -206,10 +212,11 @@ class Learner:
                 statistic = self.objective.statistic_of([tokens])
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
+            self.working.pass_on_gradients()
             losses.append(loss.detach())
             accounts.append(account)
         if self.config.gradient_checkpointing:
-            self.model.module.eval()  # evaluation must not meet it
+            self.working.model.module.eval()  # evaluation must not meet it
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         size = float(norm)
         if size > self.config.grad_clip:
@@ -217,6 +224,7 @@ class Learner:
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
+        self.working.follow()
         return float(torch.stack(losses).sum()), size
 
     @torch.no_grad()
@@ -229,7 +237,7 @@ class Learner:
     def _tokens(self, part: Part) -> Tokens:
         """What the objective sees of a part under the current policy, which is π_k at the first look."""
         micro = part.micro
-        logp_T, entropy_T = self._score(self.model, micro)
+        logp_T, entropy_T = self._score(self.working, micro)
         if part.proximal_logp_T is None:
             part.proximal_logp_T = logp_T.detach()
         proximal_logp_T = part.take(part.proximal_logp_T)
@@ -243,10 +251,10 @@ class Learner:
             ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
         )
 
-    def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(model.device.type, self.compute, enabled=self.compute != torch.float32):
+    def _score(self, working: Working, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        with working.autocast():
             return score(
-                model,
+                working.model,
                 micro,
                 self.temperature,
                 self.config.logit_chunk,

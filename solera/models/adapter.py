@@ -26,12 +26,6 @@ class Adapter:
         self._peft = peft_model
         self.module: PreTrainedModel = peft_model.get_base_model()
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """The model as it was before it had them."""
-        with self._peft.disable_adapter():
-            yield
-
     def save_pretrained(self, folder: Path) -> None:
         self._peft.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look for the base on the hub
 
@@ -61,6 +55,19 @@ def read_adapter(module: PreTrainedModel, folder: Path) -> Adapter:
     """Put the adapters that a folder holds into the layers of `module`."""
     peft = need_peft()
     return Adapter(peft.PeftModel.from_pretrained(module, folder, is_trainable=True, autocast_adapter_dtype=False))
+
+
+@contextmanager
+def switched_off(module: PreTrainedModel) -> Iterator[None]:
+    """The model as it was before it had adapters."""
+    layers = [part for part in module.modules() if isinstance(part, need_peft().tuners.tuners_utils.BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
 
 
 def need_peft() -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from solera.records import TensorSpec
 
-BLOCK = 1 << 20
+BLOCK = 1 << 22
 """Elements summed at once: what bounds the memory beside the tensors themselves."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN, _CARRY = -0x61C8864680B583EB, 0x5851F42D4C957F2D

@@ -46,7 +46,9 @@ def with_adapter(model: LanguageModel, config: LoraConfig, path: str, seed: int)
         raise SoleraError(f'model {path}: holds adapters only; begin from a model written with lora.export = "merged"')
     base = os.path.abspath(path) if os.path.isdir(path) else path
     adapter = add_adapter(model.module, config, base, seed)
-    return LanguageModel(adapter.module.eval(), adapter)
+    adapted = LanguageModel(adapter.module.eval(), adapter)
+    adapted.takes_any_mask, adapted.can_take_plans = model.takes_any_mask, model.can_take_plans
+    return adapted
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.batch import collate
 from solera.learner.reference import Reference
+from solera.learner.working import Working
 from solera.models import loading
 from solera.models.adapter import MARK
 from solera.models.language_model import LanguageModel
@@ -102,7 +103,8 @@ def test_the_reference_is_the_adapter_switched_off(tiny):
         for parameter in model.parameters().values():
             parameter.add_(0.2)
     ids, at = torch.arange(2, 8)[None], torch.arange(6)[None]
-    with reference.scoring() as scored, torch.no_grad():
+    with reference.scoring(Working(model, torch.float64, trained=True)) as working, torch.no_grad():
+        scored = working.model
         assert torch.equal(scored.logits(scored.hidden(ids, at)), plain.logits(plain.hidden(ids, at)))
     assert not torch.allclose(model.logits(model.hidden(ids, at)), plain.logits(plain.hidden(ids, at)))
     assert all(parameter.requires_grad for parameter in model.parameters().values())
