@@ -1,6 +1,6 @@
 """A thousand hostile answers to every grader: how long each takes, and whether one is rewarded.
 
-usage: hostile_answers.py [--count 1000] [--seed 0]
+usage: hostile_answers.py [--count 1000] [--seed 0] [--only GRADER ...]
 
 None of the answers is right, so every verdict but 0 is a wrong reward. reasoning-gym's graders may give a few
 hundredths for any text at all; such a score is compared with what a wrong answer gets.
@@ -106,10 +106,11 @@ def graders() -> dict[str, Graded]:
     }
 
 
-async def main(count: int, seed: int) -> int:
+async def main(count: int, seed: int, only: list[str]) -> int:
     rng = random.Random(seed)
     texts, faults = [hostile(rng) for _ in range(count)], 0
-    for name, grade in graders().items():
+    chosen = {name: grade for name, grade in graders().items() if not only or name in only}
+    for name, grade in chosen.items():
         for_nothing = await grade("<answer>no</answer>") if name.startswith("gym:") else 0.0
         start, longest, wrong = time.monotonic(), 0.0, list[str]()
         for block in range(0, count, 50):
@@ -125,7 +126,7 @@ async def main(count: int, seed: int) -> int:
         )
         for text in wrong[:3]:
             print("   ", repr(text[:100]))
-    print(f"{count} answers, {len(graders())} graders, {faults} wrong rewards")
+    print(f"{count} answers, {len(chosen)} graders, {faults} wrong rewards")
     return int(faults > 0)
 
 
@@ -133,5 +134,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="+", default=[])
     options = parser.parse_args()
-    raise SystemExit(asyncio.run(main(options.count, options.seed)))
+    raise SystemExit(asyncio.run(main(options.count, options.seed, options.only)))
