@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-READ = 200_000
+READ = 50_000
 """Characters at the end of a text in which an answer is looked for, so that megabytes cost nothing."""
 _TAG = "<answer>", "</answer>"
 _BOXED = re.compile(r"\\(?:boxed|fbox) ?\{")
