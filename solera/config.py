@@ -707,9 +707,8 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     """Unset fields take the task's own values; a field that the task does not use is refused."""
     kind = kind_of_task(task.name)
     if kind not in TASK_FIELDS or task.name == "gym":
-        raise SoleraError(
-            f"task.name is {task.name!r}{perhaps(task.name, [*TASK_FIELDS.keys() - {'gym'}, 'gym:NAME'])}"
-        )
+        known = [name if name != "gym" else f"{GYM}NAME" for name in TASK_FIELDS]
+        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
     own = TASK_FIELDS[kind]
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):
