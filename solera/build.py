@@ -20,7 +20,7 @@ from rich.console import Console
 from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
-from solera.config import Config, DrawConfig
+from solera.config import GYM, Config, DrawConfig, kind_of_task, task_parts
 from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
@@ -66,8 +66,11 @@ from solera.store.selected import Selected
 from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, SyncState, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
+from solera.tasks.countdown import Countdown
+from solera.tasks.gym import Gym
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
+from solera.tasks.mixture import Mixture
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
 
@@ -239,6 +242,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     device, compute = _device(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
+    if config.lora.rank and not checkpoint:
+        model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
@@ -273,7 +278,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
     with _advised(folder, _go_on(folder, own)):
         unfinished = folder / f"{UNFINISHED}model"
-        loading.save(model, codec, unfinished)
+        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
         publish(unfinished, folder / "model")
     with _advised(folder, f"solera report {folder}"):
         return _result(folder, console, time.perf_counter() - start)
@@ -296,7 +301,12 @@ def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollou
 def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
     """From a line of a file to a rollout that the run of a resolved config can learn from."""
     return LineReader(
-        reader.codec, keys_of(config.task), reader.vocabulary, reader.max_length, origin or f"file:{path.stem}"
+        reader.codec,
+        keys_of(config.task),
+        reader.vocabulary,
+        reader.max_length,
+        origin or f"file:{path.stem}",
+        config.task.template,
     )
 
 
@@ -454,14 +464,31 @@ def build_task(
     config: Config, codec: TokenizerCodec, max_length: int | None = None, rewards: Sequence[Callable[..., Any]] = ()
 ) -> Task:
     """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
-    problems: Problems
-    if config.task.name == "jsonl":
-        longest = max_length - config.sampling.max_tokens if max_length is not None else None
-        problems = Jsonl(config.task, codec, config.run.seed, longest, graders(config))
-    else:
-        assert config.task.level is not None
-        problems = Arithmetic(codec, config.task.level, config.run.seed)
-    return SingleTurn(problems, build_rewards(config, codec, problems, rewards))
+    parts = {
+        name: SingleTurn(problems, build_rewards(part, codec, problems, rewards))
+        for name, task in task_parts(config.task).items()
+        for part in [dataclasses.replace(config, task=task)]
+        for problems in [_problems(part, codec, max_length)]
+    }
+    if config.task.name != "mixture":
+        return parts[config.task.name]
+    weights = config.task.weights or (1.0,) * len(parts)
+    return Mixture(dict(parts), dict(zip(parts, weights, strict=True)))
+
+
+def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> Problems:
+    task, seed = config.task, config.run.seed
+    longest = max_length - config.sampling.max_tokens if max_length is not None else None
+    if task.prompt is not None:
+        return Jsonl(task, codec, seed, longest, graders(config))
+    if kind_of_task(task.name) == "gym":
+        assert task.template is not None
+        return Gym(task.name.removeprefix(GYM), task.level, codec, task.template, seed, longest)
+    assert task.level is not None
+    if task.name == "countdown":
+        assert task.template is not None
+        return Countdown(codec, task.level, task.template, seed)
+    return Arithmetic(codec, task.level, seed)
 
 
 def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:

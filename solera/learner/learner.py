@@ -201,7 +201,8 @@ class Learner:
             if proximal or part.only_watched:
                 part.proximal_logp_T = self._score(self.working, part.micro)[0]
             if self.reference is not None and not part.only_watched:
-                part.ref_logp_T = self._score(self.reference.working, part.micro)[0]
+                with self.reference.scoring(self.working) as working:
+                    part.ref_logp_T = self._score(working, part.micro)[0]
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""

@@ -24,7 +24,8 @@ class Working:
         self._to: list[Tensor] = list(self.model.parameters().values())
         self._from: list[Tensor] = list(masters.parameters().values())
         if self.separate:
-            self.model.module.requires_grad_(trained)
+            for parameter in self.model.parameters().values():
+                parameter.requires_grad_(trained)
             if compiled and self.model.device.type == "cuda":
                 self.model.compile_layers()
 

@@ -12,14 +12,16 @@ from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
 from solera.models import attention
+from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
 
 class LanguageModel:
     """Weights that turn token ids into hidden states, and hidden states into logits."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, adapter: Adapter | None = None) -> None:
         self.module = module
+        self.adapter = adapter
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
@@ -35,8 +37,10 @@ class LanguageModel:
         """Whether `with_plans` would give the same logits; found out by `check`."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter once, tied ones under one name."""
-        return dict(self.module.named_parameters())
+        """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
+        alone."""
+        named = dict(self.module.named_parameters())
+        return {name: p for name, p in named.items() if MARK in name} or named
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)

@@ -15,6 +15,7 @@ from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object
 from solera.tasks.keys import KeyOf
+from solera.tasks.prompting import encode_problem
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text")
@@ -36,6 +37,8 @@ class LineReader:
     vocabulary: int
     longest: int | None
     origin: str
+    template: str | None = None
+    """The task's, for prompts that are text: whoever answered saw the problem, the model is shown what it will see."""
 
     def __call__(self, line: bytes, place: str) -> list[Rollout]:
         data = read_object(line, place)
@@ -77,12 +80,15 @@ class LineReader:
         try:
             check_prompt(data["prompt"])
             text = isinstance(data["prompt"], str)
-            ids = self.codec.encode(data["prompt"]) if text else self.codec.chat(data["prompt"])
+            ids = self._ids(data["prompt"]) if text else self.codec.chat(data["prompt"])
             if not ids or (text and self.codec.unknown_id in ids):
                 raise SoleraError("holds what the model's tokenizer does not know" if ids else "gives no tokens")
             return Prompt(_text(data, "key") if "key" in data else self.key_of(data["prompt"]), ids)
         except SoleraError as error:
             raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
+
+    def _ids(self, prompt: str) -> tuple[int, ...]:
+        return self.codec.encode(prompt) if self.template is None else encode_problem(self.codec, self.template, prompt)
 
     def _response(self, data: dict[str, Any], ended: bool) -> tuple[int, ...]:
         if "response_ids" in data:
