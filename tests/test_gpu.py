@@ -173,32 +173,33 @@ SMOL = os.environ.get("SOLERA_SMOLLM2")
 
 @pytest.mark.skipif(not SMOL, reason="SOLERA_SMOLLM2 names no folder")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_behaviour_logp_of_a_real_model_does_not_drift(compiled):
-    """bfloat16 against a plain forward pass of the same weights: 0.01 a token on average, at the end as at first."""
+def test_behaviour_logp_of_a_real_model_errs_no_more_than_a_plain_pass_and_does_not_drift(compiled):
+    """bfloat16 against a float32 pass of the same weights, beside what a plain bfloat16 pass makes of them."""
     model, codec = loading.load(SMOL, torch.device("cuda"))
-    plain = model.copy(torch.bfloat16)
     engine = InProcessEngine(
         model.for_compute(torch.bfloat16, copied=True), codec.end_token_ids, 64, torch.bfloat16, compiled
     )
+    plain = model.copy(torch.bfloat16)
     questions = [f"Tell me {n} facts about the number {n}." for n in range(2, 18)]
     prompts = [codec.chat([{"role": "user", "content": text}]) for text in questions]
     wanted = [(prompt, Sampling(1.0, 256), 10 * p + g) for p, prompt in enumerate(prompts) for g in range(4)]
-    early, late, rounded = [], [], []
+    ours, theirs, apart, late = [], [], [], []
     for (prompt, _, _), completion in zip(wanted, ask(engine, wanted), strict=True):
         ids = torch.tensor([[*prompt, *completion.token_ids_T.tolist()]], device="cuda")
-        with torch.no_grad():
-            hidden = plain.body(input_ids=ids).last_hidden_state[0, len(prompt) - 1 : -1]
-            logits = hidden.float() @ plain.head.weight.float().T
-            half = plain.module(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-        taken = ids[0, len(prompt) :, None]
-        logp, half_logp = (torch.log_softmax(x, -1).gather(1, taken)[:, 0].cpu().numpy() for x in (logits, half))
-        difference = np.abs(completion.behaviour_logp_T - logp)
-        rounded += list(np.abs(completion.behaviour_logp_T - half_logp))
-        early += list(difference[:64])
-        late += list(difference[192:])
+
+        def logp(policy: LanguageModel, ids: torch.Tensor = ids, start: int = len(prompt)) -> np.ndarray:
+            with torch.no_grad():
+                logits = policy.module(input_ids=ids).logits[0, start - 1 : -1].float()
+            return torch.log_softmax(logits, -1).gather(1, ids[0, start:, None])[:, 0].cpu().numpy()
+
+        exact, half = logp(model), logp(plain)
+        ours += list(np.abs(completion.behaviour_logp_T - exact))
+        late += list(np.abs(completion.behaviour_logp_T - exact)[192:])
+        theirs += list(np.abs(half - exact))
+        apart += list(np.abs(completion.behaviour_logp_T - half))
     print(
-        f"mean |difference| {np.mean(early):.5f} early, {np.mean(late):.5f} late, "
-        f"{np.mean(rounded):.5f} from logits rounded to bfloat16"
+        f"mean |difference| from float32: ours {np.mean(ours):.5f} (from token 192: {np.mean(late):.5f}), a plain pass "
+        f"{np.mean(theirs):.5f}; ours from the plain pass {np.mean(apart):.5f}"
     )
-    assert np.mean(early + late) < 0.01
-    assert np.mean(late) < 1.5 * np.mean(early)
+    assert np.mean(ours) < 1.2 * np.mean(theirs)
+    assert np.mean(late) < 1.5 * np.mean(ours)

@@ -6,7 +6,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +87,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
             loop.run(SyncState())
         store.close()
         sink.close()
-    counted = list(zip(sink.rows, sink.rows[1:], spent[1:], strict=False))[WARM_UP - 1 : -1]
+    counted = list(zip(sink.rows, sink.rows[1:], spent[2:], strict=False))[WARM_UP - 1 : -1]
     steps = [
         {**dict.fromkeys(PARTS, 0.0), **row, **extra, "whole": row["moment"] - before["moment"]}
         for before, row, extra in counted
@@ -104,31 +103,32 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def watch(loop: Loop) -> list[dict[str, float]]:
-    """Seconds inside the engine and tokens that went through the learner's model, step by step."""
-    spent: list[dict[str, float]] = []
-    engine, learner = loop.engine, loop.learner
+    """Seconds inside the engine while a batch is drawn, and tokens that went through the learner's model, by step."""
+    spent: list[dict[str, float]] = [{}]  # the first line is what comes before the first batch
+    engine, learner, drawing = loop.engine, loop.learner, loop.draw
+    decoding, cutting = engine._complete, learner._cut  # type: ignore[attr-defined]
 
-    def counting(name: str, function: Callable[..., Any], count: Callable[[Any], float] | None = None) -> Any:
-        def call(*arguments: Any) -> Any:
-            start = time.perf_counter()
-            result = function(*arguments)
-            spent[-1][name] = spent[-1].get(name, 0.0) + (count(result) if count else time.perf_counter() - start)
-            return result
+    def complete(requests: Any) -> Any:
+        start = time.perf_counter()
+        completions = decoding(requests)
+        spent[-1]["time/decode"] = spent[-1].get("time/decode", 0.0) + time.perf_counter() - start
+        return completions
 
-        return call
+    def draw() -> Any:
+        spent.append({})
+        engine._complete = complete  # type: ignore[attr-defined]
+        drawn = drawing()
+        engine._complete = decoding  # type: ignore[attr-defined]
+        return drawn
 
-    def drawing(draw: Callable[..., Any]) -> Any:
-        def call(*arguments: Any) -> Any:
-            spent.append({})
-            return draw(*arguments)
+    def cut(rollouts: Any) -> Any:
+        micros = cutting(rollouts)
+        computed = sum(micro.token_RL.numel() for micro in micros)
+        spent[-1]["tokens/computed"] = spent[-1].get("tokens/computed", 0.0) + computed
+        return micros
 
-        return call
-
-    decoding: Any = engine
-    decoding._complete = counting("time/decode", decoding._complete)
-    cutting: Any = learner
-    cutting._cut = counting("tokens/computed", learner._cut, lambda cut: float(sum(m.token_RL.numel() for m in cut)))
-    object.__setattr__(loop, "draw", drawing(loop.draw))
+    object.__setattr__(loop, "draw", draw)
+    object.__setattr__(learner, "_cut", cut)
     return spent
 
 

@@ -203,14 +203,14 @@ class ContinuousDecoder:
             return kernels.sample(logits_SV, uniform_S, sampling.temperature)
         return sample(logits_SV, uniform_S, sampling.temperature, sampling.top_p)
 
-    def advance(self, memory: Memory, rows: int, sampling: Sampling) -> None:
-        """`CHUNK` tokens for the first `rows` rows."""
+    def advance(self, memory: Memory, rows: int, sampling: Sampling, tokens: int) -> None:
+        """So many tokens for the first `rows` rows."""
         if not self.graphed:
-            for _ in range(CHUNK):
+            for _ in range(tokens):
                 self.step(memory, rows, sampling)
             return
         graph = self._graphs.get((rows, sampling)) or self._capture(memory, rows, sampling)
-        for _ in range(CHUNK):
+        for _ in range(tokens):
             graph.replay()
 
     def _capture(self, memory: Memory, rows: int, sampling: Sampling) -> torch.cuda.CUDAGraph:
@@ -246,6 +246,8 @@ class Rows:
         self.sampling = sampling
         self.waiting = waiting
         self.rows = _bucket(min(len(waiting), memory.slots), memory.slots)
+        self.left = 0
+        """Tokens after which every row has ended for certain."""
         self.response_start = [memory.prompt_tokens + slot * memory.limit for slot in range(memory.slots)]
         memory.row_table.zero_()
         memory.row_table[RESPONSE_START].copy_(torch.tensor(self.response_start))
@@ -254,13 +256,15 @@ class Rows:
         self._seat(list(range(self.rows)))
         flags = None
         while True:
-            self.decoder.advance(self.memory, self.rows, self.sampling)
+            tokens = min(CHUNK, self.left)
+            self.decoder.advance(self.memory, self.rows, self.sampling, tokens)
+            self.left -= tokens
             known, flags = flags, Flags(self.memory.row_table[ALIVE, : self.rows])
-            if known is None and not self.decoder.graphed:
+            if not self.decoder.graphed or not self.left:
                 known = flags
             if known is None:
                 continue
-            free = [slot for slot, alive in enumerate(known.read()) if not alive]
+            free = [slot for slot, alive in enumerate(known.read() if self.left else [0] * self.rows) if not alive]
             if len(free) == self.rows and not self.waiting:
                 return
             if self._seat(free) or self._move_up(free):
@@ -275,6 +279,7 @@ class Rows:
         for slot in taken:
             token, position, prompt_start, prompt_length, request = self.waiting.popleft()
             lines.append((token, position, prompt_start, prompt_length, self.response_start[slot], 0, request, 1))
+        self.left = self.sampling.max_tokens
         device = self.memory.row_table.device
         where = torch.tensor(taken, device=device)
         self.memory.row_table[:, where] = torch.tensor(lines, device=device).T

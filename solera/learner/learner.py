@@ -119,7 +119,8 @@ class Learner:
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
         for whoever takes them: all of them together may not fit beside the model."""
-        kind, named = getattr(torch, dtype.removeprefix("torch.")), self.model.parameters()
+        kind = getattr(torch, dtype.removeprefix("torch."))
+        named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             return ((name, p.detach().to(kind)) for name, p in named.items())

@@ -15,7 +15,7 @@ def score(
     """`log π(token)` at the run's temperature and the policy's entropy where it was taken. `[T], [T]` in float32."""
     hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
     hidden_TH = hidden_RLH.flatten(0, 1)[micro.predictor_T]
-    if model.plain_head and hidden_TH.is_cuda and hidden_TH.dtype == model.head.weight.dtype:
+    if model.multiplies_exactly(hidden_TH):
         return ScoredHead.apply(
             hidden_TH, model.head.weight, micro.target_T, temperature, chunk, differentiable_entropy
         )

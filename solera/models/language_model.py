@@ -73,15 +73,15 @@ class LanguageModel:
 
         At the size of logits bfloat16 has steps of an eighth.
         """
-        if self.plain_head and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16:
+        if self.multiplies_exactly(hidden):
             return multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
         logits = self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
-    @property
-    def plain_head(self) -> bool:
-        """Whether logits are nothing but the hidden states times a matrix."""
-        return isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
+    def multiplies_exactly(self, hidden: Tensor) -> bool:
+        """Whether logits are nothing but a product of bfloat16 matrices on a GPU, which can be summed in float32."""
+        plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
+        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16
 
     @property
     def takes_plans(self) -> bool:
