@@ -20,9 +20,10 @@ from rich.console import Console
 from solera import config as configuration
 from solera.checkpoint import UNFINISHED, Checkpoint, Saver, latest, publish
 from solera.collector import Collector
-from solera.config import Config, DrawConfig
+from solera.config import GYM, Config, DrawConfig, kind_of_task, task_parts
 from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
+from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.evaluate.accuracy import Evaluator
@@ -38,6 +39,7 @@ from solera.evaluate.candidates import (
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
 from solera.interruption import Interruption
+from solera.learner.batch import need_behaviour
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.loop import Loop
@@ -49,23 +51,26 @@ from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.probe import Probe
 from solera.process import alone, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Sink, Store, Task, Weights
+from solera.protocols import Codec, Engine, Sink, Store, Task, Weights
 from solera.records import Manifest, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, Several, TensorBoard, WeightsAndBiases, need_wandb, read_metrics
 from solera.store.database import place_of, refuse_taken
-from solera.store.drawing import quotas_of
+from solera.store.drawing import draws_from, quotas_of
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, SyncState, sync_rule
+from solera.sync.rules import SyncRule, SyncState, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
+from solera.tasks.countdown import Countdown
+from solera.tasks.gym import Gym
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
+from solera.tasks.mixture import Mixture
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
 
@@ -219,7 +224,7 @@ def _examine(
     device, compute = _device(config)
     model, codec = loading.load(candidate.path, device)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    exam = build_exam(config, model, codec, task, compute)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), _evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -237,10 +242,13 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     device, compute = _device(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
+    if config.lora.rank and not checkpoint:
+        model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    _refuse_unknown(config, own.objective or compose(config.objective), data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -270,7 +278,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
     with _advised(folder, _go_on(folder, own)):
         unfinished = folder / f"{UNFINISHED}model"
-        loading.save(model, codec, unfinished)
+        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
         publish(unfinished, folder / "model")
     with _advised(folder, f"solera report {folder}"):
         return _result(folder, console, time.perf_counter() - start)
@@ -281,10 +289,24 @@ def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: Languag
     return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
 
 
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None
+
+
 def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
     """From a line of a file to a rollout that the run of a resolved config can learn from."""
     return LineReader(
-        reader.codec, keys_of(config.task), reader.vocabulary, reader.max_length, origin or f"file:{path.stem}"
+        reader.codec,
+        keys_of(config.task),
+        reader.vocabulary,
+        reader.max_length,
+        origin or f"file:{path.stem}",
+        config.task.template,
     )
 
 
@@ -311,7 +333,7 @@ def _resume_call(folder: Path, names: list[str]) -> str:
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
-        return SyncState()
+        return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
     loop.learner.lineage = state.lineage
     try:
@@ -321,7 +343,8 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     loop.collector.position = state.position
     held = Manifest(state.lineage, state.sync.engine_version, ())
     loop.engine.load(Weights(held, iter(tensors["engine"].items())))
-    loop.probe.restore(tensors["probe"])
+    if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
+        loop.probe.restore(tensors["probe"])
     return state.sync
 
 
@@ -371,13 +394,14 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    engine = InProcessEngine(model.copy(compute), codec.end_token_ids, config.engine.max_rows, compute)
+    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
     reference = None
     if objective.uses_reference:
-        reference = Reference(model, objective.ref_period, objective.ref_ema)
+        reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
+        compiled=config.model.compile,
     )  # fmt: skip
     supply = store_of(config, store, learner)
     collector = Collector(
@@ -389,25 +413,36 @@ def build_loop(
         retry=config.sync.on_fault == "retry", say=say,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, model, codec, task, compute), _evaluation_sampling(config), config.evaluate.samples,
-        config.evaluate.every,
+        build_exam(config, learner.working.model, codec, task, compute), _evaluation_sampling(config),
+        config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
     if config.sync.rule == "adaptive" and own.rule is None:
         diagnosed = dataclasses.replace(diagnosed, every=1)
+    if not writes:
+        diagnosed = dataclasses.replace(diagnosed, every=0)
     probe = Probe(
-        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling,
-        group_size=config.collect.group_size, seed=config.run.seed, say=say,
+        diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling, seed=config.run.seed,
+        say=say,
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
-        own.rule or sync_rule(config.sync), evaluator, sink,
+        (own.rule or sync_rule(config.sync)) if writes else never, evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
         stop, config.reward.truncated == "mask",
+    )  # fmt: skip
+
+
+def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
+    if not configuration.writes(config.draw):
+        return NoEngine(str(compute))
+    return InProcessEngine(
+        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
+        config.model.compile,
     )  # fmt: skip
 
 
@@ -429,14 +464,31 @@ def build_task(
     config: Config, codec: TokenizerCodec, max_length: int | None = None, rewards: Sequence[Callable[..., Any]] = ()
 ) -> Task:
     """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
-    problems: Problems
-    if config.task.name == "jsonl":
-        longest = max_length - config.sampling.max_tokens if max_length is not None else None
-        problems = Jsonl(config.task, codec, config.run.seed, longest, graders(config))
-    else:
-        assert config.task.level is not None
-        problems = Arithmetic(codec, config.task.level, config.run.seed)
-    return SingleTurn(problems, build_rewards(config, codec, problems, rewards))
+    parts = {
+        name: SingleTurn(problems, build_rewards(part, codec, problems, rewards))
+        for name, task in task_parts(config.task).items()
+        for part in [dataclasses.replace(config, task=task)]
+        for problems in [_problems(part, codec, max_length)]
+    }
+    if config.task.name != "mixture":
+        return parts[config.task.name]
+    weights = config.task.weights or (1.0,) * len(parts)
+    return Mixture(dict(parts), dict(zip(parts, weights, strict=True)))
+
+
+def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> Problems:
+    task, seed = config.task, config.run.seed
+    longest = max_length - config.sampling.max_tokens if max_length is not None else None
+    if task.prompt is not None:
+        return Jsonl(task, codec, seed, longest, graders(config))
+    if kind_of_task(task.name) == "gym":
+        assert task.template is not None
+        return Gym(task.name.removeprefix(GYM), task.level, codec, task.template, seed, longest)
+    assert task.level is not None
+    if task.name == "countdown":
+        assert task.template is not None
+        return Countdown(codec, task.level, task.template, seed)
+    return Arithmetic(codec, task.level, seed)
 
 
 def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:

@@ -89,7 +89,7 @@ def latest(folder: Path) -> Checkpoint | None:
         return None
     try:
         tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
-        if not isinstance(tensors, dict) or tensors.keys() != {"learner", "engine", "probe"}:
+        if not isinstance(tensors, dict) or tensors.keys() | {"probe"} != {"learner", "engine", "probe"}:
             raise ValueError("tensors.pt does not hold learner, engine and probe")
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {one_line(error)}") from error

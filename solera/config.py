@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -37,6 +37,9 @@ ClipCentre = Literal["one", "proximal"]
 ClipLevel = Literal["token", "sequence"]
 DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
+
+Text = NewType("Text", str)
+"""May have several lines."""
 
 LARGEST = 10**18 - 1
 """Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
@@ -79,6 +82,23 @@ class ModelConfig:
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
     learner's own weights are float32 always."""
+    compile: bool = True
+    """On a GPU in bfloat16, fuse the small operations of every layer (torch.compile): some seconds at the start."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Low-rank adapters in place of all weights: W + (alpha / rank)·B·A with A and B trained (needs the extra `lora`).
+    Only they are checkpointed and synced; the reference policy is the model with them switched off."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = 16.0
+    """The adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """Names of the layers that get one, such as q_proj; `all-linear`: every linear layer but the head."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What the run leaves in `model/`: an ordinary model with the adapters added in, or the adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -86,27 +106,66 @@ class TaskConfig:
     """Where problems and grades come from."""
 
     name: Annotated[str, _short("task", "name")] = "arithmetic"
-    """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download. `jsonl`: your own file."""
+    """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download. `countdown`: a target made
+    from given numbers. `gym:NAME`: any task of reasoning-gym. `gsm8k`, `math`: word problems and competition
+    mathematics. `jsonl`: your own file. `mixture`: several of these."""
     level: int | None = None
-    """Largest number of digits of each number in a sum, 1 to 4; 2 where unset, which the embedded model was taught
-    (`arithmetic`)."""
+    """How hard generated problems are. `arithmetic`: largest number of digits, 1 to 4, 2 where unset, which the
+    embedded model was taught; `countdown`: how many numbers, 2 to 6, 3 where unset; `gym:NAME`: level of its
+    curriculum, 0 or more, where unset the task's own defaults."""
     path: str | None = None
-    """File of problems, one JSON object a line (`jsonl`)."""
+    """Problems, one JSON object a line: a file, a folder with train.jsonl and test.jsonl, or a hub name, OWNER/NAME or
+    OWNER/NAME:SUBSET, which is fetched (`jsonl`, `gsm8k`, `math`)."""
     prompt: str | None = None
-    """Column that holds the prompt, text or chat messages; `prompt` where unset (`jsonl`)."""
+    """Column that holds the prompt, text or chat messages; where unset `prompt` (`jsonl`), `question` (`gsm8k`),
+    `problem` (`math`)."""
     answer: str | None = None
-    """Column that the graders `exact`, `verbatim` and `number` compare with; `answer` where unset (`jsonl`)."""
+    """Column that graders compare with; `answer` where unset (`jsonl`, `gsm8k`, `math`)."""
+    template: Text | None = None
+    """What the model is shown, with `{prompt}` in the place of the problem: as the user's message where the model has a
+    chat template, else as text. Where unset, the task's own; `jsonl` shows the prompt as it is."""
     held_out_path: str | None = None
-    """File of problems for evaluation; their prompts are left out of training (`jsonl`)."""
+    """Problems for evaluation, named as `path` is; they are left out of training (`jsonl`, `gsm8k`, `math`)."""
     held_out_share: float | None = None
-    """Share of the prompts kept for evaluation where there is no such file; 0.1 where unset (`jsonl`)."""
+    """Share of the prompts kept for evaluation where there is neither such a file nor a split `test`; 0.1 where unset
+    (`jsonl`, `gsm8k`, `math`)."""
+    parts: tuple[str, ...] = ()
+    """Tasks of a `mixture`: NAME, NAME@LEVEL for one that has levels, NAME=PATH for one that reads data."""
+    weights: tuple[float, ...] = ()
+    """How often each part of a `mixture` has its turn; empty: equally often."""
 
 
+_FILE_FIELDS: dict[str, Any] = {"path": None, "answer": "answer", "held_out_path": None, "held_out_share": 0.1}
 TASK_FIELDS: dict[str, dict[str, Any]] = {
     "arithmetic": {"level": 2},
-    "jsonl": {"path": None, "prompt": "prompt", "answer": "answer", "held_out_path": None, "held_out_share": 0.1},
-}
+    "jsonl": {**_FILE_FIELDS, "prompt": "prompt", "template": None},
+    "gsm8k": {
+        **_FILE_FIELDS, "prompt": "question",
+        "template": "{prompt}\nThink step by step, and end with a line that holds #### and the final number.",
+    },
+    "math": {
+        **_FILE_FIELDS, "prompt": "problem",
+        "template": "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    },
+    "countdown": {
+        "level": 3,
+        "template": "{prompt} Use each number exactly once, with + - * / and brackets. Write the expression between "
+        "<answer> and </answer>.",
+    },
+    "gym": {"level": None, "template": "{prompt}\nReply with the answer alone."},
+    "mixture": {"parts": (), "weights": ()},
+}  # fmt: skip
 """The fields each task uses, and the values they take where unset."""
+GYM = "gym:"
+
+
+def kind_of_task(name: str) -> str:
+    """The row of TASK_FIELDS that a task's name belongs to.
+
+    >>> kind_of_task("gym:gcd"), kind_of_task("math")
+    ('gym', 'math')
+    """
+    return "gym" if name.startswith(GYM) else name
 
 
 @dataclass(frozen=True)
@@ -114,8 +173,8 @@ class RewardConfig:
     """What a response is worth: the sum of its functions' values, each times its weight."""
 
     functions: tuple[str, ...] = ()
-    """`exact`, `verbatim`, `number`, or your own as `package.module:function` or `file.py:function`. Empty: the task's
-    own grader, `exact` for `jsonl`."""
+    """`exact`, `verbatim`, `number`, `math`, `countdown`, the forms `boxed`, `marked` and `think_answer`, or your own
+    as `package.module:function` or `file.py:function`. Empty: the task's own grader, `exact` for `jsonl`."""
     weights: tuple[float, ...] = ()
     """A factor for each function; empty: 1 each."""
     timeout: float = 60.0
@@ -216,6 +275,15 @@ def shares_of(draw: DrawConfig) -> dict[str, float]:
         except ValueError:
             shares[origin] = math.nan
     return shares
+
+
+def writes(draw: DrawConfig) -> bool:
+    """Whether a run generates anything; else it has no engine.
+
+    >>> writes(DrawConfig()), writes(DrawConfig("offline")), writes(DrawConfig("mixed", shares=("human=1",)))
+    (True, False, False)
+    """
+    return draw.policy in ("fresh", "replay") or "self" in shares_of(draw)
 
 
 @dataclass(frozen=True)
@@ -326,8 +394,9 @@ class LearnConfig:
     """Passes over each batch: the papers' i."""
     minibatches: int = 1
     """Optimiser steps in a pass, each on its share of the groups."""
-    micro_batch_tokens: int = 16_384
-    """Most tokens, padding included, in one forward and backward. Changes memory and speed, not the gradient."""
+    micro_batch_tokens: int | None = None
+    """Most tokens, padding included, in one forward and backward; unset: what half of a GPU's free memory holds, at
+    most 49,152, and 16,384 on a CPU. Changes memory and speed, not the gradient."""
     pack_tokens: int = 128
     """Responses to the same prompt share a row up to this length, so that the prompt is computed once; 0: never."""
     logit_chunk: int = 4096
@@ -369,9 +438,11 @@ class SyncConfig:
 class DiagnoseConfig:
     """Whether an update helped, judged on a probe: responses to held-out problems that are never learned from."""
 
-    probe_prompts: int = 16
-    """Held-out prompts of a probe, each with one group of responses; 0: no probe."""
-    every: int = 40
+    probe_prompts: int = 64
+    """Held-out prompts of a probe, each with one group of responses; 0: no probe. They are what an interval counts."""
+    probe_group: int = 4
+    """Responses to each of them, 2 or more."""
+    every: int = 80
     """One batch in so many is judged, at places drawn by the seed so that data of every age is met; 0: none. With
     `sync.rule = "adaptive"` every batch is."""
 
@@ -422,6 +493,7 @@ class Config:
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -538,6 +610,8 @@ def _typed(value: Any, hint: Any) -> Any:
         return value
     if origin is tuple:
         return _typed_items(value, arguments)
+    if hint is Text:
+        return value if isinstance(value, str) and "\n" in value else _typed(value, str)
     if type(value) is not hint and not (hint is float and type(value) is int):
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
     if hint is int and abs(value) > LARGEST:
@@ -642,21 +716,79 @@ def override(config: Config, room: str, **values: Any) -> Config:
 
 def resolve_task(task: TaskConfig) -> TaskConfig:
     """Unset fields take the task's own values; a field that the task does not use is refused."""
-    if task.name not in TASK_FIELDS:
-        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, TASK_FIELDS)}")
-    own = TASK_FIELDS[task.name]
-    unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) is None]
+    kind = kind_of_task(task.name)
+    if kind not in TASK_FIELDS or task.name == "gym":
+        known = [name if name != "gym" else f"{GYM}NAME" for name in TASK_FIELDS]
+        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
+    own = TASK_FIELDS[kind]
+    unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):
             owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
-            hint = f", or choose --task {owners[0]}" if owners else ""
+            hint = f", or choose --task {owners[0].replace('gym', 'gym:NAME')}" if owners else ""
             raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
+    _check_task(task)
+    chosen = {} if task.held_out_path is None else {"held_out_share": None}
+    task = dataclasses.replace(task, **{key: value for key, value in (own | chosen).items() if key in unset})
+    if task.template is not None and "{prompt}" not in task.template:
+        raise SoleraError(f"task.template is {_shown(task.template)}, without {{prompt}}, the place of the problem")
+    task_parts(task)
+    return task
+
+
+def _check_task(task: TaskConfig) -> None:
     if task.name == "jsonl" and not task.path:
         raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
+    if task.name in ("gsm8k", "math") and not (task.path or task.held_out_path):
+        known = {"gsm8k": "openai/gsm8k:main", "math": "HuggingFaceH4/MATH-500"}[task.name]
+        raise SoleraError(
+            "task.path is unset, and nothing is fetched unasked: name a folder with train.jsonl and test.jsonl, a file "
+            f"or a hub name such as {known} (for evaluation alone: task.held_out_path)"
+        )
     if task.held_out_path is not None and task.held_out_share is not None:
         raise SoleraError("task.held_out_path and task.held_out_share both say what is held out: choose one")
-    chosen = {} if task.held_out_path is None else {"held_out_share": None}
-    return dataclasses.replace(task, **{key: value for key, value in (own | chosen).items() if key in unset})
+    lowest, highest = {"arithmetic": (1, 4), "countdown": (2, 6)}.get(task.name, (0, LARGEST))
+    if task.level is not None and not lowest <= task.level <= highest:
+        levels = f"levels {lowest} to {highest}" if highest < LARGEST else f"levels from {lowest}"
+        raise SoleraError(f"task.level is {task.level}; {task.name} has {levels}")
+    if task.name == "mixture" and not task.parts:
+        raise SoleraError('task.parts is empty: name the tasks of the mixture, such as ["gsm8k=FOLDER", "gym:gcd@1"]')
+    if task.weights and (len(task.weights) != len(task.parts) or not all(weight > 0 for weight in task.weights)):
+        raise SoleraError(
+            f"task.weights is {list(task.weights)} for {len(task.parts)} parts: give one number above 0 for each"
+        )
+
+
+def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
+    """The resolved tasks of a mixture by the names they have in it; of any other task, itself.
+
+    >>> list(task_parts(TaskConfig("mixture", parts=("gym:gcd@1", "gsm8k=data/gsm8k", "math=HuggingFaceH4/MATH-500"))))
+    ['gym:gcd@1', 'gsm8k', 'math MATH-500']
+    """
+    if task.name != "mixture":
+        return {task.name: task}
+    parts: dict[str, TaskConfig] = {}
+    for text in task.parts:
+        name, _, path = text.partition("=")
+        base, at, level = name.partition("@")
+        stem = Path(path).stem.partition(":")[0]
+        label = name if not path or stem == base else f"{base} {stem}"
+        if at and not re.fullmatch("[0-9]{1,3}", level):
+            raise SoleraError(f"task.parts: {text}: after @ stands a level, a whole number")
+        if base == "mixture" or label in parts:
+            raise SoleraError(
+                f"task.parts: {text}: {'a mixture in a mixture' if base == 'mixture' else 'is there twice'}"
+            )
+        try:
+            parts[label] = _part(base, int(level) if at else None, path or None)
+        except SoleraError as error:
+            raise SoleraError(f"task.parts: {text}: {error}") from None
+    return parts
+
+
+def _part(name: str, level: int | None, path: str | None) -> TaskConfig:
+
+    return resolve_task(TaskConfig(name, level=level, path=path))
 
 
 def new_folder(config: Config) -> Path:
@@ -704,19 +836,21 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
+        ("diagnose.probe_group", c.diagnose.probe_group, 2),
         ("evaluate.problems", c.evaluate.problems, 1),
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
-        ("reward.overlong_buffer", c.reward.overlong_buffer, 0),
+        ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
     ]  # fmt: skip
     return [
-        *((value >= least, f"{name} is {value}; it must be at least {least}") for name, value, least in at_least),
+        *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
+          for name, value, least in at_least),
         (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
          "remove it (evaluate.top_p is free)"),
         (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
          f"a value above 0, {COLDEST} at least"),
-        (c.collect.group_size >= 2, f"collect.group_size is {c.collect.group_size}; a group of one has nothing to be "
-         "compared with: use 2 or more"),
+        (c.collect.group_size >= (1 if c.objective.name == "sft" else 2), f"collect.group_size is "
+         f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
@@ -729,8 +863,11 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
          "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
-        (c.task.level is None or 1 <= c.task.level <= 4, f"task.level is {c.task.level}; arithmetic has levels 1 to 4"),
         *_reward_rules(c),
+        (c.lora.rank > 0 or c.lora == LoraConfig(), "lora.alpha, targets and export act with lora.rank above 0 "
+         "only: set that or remove them"),
+        (c.lora.alpha > 0, f"lora.alpha is {c.lora.alpha}; use a value above 0"),
+        (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or all-linear"),
         *_store_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
@@ -793,7 +930,6 @@ def _store_rules(config: Config) -> list[tuple[bool, str]]:
 def _draw_rules(config: Config) -> list[tuple[bool, str]]:
     draw, size, sync = config.draw, config.collect.group_size, config.sync
     shares = shares_of(draw)
-    writes = draw.policy in ("fresh", "replay") or "self" in shares
     reached = config.collect.offset + sync.period - 1 if sync.rule == "every" else math.inf
     acts_with = [
         ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
@@ -813,11 +949,11 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
          f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
         (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
          f"collect.group_size = {size} members"),
-        (draw.max_age is None or not writes or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but what the "
-         f"run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would be passed "
-         "over: raise it, or sync more often"),
+        (draw.max_age is None or not writes(draw) or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but "
+         f"what the run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would "
+         "be passed over: raise it, or sync more often"),
         (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
-        (draw.min_rewarded is None or 2 <= draw.min_rewarded <= size, f"draw.min_rewarded is {draw.min_rewarded}; it "
-         f"must be at least 2 and at most collect.group_size = {size}"),
+        (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
+         f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),
         (0 <= draw.min_spread < math.inf, f"draw.min_spread is {draw.min_spread}; it must be at least 0"),
     ]  # fmt: skip

@@ -37,7 +37,6 @@ class Probe:
         prompts: Sequence[Prompt],
         *,
         sampling: Sampling,
-        group_size: int,
         seed: int,
         say: Callable[[str], None],
     ) -> None:
@@ -49,7 +48,7 @@ class Probe:
         self.size = min(config.probe_prompts, len(prompts))
         self.every = config.every
         self.sampling = sampling
-        self.group_size = group_size
+        self.group_size = config.probe_group
         self.seed = seed
         self.say = say
         self._warned = False

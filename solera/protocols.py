@@ -19,6 +19,9 @@ class Codec(Protocol):
     unknown_id: int | None
     """The token that stands for what the vocabulary cannot spell; `None` where it can spell everything."""
 
+    chats: bool
+    """Whether the model has a chat template."""
+
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def response(self, text: str, ended: bool) -> tuple[int, ...]:

@@ -168,6 +168,8 @@ class Sequence:
 class Reward:
     """One grade of one rollout. A rollout's reward is the sum over parts of each part's latest revision.
 
+    `position` is the token, counted from the response's first, that it was given for; `None`: for the whole of it.
+
     >>> Reward(1.0, part="correct", source="grader").value
     1.0
     """
@@ -176,6 +178,7 @@ class Reward:
     part: str = "reward"
     source: str = "task"
     revision: int = 0
+    position: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.value) is not float:  # a store would keep the bytes of another library's number
@@ -188,7 +191,8 @@ class Reward:
 class Rollout:
     """One attempt at a prompt: an episode of one or more sequences, its rewards, its origin.
 
-    `lineage` names the training run whose weights wrote it, `None` for foreign text; `id` is given by the store.
+    `lineage` names the training run whose weights wrote it, `None` for foreign text; `id` is given by the store; `text`
+    is the response as its author wrote it, where the tokens do not spell it.
 
     >>> completion = Completion(np.array([7, 1], np.int32), np.zeros(2, np.float32), ((2, 3),), "stop", lineage="a1b2")
     >>> rollout = Rollout.of(Prompt("arithmetic/2+3", (4, 12, 5)), completion, rewards=(Reward(1.0),))
@@ -204,6 +208,7 @@ class Rollout:
     finish_reason: FinishReason = "stop"
     sampling: Sampling | None = None
     id: int | None = None
+    text: str | None = None
 
     @classmethod
     def of(
@@ -227,7 +232,7 @@ class Rollout:
         """The same attempt under the number that a store gave it."""
         return Rollout(
             self.prompt_key, self.sequences, self.rewards, self.lineage, self.origin, self.finish_reason, self.sampling,
-            id_,
+            id_, self.text,
         )  # fmt: skip
 
     @property
@@ -245,6 +250,13 @@ class Rollout:
         if len(self.rewards) == 1:
             return self.rewards[0].value
         return math.fsum(self.parts.values())
+
+    @property
+    def revision(self) -> int | None:
+        """The highest revision among its rewards: 0 while none was revised."""
+        if len(self.rewards) == 1:
+            return self.rewards[0].revision
+        return max((reward.revision for reward in self.rewards), default=None)
 
     @property
     def parts(self) -> dict[str, float]:
@@ -271,6 +283,16 @@ class Rollout:
         return now - version if version is not None and self.lineage == lineage else None
 
 
+def age_band(age: int) -> str:
+    """Ages in octaves, so that there are few names however old data becomes.
+
+    >>> [age_band(age) for age in (0, 1, 2, 3, 4, 9)]
+    ['0', '1', '2-3', '2-3', '4-7', '8-15']
+    """
+    lowest = 1 << max(age, 1).bit_length() - 1
+    return str(age) if age < 2 else f"{lowest}-{2 * lowest - 1}"
+
+
 @dataclass(frozen=True, eq=False)
 class Group:
     """Rollouts of one prompt key that are compared with each other. Formed when drawn, never split between updates."""
@@ -284,13 +306,14 @@ class Use:
     """That a rollout was learned from: at which version, how old it was, and with which advantage.
 
     `advantage` is `None` where the rollout took no part: its reward was missing, its response empty, or its group
-    had zero variance.
+    had zero variance. `revision` is that of the reward behind it (`Rollout.revision`).
     """
 
     rollout_id: int
     version: int
     age: int | None
     advantage: float | None
+    revision: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Small real parts that several tests share: a random Llama, rollouts with every kind of raggedness, short runs."""
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,11 +54,14 @@ def random_prompt(rng: np.random.Generator) -> tuple[int, ...]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """URL of a PostgreSQL server that lives as long as the tests."""
+    """URL of a PostgreSQL server: the one that is named, or one that lives as long as the tests."""
     pytest.importorskip("psycopg", reason="psycopg is not installed (extra: postgres)")
+    if named := os.environ.get("SOLERA_TEST_POSTGRES"):
+        yield named
+        return
     programs = find_programs()
     if programs is None:
-        pytest.skip("no PostgreSQL was found: apt-get install postgresql")
+        pytest.skip("no PostgreSQL was found: apt-get install postgresql, or name one in SOLERA_TEST_POSTGRES")
     with running_server(programs) as url:
         yield url
 

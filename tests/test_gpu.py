@@ -1,16 +1,23 @@
 """What only an accelerator can show. Run with `pytest -m gpu`; the results are in benchmarks/RESULTS.md."""
 
 import asyncio
+import os
 
 import numpy as np
 import pytest
 import torch
 
+from solera.engines.continuous import ContinuousDecoder
+from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
 from solera.learner.batch import collate
+from solera.learner.head import ScoredHead
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
+from solera.streams import uniforms
+from tests.engines.test_continuous import SAMPLING, requests
+from tests.engines.test_continuous import assert_same as assert_written
 from tests.engines.test_in_process import ask, fresh_logp, ragged_requests
 from tests.learner.test_invariance import assert_same, gradient, make_groups, make_learner
 
@@ -50,11 +57,85 @@ def test_the_gradient_is_that_of_the_cpu(tiny, cut):
     assert_same(gradient(moved, make_groups(), **cut).cpu(), expected)
 
 
+def planned(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
+    return on_gpu(model, dtype).with_plans()
+
+
+@pytest.mark.parametrize("slots", [8, 200])
+@pytest.mark.parametrize("sampling", [SAMPLING, Sampling(0.0, 12), Sampling(1.0, 12, 0.8)], ids=str)
+def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, sampling):
+    prompts, numbers = requests()
+    expected = decode(tiny.copy(torch.float32), prompts, numbers, sampling, (END,))
+    decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), slots, compiled=False)
+    for _ in range(2):
+        assert_written(decoder.decode(prompts, numbers, sampling), expected)
+
+
+def test_the_kernel_draws_from_the_distribution():
+    """χ² over 1,000 tokens, 200,000 seeded samples, against its 0.999 quantile; the log-probabilities are exact."""
+    from solera.engines import kernels
+
+    logits = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to("cuda", torch.bfloat16).repeat(2000, 1)
+    logp = torch.log_softmax(logits[0].double() / 0.7, 0)
+    seen = torch.zeros(1000, device="cuda")
+    for start in range(100):
+        numbers = uniforms(np.arange(2000 * start, 2000 * (start + 1), dtype=np.uint64), 1)[:, 0]
+        token, said = kernels.sample(logits, torch.from_numpy(numbers).to("cuda"), 0.7)
+        assert (said - logp[token]).abs().max() < 1e-5
+        seen += torch.bincount(token, minlength=1000)
+    expected = logp.exp() * 200_000
+    large = expected >= 5
+    chi2 = float(((seen - expected)[large] ** 2 / expected[large]).sum())
+    degrees = int(large.sum())
+    assert degrees > 500
+    assert chi2 < degrees * (1 - 2 / (9 * degrees) + 3.0902 * (2 / (9 * degrees)) ** 0.5) ** 3
+
+
+@pytest.mark.parametrize("entropic", [False, True])
+def test_the_head_and_its_backward_are_those_of_log_softmax(entropic):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 64, generator=generator).to("cuda", torch.bfloat16).requires_grad_(True)
+    weight = (torch.randn(5000, 64, generator=generator) * 0.3).to("cuda", torch.bfloat16).requires_grad_(True)
+    target = torch.randint(0, 5000, (300,), generator=generator).to("cuda")
+    outer, inner = torch.randn(2, 300, generator=generator).to("cuda")
+    logp, entropy = ScoredHead.apply(hidden, weight, target, 0.8, 128, entropic)
+    (logp * outer + (entropy * inner if entropic else 0)).sum().backward()
+    exact = [value.detach().double().requires_grad_(True) for value in (hidden, weight)]
+    all_logp = torch.log_softmax(exact[0] @ exact[1].T / 0.8, -1)
+    expected = all_logp.gather(1, target[:, None])[:, 0], -(all_logp.exp() * all_logp).sum(-1)
+    (expected[0] * outer + (expected[1] * inner if entropic else 0)).sum().backward()
+    assert (logp - expected[0]).abs().mean() < 0.01
+    assert (entropy - expected[1]).abs().mean() < 0.01
+    for got, truth in zip((hidden, weight), exact, strict=True):
+        assert (got.grad - truth.grad).norm() < 0.01 * truth.grad.norm()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_packed_learning_in_bfloat16_errs_no_more_than_plain_bfloat16(tiny, compiled):
+    """Both against float64 at the same point: weights that bfloat16 can hold."""
+    rounded = on_gpu(tiny, torch.bfloat16)
+
+    def error(dtype: torch.dtype, compute: torch.dtype, packs: bool, **learn: int) -> float:
+        point = rounded.copy(dtype)
+        point.module.requires_grad_(True)
+        point.can_take_plans = packs
+        learner = make_learner(point, compute=compute, compiled=compiled, **learn)
+        assert learner.working.model.takes_plans == packs
+        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+        got = torch.cat([p.grad.flatten() for p in point.parameters().values()]).double()
+        return float((got - truth).norm() / truth.norm())
+
+    exact = rounded.copy(torch.float64)
+    exact.module.requires_grad_(True)
+    truth = gradient(exact, make_groups())
+    plain = error(torch.bfloat16, torch.float32, packs=False, pack_tokens=0)
+    assert error(torch.float32, torch.bfloat16, packs=True, micro_batch_tokens=40) < 1.2 * plain
+
+
 def test_autocast_keeps_float32_weights_and_a_gradient_of_the_right_direction(tiny):
     expected = gradient(tiny, make_groups()).float()
     moved = LanguageModel(tiny.copy(torch.float32).module.to("cuda").requires_grad_(True))
-    learner = make_learner(moved)
-    learner.compute = torch.bfloat16
+    learner = make_learner(moved, compute=torch.bfloat16)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     got = torch.cat([p.grad.flatten() for p in moved.parameters().values()])
     assert got.dtype == torch.float32
@@ -84,3 +165,41 @@ def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():
     for name, parameter in model.parameters().items():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, before[name])
+
+
+SMOL = os.environ.get("SOLERA_SMOLLM2")
+"""A folder with SmolLM2-135M-Instruct."""
+
+
+@pytest.mark.skipif(not SMOL, reason="SOLERA_SMOLLM2 names no folder")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_behaviour_logp_of_a_real_model_errs_no_more_than_a_plain_pass_and_does_not_drift(compiled):
+    """bfloat16 against a float32 pass of the same weights, beside what a plain bfloat16 pass makes of them."""
+    model, codec = loading.load(SMOL, torch.device("cuda"))
+    engine = InProcessEngine(
+        model.for_compute(torch.bfloat16, copied=True), codec.end_token_ids, 64, torch.bfloat16, compiled
+    )
+    plain = model.copy(torch.bfloat16)
+    questions = [f"Tell me {n} facts about the number {n}." for n in range(2, 18)]
+    prompts = [codec.chat([{"role": "user", "content": text}]) for text in questions]
+    wanted = [(prompt, Sampling(1.0, 256), 10 * p + g) for p, prompt in enumerate(prompts) for g in range(4)]
+    ours, theirs, apart, late = [], [], [], []
+    for (prompt, _, _), completion in zip(wanted, ask(engine, wanted), strict=True):
+        ids = torch.tensor([[*prompt, *completion.token_ids_T.tolist()]], device="cuda")
+
+        def logp(policy: LanguageModel, ids: torch.Tensor = ids, start: int = len(prompt)) -> np.ndarray:
+            with torch.no_grad():
+                logits = policy.module(input_ids=ids).logits[0, start - 1 : -1].float()
+            return torch.log_softmax(logits, -1).gather(1, ids[0, start:, None])[:, 0].cpu().numpy()
+
+        exact, half = logp(model), logp(plain)
+        ours += list(np.abs(completion.behaviour_logp_T - exact))
+        late += list(np.abs(completion.behaviour_logp_T - exact)[192:])
+        theirs += list(np.abs(half - exact))
+        apart += list(np.abs(completion.behaviour_logp_T - half))
+    print(
+        f"mean |difference| from float32: ours {np.mean(ours):.5f} (from token 192: {np.mean(late):.5f}), a plain pass "
+        f"{np.mean(theirs):.5f}; ours from the plain pass {np.mean(apart):.5f}"
+    )
+    assert np.mean(ours) < 1.2 * np.mean(theirs)
+    assert np.mean(late) < 1.5 * np.mean(ours)

@@ -11,7 +11,7 @@ import pytest
 
 from solera import build
 from solera.cli import main, train
-from solera.config import Config, ObjectiveConfig, dump
+from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
 
@@ -36,7 +36,7 @@ def kind(hint: typing.Any) -> type:
     """The type below annotations and `| None`; a choice of words is text."""
     origin = typing.get_origin(hint)
     if origin is None:
-        return hint
+        return str if hint is Text else hint
     if origin is typing.Literal:
         return str
     return tuple if origin is tuple else kind(next(a for a in typing.get_args(hint) if a is not type(None)))
@@ -168,7 +168,7 @@ def broken_toml() -> list[bytes]:
 
 UNKNOWN = [
     ("[lern]\nlr = 1.0", 1, "did you mean learn"), ("\n[runs]", 2, "did you mean run"), ("a = 1", 1, "known are run"),
-    ("lr = 1e-4", 1, "known are run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
+    ("momentum = 0.9", 1, "known are run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
     ("[run]\n[run.sub]\na = 1", 2, "run.sub"), ("[[run]]\nsteps = 1", 1, "run is a table"), ("run = 1", 1,
     "run is a table"),
     ("\n[[learn]]\n[[learn]]", 2, "learn is a table"), ("run = 'x'", 1, "run is a table"), ("run = []", 1,

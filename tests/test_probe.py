@@ -25,7 +25,7 @@ def parts(tmp_path):
     config = resolved(
         Config(
             run=RunConfig(steps=6, device="cpu"), collect=CollectConfig(prompts=4, group_size=6),
-            evaluate=EvaluateConfig(problems=30), diagnose=DiagnoseConfig(probe_prompts=5, every=1),
+            evaluate=EvaluateConfig(problems=30), diagnose=DiagnoseConfig(probe_prompts=5, every=1, probe_group=6),
         )
     )  # fmt: skip
     model, codec = loading.load("embedded", torch.device("cpu"))
@@ -142,7 +142,7 @@ def test_the_probe_changes_nothing_else_and_is_never_learned_from(short_run):
         ).fetchall()
         learned = database.execute("select distinct prompt_key from rollouts where origin = 'self'").fetchall()
         looked_at = database.execute("select distinct prompt_key from rollouts where origin = ?", (PROBE,)).fetchall()
-    assert all(version % 3 == 0 and (count, uses) == (48, 0) for version, count, uses in versions)
+    assert all(version % 3 == 0 and (count, uses) == (24, 0) for version, count, uses in versions)
     assert not set(learned) & set(looked_at)
 
 

@@ -189,6 +189,23 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
         assert "\n" not in str(refusal.value)
 
 
+def test_a_run_begun_before_there_were_probes_goes_on(tmp_path, whole):
+    folder = tmp_path / "old"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "model")
+    older, newest = sorted((folder / "checkpoints").glob("step-*"))[-2:]
+    shutil.rmtree(newest)
+    tensors = torch.load(older / "tensors.pt", weights_only=True)
+    del tensors["probe"]
+    torch.save(tensors, older / "tensors.pt")
+    build.resume(folder)
+    without = [
+        [{k: v for k, v in row.items() if k.split("/")[0] not in ("improvement", "probe")} for row in outcome(each)[0]]
+        for each in (folder, whole)
+    ]
+    assert without[0] == without[1]
+
+
 def replaying(root: Path, name: str):
     draw = 'draw = { policy = "replay", order = "uniform", fresh = 0.5 }'
     return parse(RUN.format(root=root, name=name, every=2) + draw, "test")

@@ -14,6 +14,7 @@ COMMANDS = {
     "sweep": "train a grid of runs side by side, and compare them",
     "report": "write a page to look into a run, or to compare several",
     "algorithms": "list the objectives with formula, constants and reference, or show one (NAME)",
+    "bench": "time whole training steps, and TRL's beside them",
     "lab": "exact answers on policies small enough to enumerate",
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""

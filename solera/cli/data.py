@@ -10,23 +10,31 @@ from solera.errors import SoleraError
 
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
-  solera data show RUN                                   what the store holds, by origin
-  solera data import RUN FILE.jsonl                      text of other models and people, or another run's export
-  solera data export RUN FILE.jsonl                      every rollout with its rewards, tokens and log-probabilities
+  solera data stats RUN                                  what the store holds: by origin, age, reward and uses
+  solera data verify RUN                                 whether the store is whole
+  solera data import RUN FILE                            text of other models and people, or another run's export
+  solera data export RUN FILE                            every rollout with its rewards, tokens and log-probabilities
   solera data reward RUN --id 17 --value 1               a reward that came later, or changed
-  solera data reward RUN FILE.jsonl                      many of them
+  solera data reward RUN FILE                            many of them
+
+A FILE holds one JSON object a line, or is called *.parquet.
 """
 IMPORT_HELP = """One JSON object a line: prompt (text or chat messages), response (text), and where known reward (a
 number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or length), key (rollouts of
-one key are compared), response_ids and logp (token ids and their log-probabilities). Or what `export` writes. A file
-can be imported again: what is there already stays as it is, its changed rewards are revised. All lines or none."""
+one key are compared), response_ids and logp (token ids and their log-probabilities). Or several responses, a list of
+texts or objects, and rewards, a number or null for each. Or what `export` writes. A Parquet file has these as columns.
+A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
+VERIFY_HELP = """Read all of the store: the file itself, rewards and uses that belong to no rollout, and of every
+rollout its checksum, its tokens and its number of uses. The exit status is 1 where something is wrong."""
 REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. In a
 file, one JSON object a line: id, value, and where wanted part and source. All lines or none."""
 
 
 def run(arguments: list[str]) -> int:
     chosen = _parser().parse_args(arguments)
-    return {"show": _show, "import": _import, "export": _export, "reward": _reward}[chosen.action](chosen)
+    return {"stats": _stats, "verify": _verify, "import": _import, "export": _export, "reward": _reward}[chosen.action](
+        chosen
+    )
 
 
 def _parser() -> Parser:
@@ -37,7 +45,8 @@ def _parser() -> Parser:
     parsers = {
         name: actions.add_parser(name, help=does, description=description)
         for name, does, description in (
-            ("show", "what the store holds, by origin", None),
+            ("stats", "what the store holds, as tables and a picture", None),
+            ("verify", "whether the store is whole", VERIFY_HELP),
             ("import", "rollouts from a file", IMPORT_HELP),
             ("export", "rollouts into a file", None),
             ("reward", "rewards that came later, or changed", REWARD_HELP),
@@ -45,10 +54,13 @@ def _parser() -> Parser:
     }
     for one in parsers.values():
         one.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/NAME")
-    parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines")
+    parsers["stats"].add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="default: store.png in the run's folder"
+    )
+    parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, or Parquet")
     parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
-    parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where the lines go")
-    parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines")
+    parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where they go: JSON lines, or *.parquet")
+    parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
     parsers["reward"].add_argument("--value", type=float, help="what it is worth")
     parsers["reward"].add_argument("--part", default="reward", help="part of the reward (default: %(default)s)")
@@ -60,18 +72,36 @@ def _parser() -> Parser:
     return parser
 
 
-def _show(chosen: Namespace) -> int:
+def _stats(chosen: Namespace) -> int:
+    from solera.report.holdings import plot_holdings
     from solera.store.database import place_in
-    from solera.store.reading import reading
+    from solera.store.statistics import Line, statistics
 
-    with reading(place_in(chosen.run)) as opened:
-        counts = opened.counts()
-    head = ("origin", "rollouts", "prompts", "rewarded", "waiting", "used", "uses")
-    lines = [(c.origin, c.rollouts, c.prompts, c.rewarded, c.rollouts - c.rewarded, c.used, c.uses) for c in counts]
-    width = max(len(str(line[0])) for line in [head, *lines])
-    for line in [head, *lines]:
-        print(f"{line[0]:{width}}" + "".join(f"{value:>10}" for value in line[1:]))
+    found = statistics(place_in(chosen.run))
+    width = max(12, *(len(line.name) for lines in found.values() for line in lines))
+    for kind, lines in found.items():
+        print(f"{kind:{width}}" + "".join(f"{name:>10}" for name in Line._fields[1:]))
+        for line in lines:
+            print(f"{line.name:{width}}" + "".join(f"{_shown(value):>10}" for value in line[1:]))
+        print()
+    print(f"plot {plot_holdings(found, chosen.run.name, chosen.plot or chosen.run / 'store.png')}")
     return 0
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _verify(chosen: Namespace) -> int:
+    from solera.store.database import place_in
+    from solera.store.verifying import verify
+
+    found = verify(place_in(chosen.run))
+    for complaint in found.complaints:
+        print(f"solera: {complaint}", file=sys.stderr)
+    unsigned = f" ({found.unsigned} of them have no checksum)" if found.unsigned else ""
+    print(f"{found.rollouts} rollouts looked at{unsigned}: {len(found.complaints) or 'no'} faults")
+    return 1 if found.complaints else 0
 
 
 def _import(chosen: Namespace) -> int:

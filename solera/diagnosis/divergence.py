@@ -7,6 +7,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from solera.objectives.ratio import EXPONENT_LIMIT
+from solera.records import age_band
 
 Chosen = npt.NDArray[np.bool_] | slice
 ALL = slice(None)
@@ -52,15 +53,8 @@ class Apart:
 
 
 def age_label(age: int | None) -> str | None:
-    """Ages in octaves, so that there are few names however old data becomes.
-
-    >>> [age_label(age) for age in (0, 1, 2, 3, 4, 9, None)]
-    ['age_0', 'age_1', 'age_2-3', 'age_2-3', 'age_4-7', 'age_8-15', None]
-    """
-    if age is None or age < 2:
-        return None if age is None else f"age_{age}"
-    lowest = 1 << age.bit_length() - 1
-    return f"age_{lowest}-{2 * lowest - 1}"
+    """What a divergence by age is named after."""
+    return None if age is None else f"age_{age_band(age)}"
 
 
 def _bounded_exp(exponent: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.errors import SoleraError
 from solera.models.digest import describe
@@ -32,7 +33,12 @@ class InProcessEngine:
     """Continues texts in batches: every request made before the event loop comes round again shares one."""
 
     def __init__(
-        self, model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compute: torch.dtype
+        self,
+        model: LanguageModel,
+        end_token_ids: tuple[int, ...],
+        max_rows: int,
+        compute: torch.dtype,
+        compiled: bool = False,
     ) -> None:
         self.model = model
         self.end_token_ids = end_token_ids
@@ -41,6 +47,9 @@ class InProcessEngine:
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
+        self._continuous = (
+            ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled) if model.takes_plans else None
+        )
 
     def load(self, weights: Weights) -> Manifest:
         """Copy the tensors into the engine's own weights."""
@@ -73,8 +82,9 @@ class InProcessEngine:
         for request in requests:
             alike[request.sampling].append(request)
         for several in alike.values():
-            for start in range(0, len(several), self.max_rows):
-                self._answer(several[start : start + self.max_rows])
+            together = len(several) if self._continuous else self.max_rows
+            for start in range(0, len(several), together):
+                self._answer(several[start : start + together])
 
     def _answer(self, requests: Items[Request]) -> None:
         try:
@@ -97,14 +107,12 @@ class InProcessEngine:
                 f"model's {self.model.max_length}: lower sampling.max_tokens"
             )
         seed_B = np.array([request.seed for request in requests], np.uint64)
-        with self._precision():
-            decoded = decode(
-                self.model,
-                [request.token_ids for request in requests],
-                uniforms(seed_B, sampling.max_tokens),
-                sampling,
-                self.end_token_ids,
-            )
+        texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
+        if self._continuous:
+            decoded = self._continuous.decode(texts, uniform_BT, sampling)
+        else:
+            with self._precision():
+                decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
         lineage, version = self.held.lineage, self.held.version
         return [
             Completion(

@@ -31,6 +31,10 @@ class Evaluator:
             metrics |= {"eval/pass@1_low": accuracy.low, "eval/pass@1_high": accuracy.high}
         if self.samples > 1 and (several := estimate(attempts.pass_at_P(self.samples), yes_or_no=False)):
             metrics[f"eval/pass@{self.samples}"] = several.value
+        if len(tasks := attempts.tasks()) > 1:
+            for name, part in tasks.items():
+                if own := estimate(part.rate_P(), yes_or_no=self.samples == 1):
+                    metrics[f"eval/pass@1/{name}"] = own.value
         if attempts.ungraded:
             metrics["eval/ungraded"] = attempts.ungraded
         return metrics

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solera.collector import attempt_all
 from solera.errors import SoleraError
@@ -25,6 +25,15 @@ class Problem:
     reward: float | None
 
 
+def task_of(key: str) -> str:
+    """The task that a prompt's key begins with.
+
+    >>> task_of("gym:gcd@1/17")
+    'gym:gcd@1'
+    """
+    return key.partition("/")[0]
+
+
 @dataclass(frozen=True)
 class Attempts:
     """`samples` attempts at each problem, all sampled alike."""
@@ -45,6 +54,14 @@ class Attempts:
     def rate_P(self) -> Values:
         """Share of a problem's graded attempts that passed; its mean over problems is avg@n."""
         return [problem.passed / problem.graded if problem.graded else None for problem in self.problems]
+
+    def tasks(self) -> "dict[str, Attempts]":
+        """The attempts at the problems of each task; lengths are those of all."""
+        names = dict.fromkeys(task_of(problem.key) for problem in self.problems)
+        return {
+            name: replace(self, problems=tuple(problem for problem in self.problems if task_of(problem.key) == name))
+            for name in names
+        }
 
     def reward_P(self) -> Values:
         return [problem.reward for problem in self.problems]

@@ -34,6 +34,14 @@ class Examined:
         """The problems, in their order."""
         return [problem.key for problem in self.greedy.problems]
 
+    def tasks(self) -> "dict[str, Examined]":
+        """The same on the problems of each task alone."""
+        sampled = self.sampled.tasks() if self.sampled is not None else {}
+        return {
+            name: dataclasses.replace(self, greedy=part, sampled=sampled.get(name))
+            for name, part in self.greedy.tasks().items()
+        }
+
     def quantities(self) -> dict[str, Values]:
         """The value of each quantity for each problem; estimates and comparisons are means over these."""
         values = {GREEDY: self.greedy.rate_P(), "reward greedy": self.greedy.reward_P()}
@@ -133,6 +141,10 @@ def _plain(model: Examined) -> dict[str, Any]:
     return {
         "model": model.name,
         "estimates": {name: e and dataclasses.asdict(e) for name, e in model.estimates().items()},
+        "tasks": {
+            task: {name: e and dataclasses.asdict(e) for name, e in part.estimates().items()}
+            for task, part in model.tasks().items()
+        },
         "greedy": _plain_attempts(model.greedy),
         "sampled": _plain_attempts(model.sampled) if model.sampled is not None else None,
     }

@@ -75,8 +75,7 @@ def collate(
     shaped = objective.shape(reward_B, group_B, len(groups), _uniforms(objective, compared, seed, now))
     taken = shaped.taken_B.tolist()
     trained = [member.rollout for member, takes_part in zip(compared, taken, strict=True) if takes_part]
-    if objective.uses_behaviour:
-        _need_behaviour(trained, objective.unknown_behaviour == "refuse")
+    need_behaviour(trained, objective)
     flat_P = zero_variance(reward_B, group_B, len(groups)).tolist()
     masked = [member for member in compared if flat_P[member.group]] if objective.zero_variance_mask else []
     watched = _watched(masked, seed, now)
@@ -119,7 +118,9 @@ def _uses(
 ) -> list[Use]:
     """Everything drawn was used, though some of it took no part."""
     part = {id(m): a for m, takes_part, a in zip(compared, taken, advantage, strict=True) if takes_part}
-    return [Use(m.rollout.id, now, m.age, part.get(id(m))) for m in drawn if m.rollout.id is not None]
+    return [
+        Use(m.rollout.id, now, m.age, part.get(id(m)), m.rollout.revision) for m in drawn if m.rollout.id is not None
+    ]
 
 
 def _waste(
@@ -183,15 +184,21 @@ def _rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:
     return {"reward/mean": mean, "reward/zero_variance_fraction": sum(flat) / len(flat)}
 
 
-def _need_behaviour(trained: list[Rollout], refuse_unknown: bool) -> None:
-    for rollout in trained:
-        if refuse_unknown and any(sequence.span_logp is None for sequence in rollout.sequences):
+def need_behaviour(rollouts: list[Rollout], objective: Objective) -> None:
+    """Refuse what the objective cannot learn from: text whose author's probabilities it needs and does not have."""
+    if not objective.uses_behaviour:
+        return
+    for rollout in rollouts:
+        name = "a rollout" if rollout.id is None else f"rollout {rollout.id}"
+        unknown = any(sequence.span_logp is None for sequence in rollout.sequences)
+        if unknown and objective.unknown_behaviour == "refuse":
             raise SoleraError(
-                f"rollout {rollout.id} from {rollout.origin!r} has no log-probabilities of its own sampler, which the "
-                "objective's ratio needs: set objective.unknown_behaviour = proximal, or leave it out of the draw"
+                f"{name} from {rollout.origin!r} has no log-probabilities of its own sampler, which the objective's "
+                "ratio needs: choose an objective that asks for none, such as red_weight or asymre, set "
+                "objective.unknown_behaviour = proximal, or leave it out of the draw"
             )
         if rollout.sampling is not None and rollout.sampling.truncated:
             raise SoleraError(
-                f"rollout {rollout.id} was sampled greedily or with top_p below 1: what its sampler could not draw has "
+                f"{name} was sampled greedily or with top_p below 1: what its sampler could not draw has "
                 "no probability to correct for; leave it out of the draw"
             )

@@ -15,15 +15,17 @@ from torch import Tensor
 from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.batch import Batch
+from solera.learner.contribution import QUANTITIES, contribution, shares
 from solera.learner.reference import Reference
-from solera.learner.rows import MicroBatch, micro_batches
+from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.learner.working import Working, micro_batch_tokens
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
-from solera.objectives.tokens import Responses, Tokens
+from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
 
@@ -42,6 +44,8 @@ class Part:
     """Places of the tokens that take part, where some are only watched."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
+    contribution: Tensor | None = None
+    """What its responses have done to the policy (`learner/contribution.py`)."""
 
     @property
     def only_watched(self) -> bool:
@@ -90,6 +94,7 @@ class Learner:
         steps: int,
         compute: torch.dtype,
         reference: Reference | None,
+        compiled: bool = False,
     ) -> None:
         assert objective.uses_reference == (reference is not None)
         self.model = model
@@ -100,19 +105,22 @@ class Learner:
         self.temperature = temperature
         self.limit = limit
         self.steps = steps
-        self.compute = compute
+        self.working = Working(model, compute, trained=True, compiled=compiled)
         self.reference = reference
         self._parameters = list(model.parameters().values())
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
         if config.gradient_checkpointing:
-            model.module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            self.working.model.module.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
         for whoever takes them: all of them together may not fit beside the model."""
-        kind, named = getattr(torch, dtype.removeprefix("torch.")), self.model.parameters()
+        kind = getattr(torch, dtype.removeprefix("torch."))
+        named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
             return ((name, p.detach().to(kind)) for name, p in named.items())
@@ -142,10 +150,11 @@ class Learner:
         self._score_constants(parts, proximal=len(minibatches) > 1)
         accounts: list[Account] = []
         steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
+        metrics = self._shares(batch, parts)
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics = reduce(operator.add, accounts).metrics() if accounts else {}
+        metrics |= reduce(operator.add, accounts).metrics() if accounts else {}
         if steps:
             metrics["learn/loss"], metrics["learn/grad_norm"] = (
                 sum(each) / len(steps) for each in zip(*steps, strict=True)
@@ -156,13 +165,9 @@ class Learner:
     def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
         """What the current policy makes of responses, none of them empty. Nothing is learned."""
         micros = self._cut(rollouts)
-        logps = [self._score(self.model, micro.to(self.model.device))[0].cpu() for micro in micros]
+        logps = [self._score(self.working, micro.to(self.model.device))[0].cpu() for micro in micros]
         behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
         return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat(responses))
-
-    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
-        pack = self.config.pack_tokens if self.model.takes_any_mask else 0
-        return micro_batches(rollouts, self.config.micro_batch_tokens, pack)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
@@ -184,31 +189,42 @@ class Learner:
         number_B, cut = _numbers(batch, chosen, len(watched)), self._cut(rollouts)
         return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
+    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+        budget = self.config.micro_batch_tokens or micro_batch_tokens(self.working.model)
+        if self.working.model.takes_plans:
+            return flat_micro_batches(rollouts, budget)
+        return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
+
     @torch.no_grad()
     def _score_constants(self, parts: list[Part], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         for part in parts:
             if proximal or part.only_watched:
-                part.proximal_logp_T = self._score(self.model, part.micro)[0]
+                part.proximal_logp_T = self._score(self.working, part.micro)[0]
             if self.reference is not None and not part.only_watched:
-                part.ref_logp_T = self._score(self.reference.model, part.micro)[0]
+                with self.reference.scoring(self.working) as working:
+                    part.ref_logp_T = self._score(working, part.micro)[0]
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
-            self.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache in it
+            self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache
         self._optimiser.zero_grad(set_to_none=True)
         statistic, losses = self._statistic(minibatch), []
         for part in minibatch:
             tokens = self._tokens(part)
+            tokens.logp_T.retain_grad()
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
             loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             loss.backward()
+            self.working.pass_on_gradients()
             losses.append(loss.detach())
             accounts.append(account)
+            moved = contribution(tokens, account.silenced_T)
+            part.contribution = moved if part.contribution is None else part.contribution + moved
         if self.config.gradient_checkpointing:
-            self.model.module.eval()  # evaluation must not meet it
+            self.working.model.module.eval()  # evaluation must not meet it
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         size = float(norm)
         if size > self.config.grad_clip:
@@ -216,6 +232,7 @@ class Learner:
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
+        self.working.follow()
         return float(torch.stack(losses).sum()), size
 
     @torch.no_grad()
@@ -228,13 +245,14 @@ class Learner:
     def _tokens(self, part: Part) -> Tokens:
         """What the objective sees of a part under the current policy, which is π_k at the first look."""
         micro = part.micro
-        logp_T, entropy_T = self._score(self.model, micro)
+        logp_T, entropy_T = self._score(self.working, micro)
         if part.proximal_logp_T is None:
             part.proximal_logp_T = logp_T.detach()
-        proximal_logp_T = part.take(part.proximal_logp_T)
+        behaviour_logp_T = BehaviourLogp(part.take(micro.behaviour_logp_T))
+        proximal_logp_T = ProximalLogp(part.take(part.proximal_logp_T))
         return Tokens(
             logp_T=part.take(logp_T),
-            behaviour_logp_T=self.objective.known_behaviour(part.take(micro.behaviour_logp_T), proximal_logp_T),
+            behaviour_logp_T=self.objective.known_behaviour(behaviour_logp_T, proximal_logp_T),
             proximal_logp_T=proximal_logp_T,
             entropy_T=part.take(entropy_T),
             response_T=part.take(micro.response_T),
@@ -242,15 +260,24 @@ class Learner:
             ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
         )
 
-    def _score(self, model: LanguageModel, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        with torch.autocast(model.device.type, self.compute, enabled=self.compute != torch.float32):
+    def _score(self, working: Working, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        with working.autocast():
             return score(
-                model,
+                working.model,
                 micro,
                 self.temperature,
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
+
+    def _shares(self, batch: Batch, parts: list[Part]) -> dict[str, float]:
+        """Who moved the policy, in all passes together."""
+        sums = torch.zeros(len(QUANTITIES), len(batch.rollouts))
+        for part in parts:
+            if part.contribution is not None:
+                trained = part.contribution.shape[1]
+                sums.index_add_(1, part.number_B[:trained], part.contribution.float().cpu())
+        return shares(batch.rollouts, sums, self.version, self.lineage)
 
     def _account(self, parts: list[Part], metrics: dict[str, float], batch: Batch) -> Update:
         ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]

@@ -8,11 +8,13 @@ how rows are cut, packed or padded.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from solera.models.attention import PackedTexts, Text
 from solera.records import Rollout, Sequence
 
 
@@ -31,6 +33,8 @@ class MicroBatch:
     target_T: Tensor
     behaviour_logp_T: Tensor
     response_T: Tensor
+    texts: PackedTexts | None = None
+    """Who sees whom, where all rows lie one after the other in a single one, without padding."""
 
     def mask(self) -> Tensor | None:
         """Who sees whom, `[R, 1, L, L]`: a place sees the prompt and its own response, never what comes later."""
@@ -46,7 +50,7 @@ class MicroBatch:
         if device.type == "cpu":
             return self
         moved = {name: v.to(device, non_blocking=True) for name, v in vars(self).items() if isinstance(v, Tensor)}
-        return MicroBatch(**{**vars(self), **moved})
+        return MicroBatch(**{**vars(self), **moved, "texts": self.texts and self.texts.to(device)})
 
 
 @dataclass
@@ -66,6 +70,28 @@ def micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, pack_tokens:
     """Rows sorted by length, cut so that rows times the longest stay within the budget, but one unit alone may not."""
     units = sorted(_units(rollouts, pack_tokens), key=lambda unit: max(row.length for row in unit))
     return [_lay_out(rows) for rows in _cut(units, token_budget)]
+
+
+def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int) -> list[MicroBatch]:
+    """Rows laid end to end, in as few micro-batches as the budget allows, each of about as many tokens; a prompt is
+    computed once for as many responses as fit."""
+    units = sorted(_units(rollouts, token_budget), key=_tokens, reverse=True)
+    count = -(-sum(map(_tokens, units)) // token_budget)
+    while units:
+        parts: list[list[Row]] = [[] for _ in range(count)]
+        filled = [0] * count
+        for unit in units:
+            least = filled.index(min(filled))
+            parts[least] += unit
+            filled[least] += _tokens(unit)
+        if max(filled) <= token_budget or count >= len(units):
+            return [_lay_out(rows, flat=True) for rows in parts if rows]
+        count += 1
+    return []
+
+
+def _tokens(unit: Unit) -> int:
+    return sum(row.length for row in unit)
 
 
 def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
@@ -110,15 +136,20 @@ def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
         yield rows
 
 
-def _lay_out(rows: list[Row]) -> MicroBatch:
-    """All places at once: tables with a line for each stretch of text and each span, expanded to tokens."""
-    width = max(row.length for row in rows)
+def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
+    """All places at once: tables with a line for each stretch of text and each span, expanded to tokens.
+
+    `flat` lays the rows end to end in one row, else they are padded to the longest.
+    """
+    lengths = [row.length for row in rows]
+    width = sum(lengths) if flat else max(lengths)
+    row_starts = [0, *accumulate(lengths)] if flat else range(0, len(rows) * width, width)
     stretches: list[tuple[int, int, int, int]] = []  # first place, tokens, first position, segment
     spans: list[tuple[int, int, int, int]] = []  # first place, tokens, place that predicts the first, response
     tokens, targets, logps = [], [], []
-    for r, row in enumerate(rows):
-        place = r * width + row.prefix
-        stretches.append((r * width, row.prefix, 0, 0))
+    for row_start, row in zip(row_starts, rows, strict=False):
+        place = row_start + row.prefix
+        stretches.append((row_start, row.prefix, 0, 0))
         tokens.append(row.texts[0][0][0].token_ids_T[: row.prefix])
         for segment, members in enumerate(row.texts, 1):
             tail = members[0][0].token_ids_T[row.prefix :]
@@ -128,7 +159,7 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
                 for start, stop, _ in sequence.spans:
                     # A response's first token is predicted from the prompt's last place, others from the one before.
                     first = place + start - row.prefix
-                    predictor = r * width + row.prefix - 1 if start == row.prefix else first - 1
+                    predictor = row_start + row.prefix - 1 if start == row.prefix else first - 1
                     spans.append((first, stop - start, predictor, response))
                     targets.append(sequence.token_ids_T[start:stop])
                 known = sequence.span_logp
@@ -139,14 +170,14 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
     place_N = np.repeat(first, length) + within
 
     def spread(values_N: np.ndarray, empty: int) -> Tensor:
-        grid = np.full(len(rows) * width, empty, np.int64)
+        grid = np.full(width if flat else len(rows) * width, empty, np.int64)
         grid[place_N] = values_N
-        return torch.from_numpy(grid.reshape(len(rows), width))
+        return torch.from_numpy(grid.reshape(-1, width))
 
     span_first, span_length, span_predictor, response_of = np.array(spans).T
     predictor_T = np.repeat(span_first, span_length) + _count_up(span_length) - 1
     predictor_T[span_length.cumsum() - span_length] = span_predictor
-    packed = any(len(row.texts) > 1 for row in rows)
+    packed = not flat and any(len(row.texts) > 1 for row in rows)
     return MicroBatch(
         token_RL=spread(np.concatenate(tokens), 0),
         position_RL=spread(np.repeat(position, length) + within, 0),
@@ -155,7 +186,25 @@ def _lay_out(rows: list[Row]) -> MicroBatch:
         target_T=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         behaviour_logp_T=torch.from_numpy(np.concatenate(logps)),
         response_T=torch.from_numpy(np.repeat(response_of, span_length)),
+        texts=_packed_texts(rows) if flat else None,
     )
+
+
+def _packed_texts(rows: list[Row]) -> PackedTexts:
+    """A prompt and each response that continues it; with one response they are a single text."""
+    texts, start = [], 0
+    for row in rows:
+        if len(row.texts) == 1:
+            texts.append(Text(start, row.length))
+        else:
+            texts.append(Text(start, row.prefix))
+            place = start + row.prefix
+            for members in row.texts:
+                length = len(members[0][0].token_ids_T) - row.prefix
+                texts.append(Text(place, length, start, row.prefix))
+                place += length
+        start += row.length
+    return PackedTexts.of(texts)
 
 
 def _count_up(length: np.ndarray) -> np.ndarray:

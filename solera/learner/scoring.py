@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from solera.learner.head import ScoredHead
 from solera.learner.rows import MicroBatch
 from solera.models.language_model import LanguageModel
 
@@ -12,8 +13,12 @@ def score(
     model: LanguageModel, micro: MicroBatch, temperature: float, chunk: int, *, differentiable_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
     """`log π(token)` at the run's temperature and the policy's entropy where it was taken. `[T], [T]` in float32."""
-    hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask())
+    hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
     hidden_TH = hidden_RLH.flatten(0, 1)[micro.predictor_T]
+    if model.multiplies_exactly(hidden_TH):
+        return ScoredHead.apply(
+            hidden_TH, model.head.weight, micro.target_T, temperature, chunk, differentiable_entropy
+        )
     if len(hidden_TH) <= chunk:
         return _score_chunk(model, hidden_TH, micro.target_T, temperature, differentiable_entropy)
     parts = [

@@ -17,6 +17,7 @@ class TokenizerCodec:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         unknown = getattr(fast.model, "unk_token", None) if fast is not None else tokenizer.unk_token
         self.unknown_id: int | None = tokenizer.convert_tokens_to_ids(unknown) if unknown else None
+        self.chats: bool = tokenizer.chat_template is not None
         self._encode = (lambda text: fast.encode(text).ids) if fast is not None else tokenizer.encode
         self._decode = fast.decode if fast is not None else tokenizer.decode
 
@@ -29,7 +30,7 @@ class TokenizerCodec:
         return (*ids, self.end_token_ids[0] if end is None else end) if ended else tuple(ids)
 
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        if self.tokenizer.chat_template is None:
+        if not self.chats:
             raise SoleraError(
                 "holds chat messages, but the model has no chat template: write the prompt as text, or use a model "
                 "that has one"

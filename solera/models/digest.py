@@ -9,7 +9,7 @@ from torch import Tensor
 
 from solera.records import TensorSpec
 
-BLOCK = 1 << 20
+BLOCK = 1 << 22
 """Elements summed at once: what bounds the memory beside the tensors themselves."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN, _CARRY = -0x61C8864680B583EB, 0x5851F42D4C957F2D
@@ -60,18 +60,24 @@ def _bundles(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 def _sums(bundle: list[Tensor]) -> Tensor:
     """`Σ_n w_n·x_n` of each block; whole numbers wrap round, so differences of running sums are exact."""
-    ends, weight_N = _places(bundle[0].device, tuple(map(Tensor.numel, bundle)))
+    lengths = tuple(map(Tensor.numel, bundle))
+    ends, weight_N = _ends(bundle[0].device, lengths), _weights_of(bundle[0].device, lengths)
     whole_N = torch.cat([bundle[0].new_zeros(1), *bundle])
     bits_N = whole_N.view(_INTEGERS[whole_N.element_size()])
     return bits_N.to(torch.int64).mul_(weight_N).cumsum_(0)[ends].diff()
 
 
+@lru_cache(maxsize=4096)
+def _ends(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
+    """Where each block of a bundle ends after a zero. Kept, since a GPU would be waited for at every new one."""
+    return torch.tensor([0, *accumulate(lengths)], device=device)
+
+
 @lru_cache(maxsize=1)
-def _places(device: torch.device, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Where each block of a bundle ends after a zero, and the elements' weights; a small model is one bundle always."""
+def _weights_of(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
+    """The elements' weights after a zero's; a small model is one bundle always."""
     weight_N = _weights(device)
-    ends = torch.tensor([0, *accumulate(lengths)], device=device)
-    return ends, torch.cat([weight_N[:length] for length in (1, *lengths)])
+    return torch.cat([weight_N[:length] for length in (1, *lengths)])
 
 
 @cache

@@ -11,13 +11,17 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
+from solera.models import attention
+from solera.models.adapter import MARK, Adapter
+from solera.models.attention import PackedTexts, Plan, Text
 
 
 class LanguageModel:
     """Weights that turn token ids into hidden states, and hidden states into logits."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, adapter: Adapter | None = None) -> None:
         self.module = module
+        self.adapter = adapter
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
@@ -29,22 +33,33 @@ class LanguageModel:
         self.takes_any_mask = plain and not windows
         """Whether a boolean mask of our own may replace the model's: eager attention would add it to the scores, and
         layers that see a window only would lose it."""
+        self.can_take_plans = False
+        """Whether `with_plans` would give the same logits; found out by `check`."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Every parameter once, tied ones under one name."""
-        return dict(self.module.named_parameters())
+        """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
+        alone."""
+        named = dict(self.module.named_parameters())
+        return {name: p for name, p in named.items() if MARK in name} or named
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)
 
     def hidden(
-        self, token_ids_BT: Tensor, position_BT: Tensor, mask: Tensor | None = None, cache: DynamicCache | None = None
+        self,
+        token_ids_BT: Tensor,
+        position_BT: Tensor,
+        mask: Tensor | None = None,
+        cache: DynamicCache | None = None,
+        plan: Plan | None = None,
     ) -> Tensor:
         """Hidden states `[B, T, H]`.
 
-        `mask` is `None` (causal, nothing hidden), `[B, K]` (which keys are real) or `[B, 1, T, K]` (who sees whom).
+        `mask` is `None` (causal, nothing hidden), `[B, K]` (which keys are real) or `[B, 1, T, K]` (who sees whom); a
+        model that takes plans takes nothing else.
         """
         output = self.body(
+            **({} if plan is None else {"plan": plan}),
             input_ids=token_ids_BT,
             position_ids=position_BT,
             attention_mask=mask,
@@ -54,9 +69,45 @@ class LanguageModel:
         return output.last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits in the head's own precision. `[…, H] -> […, V]`"""
+        """Logits in the head's own precision, in float32 where a GPU multiplies lower precision. `[…, H] -> […, V]`
+
+        At the size of logits bfloat16 has steps of an eighth.
+        """
+        if self.multiplies_exactly(hidden):
+            return multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
         logits = self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+    def multiplies_exactly(self, hidden: Tensor) -> bool:
+        """Whether logits are nothing but a product of bfloat16 matrices on a GPU, which can be summed in float32."""
+        plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
+        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16
+
+    @property
+    def takes_plans(self) -> bool:
+        return self.module.config.get_text_config()._attn_implementation == attention.NAME
+
+    @property
+    def attentions(self) -> list[nn.Module]:
+        """The attention of each layer."""
+        return [part for part in self.body.modules() if hasattr(part, "k_proj") and hasattr(part, "layer_idx")]
+
+    @property
+    def key_value_shapes(self) -> list[tuple[int, int]]:
+        """Key-value heads and their size, layer by layer."""
+        parts: list[Any] = list(self.attentions)
+        return [(part.k_proj.out_features // part.head_dim, part.head_dim) for part in parts]
+
+    def with_plans(self) -> "LanguageModel":
+        """This model, called with plans from now on."""
+        self.module.set_attn_implementation(attention.NAME)
+        return self
+
+    def compile_layers(self) -> None:
+        """Fuse the small operations of every layer; all layers share what is compiled."""
+        layers: Any = self.body.layers
+        for layer in layers:
+            layer.compile(dynamic=True)
 
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
         """The same weights in memory of their own, not trained. Buffers keep their type: rotary frequencies rounded to
@@ -65,6 +116,13 @@ class LanguageModel:
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
         return LanguageModel(module)
+
+    def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
+        """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
+        planned = self.device.type == "cuda" and self.can_take_plans and dtype in (torch.bfloat16, torch.float16)
+        if planned:
+            return self.copy(dtype).with_plans()
+        return self.copy(dtype) if copied else self
 
     @torch.no_grad()
     def check(self) -> None:
@@ -89,6 +147,7 @@ class LanguageModel:
                 raise SoleraError(f"model: {name} gives other logits when padded on the left; not supported")
             if self.takes_any_mask:
                 self.takes_any_mask = self._packs(ids, whole)
+                self.can_take_plans = self.takes_any_mask and self._plans(ids, whole)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise SoleraError(
                 f"model: {name} cannot be run with a cache and a padded prompt: {one_line(error)}"
@@ -102,6 +161,28 @@ class LanguageModel:
         sees = (segment[:, None] == segment) | (segment == 0)
         mask = (sees & torch.ones(8, 8, dtype=torch.bool, device=self.device).tril())[None, None]
         return _close(self.logits(self.hidden(packed, at, mask))[:, 4:], whole[:, 2:])
+
+    def _plans(self, ids: Tensor, whole: Tensor) -> bool:
+        """Whether the text keeps its logits when it continues a stretch of the row that another text continues too."""
+        layers = getattr(self.body, "layers", ())
+        if len(self.attentions) != len(layers) or not layers:
+            return False
+        packed = torch.cat([ids[:, :2], ids[:, 3:5], ids[:, 2:]], 1)
+        at = torch.tensor([[0, 1, 2, 3, 2, 3, 4, 5]], device=self.device)
+        texts = PackedTexts.of([Text(0, 2), Text(2, 2, 0, 2), Text(4, 4, 0, 2)]).to(self.device)
+        usual = self.module.config._attn_implementation
+        self.module.set_attn_implementation(attention.NAME)
+        try:
+            return _close(self.logits(self.hidden(packed, at, plan=texts))[:, 4:], whole[:, 2:])
+        except TypeError:  # a model that does not hand on what its attention is called with
+            return False
+        finally:
+            self.module.set_attn_implementation(usual)
+
+
+def multiply(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
+    """Logits in float32 from bfloat16, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
+    return torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -1,6 +1,7 @@
 """Where a model comes from, decided before torch is loaded."""
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
@@ -10,13 +11,28 @@ from solera.errors import SoleraError
 EMBEDDED = Path(__file__).parent / "embedded"
 
 
+ADAPTER = "adapter_config.json"
+"""The file that says which model a folder of adapters belongs to."""
+
+
+def base_of(source: str) -> str | None:
+    """The model that a folder of adapters is for; `None` for a model of its own."""
+    file = Path(source) / ADAPTER
+    if not file.is_file():
+        return None
+    try:
+        return find(json.loads(file.read_bytes())["base_model_name_or_path"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise SoleraError(f"{file}: does not name its base model (base_model_name_or_path)") from error
+
+
 def find(path: str) -> str:
     """The folder, or the hub name, that `model.path` means."""
     if path == "embedded":
         return str(EMBEDDED)
     folder = Path(path).expanduser()
     if path and os.path.isdir(folder):  # unlike Path's, false for a name too long or with a NUL
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file() and not (folder / ADAPTER).is_file():
             hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model{hint}")
         return str(folder)

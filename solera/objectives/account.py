@@ -21,6 +21,8 @@ class Account:
     seen: tuple[str, ...]
     acts: bool
     clips: bool
+    silenced_T: Tensor | None = None
+    """The tokens whose gradient the clip took away; a sum of accounts does not tell them."""
 
     @classmethod
     @torch.no_grad()
@@ -36,7 +38,7 @@ class Account:
             asked["high"] = term.silenced_T & (term.ratio_T > 1)
         kinds = torch.stack([advantage_T > 0, advantage_T < 0, weight_T > 0]).to(weight_T.dtype)
         sums = torch.stack([value.to(weight_T.dtype) for value in asked.values()]) @ kinds.T
-        return cls(tuple(asked), sums, tuple(seen), term.weight_T is not None, clips)
+        return cls(tuple(asked), sums, tuple(seen), term.weight_T is not None, clips, term.silenced_T)
 
     def __add__(self, other: "Account") -> "Account":
         assert self.asked == other.asked, "accounts of one objective"

@@ -18,7 +18,7 @@ from solera.objectives.aggregation import AGGREGATIONS, Aggregation
 from solera.objectives.penalties import REGULARISERS, kl_loss
 from solera.objectives.table import find, needs_behaviour, needs_reference, resolve
 from solera.objectives.terms import STATISTICS, TERMS, Term
-from solera.objectives.tokens import Tokens
+from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +77,11 @@ class Objective:
             advantage_B[left_B] = self.advantage(reward_B[left_B], group_B[left_B], groups)
         return Shaped(taken_B if self.keep_denominator else left_B, advantage_B, dropped_B)
 
-    def known_behaviour(self, behaviour_logp_T: Tensor, proximal_logp_T: Tensor) -> Tensor:
+    def known_behaviour(self, behaviour_logp_T: BehaviourLogp, proximal_logp_T: ProximalLogp) -> BehaviourLogp:
         """`b`, and `b := p` where nobody recorded it (NaN) and the objective may assume so."""
         if self.unknown_behaviour != "proximal":
             return behaviour_logp_T
-        return torch.where(behaviour_logp_T.isnan(), proximal_logp_T, behaviour_logp_T)
+        return BehaviourLogp(torch.where(behaviour_logp_T.isnan(), proximal_logp_T, behaviour_logp_T))
 
     def statistic_of(self, parts: list[Tokens]) -> Tensor | None:
         """What the term must know of the whole minibatch, given in parts; gradients do not pass through it."""

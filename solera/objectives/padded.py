@@ -7,7 +7,7 @@ from torch import Tensor
 
 from solera.errors import SoleraError
 from solera.objectives.objective import Objective
-from solera.objectives.tokens import Responses, Tokens
+from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
 
 
 def padded_loss(
@@ -55,10 +55,10 @@ def padded_loss(
         return logp_T.detach() if value_BT is None else value_BT[row_B][place_T]
 
     logp_T = logp_BT[row_B][place_T]
-    proximal_T = take(proximal_logp_BT).detach()
+    proximal_T = ProximalLogp(take(proximal_logp_BT).detach())
     tokens = Tokens(
         logp_T=logp_T,
-        behaviour_logp_T=_known(objective, take(behaviour_logp_BT).detach(), proximal_T),
+        behaviour_logp_T=_known(objective, BehaviourLogp(take(behaviour_logp_BT).detach()), proximal_T),
         proximal_logp_T=proximal_T,
         entropy_T=torch.zeros_like(logp_T) if entropy_BT is None else take(entropy_BT),
         response_T=place_T[0],
@@ -69,7 +69,7 @@ def padded_loss(
     return loss, account.metrics() | {"responses/dropped": shaped.dropped_B.double().mean().item()}
 
 
-def _known(objective: Objective, behaviour_logp_T: Tensor, proximal_logp_T: Tensor) -> Tensor:
+def _known(objective: Objective, behaviour_logp_T: BehaviourLogp, proximal_logp_T: ProximalLogp) -> BehaviourLogp:
     if objective.uses_behaviour and objective.unknown_behaviour == "refuse" and behaviour_logp_T.isnan().any():
         raise SoleraError("the objective needs behaviour log-probabilities: set unknown_behaviour = proximal")
     return objective.known_behaviour(behaviour_logp_T, proximal_logp_T)

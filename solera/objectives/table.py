@@ -16,6 +16,7 @@ from solera.config import (
     AggregationName,
     CollectConfig,
     Config,
+    DrawConfig,
     ObjectiveConfig,
     check,
     check_types,
@@ -69,6 +70,8 @@ SAMPLER_FREE_TERMS = ("opmd", "opmd_kimi", "opmd_pairwise", "sft")
 BAND = {"epsilon_low": 0.2, "epsilon_high": 0.2}
 RING = {**BAND, "ring_low": 0.6, "ring_high": 2.0}
 WIDE_RING = {"epsilon_low": 0.6, "epsilon_high": 2.0, "ring_low": 0.8, "ring_high": 4.0}
+AROUND_PROXIMAL = ("decoupled", "tis", "mis")
+"""Terms whose clip is around the policy before the batch."""
 PLAIN = {"clip": "none", "weight": "none"}
 TEMPERED = {"clip": "none", "weight": "exp_advantage"}
 
@@ -356,15 +359,30 @@ def _check(c: ObjectiveConfig) -> None:
         raise SoleraError(f"objective.ring_low is {c.ring_low}; it must be at least epsilon_low, {c.epsilon_low}")
     if c.ring_high is not None and c.epsilon_high is not None and c.ring_high < c.epsilon_high:
         raise SoleraError(f"objective.ring_high is {c.ring_high}; it must be at least epsilon_high, {c.epsilon_high}")
-    if c.weight_low is not None and c.weight_high is not None and c.weight_low > c.weight_high:
-        raise SoleraError(f"objective.weight_low is {c.weight_low}, above weight_high, {c.weight_high}")
+    if c.weight_low is not None and c.weight_high is not None and c.weight_low >= c.weight_high:
+        raise SoleraError(f"objective.weight_low is {c.weight_low}; it must be below weight_high, {c.weight_high}")
+    if c.epsilon_low == c.epsilon_high == 0:
+        raise SoleraError("objective.epsilon_low and epsilon_high are both 0: an empty band clips everything; widen it")
 
 
 def notices(config: Config) -> list[str]:
     """Sentences worth saying once about a resolved config that is allowed."""
-    said = []
-    if config.objective.centre == "proximal" and config.learn.passes == config.learn.minibatches == 1:
-        said.append(
-            "with centre = proximal, one pass and one minibatch the clip cannot act: every ratio is at its centre"
-        )
-    return said
+    c = config.objective
+    if (c.epsilon is None and c.epsilon_low is None) or max(config.learn.passes, config.learn.minibatches) > 1:
+        return []
+    if c.centre == "proximal" or find(c.name).term in AROUND_PROXIMAL:
+        return [
+            "with one pass and one minibatch the clip cannot act: around the policy before the batch, every ratio is 1"
+        ]
+    if _always_fresh(config):
+        return [
+            "with one pass and one minibatch over responses of the same version the clip cannot act: every ratio is 1 "
+            "(rounding aside)"
+        ]
+    return []
+
+
+def _always_fresh(config: Config) -> bool:
+    """Whether every response is learned from by the version that wrote it."""
+    synced = config.sync.rule == "every" and config.sync.period == 1
+    return synced and not config.collect.offset and config.draw == DrawConfig() and not config.store.data

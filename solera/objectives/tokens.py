@@ -4,11 +4,17 @@ Padding and masked tokens are not in it, so no formula has to multiply them away
 """
 
 from dataclasses import dataclass
+from typing import NewType
 
 import torch
 from torch import Tensor
 
 from solera.objectives.ratio import bounded_exp, response_sum
+
+BehaviourLogp = NewType("BehaviourLogp", Tensor)
+"""`log α`, as whoever wrote a token recorded it."""
+ProximalLogp = NewType("ProximalLogp", Tensor)
+"""`log π_k`, as the learner scores it before a batch. Only `Objective.known_behaviour` makes the other of it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +45,8 @@ class Tokens:
     """
 
     logp_T: Tensor
-    behaviour_logp_T: Tensor
-    proximal_logp_T: Tensor
+    behaviour_logp_T: BehaviourLogp
+    proximal_logp_T: ProximalLogp
     entropy_T: Tensor
     response_T: Tensor
     responses: Responses
@@ -59,9 +65,15 @@ class Tokens:
         def together(name: str) -> Tensor:
             return torch.cat([getattr(part, name) for part in parts])
 
-        names = ("logp_T", "behaviour_logp_T", "proximal_logp_T", "entropy_T", "response_T")
-        ref_logp_T = None if parts[0].ref_logp_T is None else together("ref_logp_T")
-        return cls(**{name: together(name) for name in names}, responses=parts[0].responses, ref_logp_T=ref_logp_T)
+        return cls(
+            together("logp_T"),
+            BehaviourLogp(together("behaviour_logp_T")),
+            ProximalLogp(together("proximal_logp_T")),
+            together("entropy_T"),
+            together("response_T"),
+            parts[0].responses,
+            None if parts[0].ref_logp_T is None else together("ref_logp_T"),
+        )
 
     @property
     def advantage_T(self) -> Tensor:

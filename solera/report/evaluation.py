@@ -25,6 +25,11 @@ def table(evaluation: Evaluation) -> Table:
     for model in evaluation.models:
         estimates = model.estimates()
         result.add_row(model.name, *(_cell(name, estimates[name]) for name in quantities), *_lengths(model))
+        tasks = model.tasks()
+        for task, part in tasks.items() if len(tasks) > 1 else ():
+            own = part.estimates()
+            label = f"  {task} ({len(part.greedy.problems)} problems)"
+            result.add_row(label, *(_cell(name, own[name]) for name in quantities), "", "", style="dim")
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):

@@ -93,6 +93,8 @@ def _member(rollout: Rollout, use: Use, text: TextReader) -> dict[str, Any]:
 
 def _turns(rollout: Rollout, text: TextReader) -> list[dict[str, Any]]:
     """What followed the prompt; further sequences of an episode whole, since each began with a text of its own."""
+    if rollout.text is not None:
+        return [{"written": True, "text": rollout.text}]
     first, *further = _cuts(rollout)
     return [{"written": piece.written, "text": text(piece)} for cut in (first[1:], *further) for piece in cut]
 

@@ -107,6 +107,16 @@ PANELS = (
     Panel("Responses cut off", {"response/truncated": "share"}, "Share that the limit of tokens cut off."),
 )
 
+FAMILIES = {
+    "origin_tokens": ("Who wrote what it learns from?", "Share of the tokens in the loss, by who wrote them."),
+    "origin_weight": ("Whose text moves the policy?", "Share of the gradient: the sum of |∂loss/∂log π| over tokens."),
+    "origin_clipped": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip silenced."),
+    "age_tokens": ("How old are its tokens?", "Share of the tokens in the loss, by age in batches."),
+    "age_weight": ("How old is what moves the policy?", "Share of the gradient, by age."),
+    "age_clipped": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
+}
+"""Panels with a curve for every metric of a name before the stroke; left out where there would be one curve."""
+
 TIME = "time/"
 """Metrics whose sums are shown as one bar a run, and drawn nowhere else."""
 
@@ -114,7 +124,14 @@ TIME = "time/"
 def panels_for(metrics: Iterable[str]) -> tuple[list[Panel], list[Panel]]:
     """The panels above that have something to draw, and one for every metric that they leave out."""
     logged = list(dict.fromkeys(metrics))
+    families = [_family(name, *words, logged) for name, words in FAMILIES.items()]
     known = [panel for panel in PANELS if panel.metrics.keys() & set(logged)]
-    placed = {name for panel in PANELS for name in (*panel.metrics, *panel.read_out)}
+    known += [panel for panel in families if len(panel.metrics) > 1]
+    placed = {name for panel in (*PANELS, *families) for name in (*panel.metrics, *panel.read_out)}
     other = [name for name in logged if name not in placed and not name.startswith(TIME)]
     return known, [Panel(name, {name: name}) for name in sorted(other)]
+
+
+def _family(name: str, title: str, explains: str, logged: list[str]) -> Panel:
+    labels = {metric: metric.partition("/")[2] for metric in sorted(logged) if metric.startswith(f"{name}/")}
+    return Panel(title, labels, explains)

@@ -35,12 +35,16 @@ class Rows(NamedTuple):
     """NaN while no reward has come."""
 
 
-class Groups(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Groups:
     """Group p holds the rows `member_R[start_P[p] : start_P[p] + size_P[p]]`."""
 
     member_R: npt.NDArray[np.int64]
     start_P: npt.NDArray[np.int64]
     size_P: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start_P)
 
     def of(self, place: int) -> npt.NDArray[np.int64]:
         return self.member_R[self.start_P[place] : self.start_P[place] + self.size_P[place]]
@@ -55,6 +59,8 @@ class Selection:
     now: int
     seed: int
     origins: tuple[str, ...]
+    most: int
+    """Groups that will be asked for; more need not be put in order."""
 
     @property
     def least(self) -> int:
@@ -63,7 +69,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Groups, the places of the best of them first, and the share of the batch that they are to fill."""
+    """Groups, the places of the best of them, and the share of the batch that they are to fill."""
 
     share: float
     groups: Groups
@@ -94,8 +100,8 @@ class Ranking:
         """Groups to write so that `groups` can be drawn and `reserve` stay; 0 where nothing is written."""
         counts = apportion(groups, [part.share for part in self.parts])
         pairs = list(zip(self.parts, counts, strict=True))
-        others = sum(min(count, len(part.best_P)) for part, count in pairs if not part.written)
-        return sum(max(0, groups - others + reserve - len(part.best_P)) for part in self.parts if part.written)
+        others = sum(min(count, len(part.groups)) for part, count in pairs if not part.written)
+        return sum(max(0, groups - others + reserve - len(part.groups)) for part in self.parts if part.written)
 
 
 def rank(rows: Rows, selection: Selection) -> Ranking:
@@ -152,6 +158,11 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
     if selection.draw.max_age is None:
         return None
     return (rows.version_R < selection.now - selection.draw.max_age) & (rows.version_R != NO_AGE)
+
+
+def draws_from(draw: DrawConfig, origin: str) -> bool:
+    """Whether the policy takes text of that origin."""
+    return draw.policy != "mixed" or any(fnmatchcase(origin, pattern) for pattern in shares_of(draw))
 
 
 def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
@@ -213,7 +224,7 @@ def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> G
     """A prompt's rows fill one group after the other; the one that is not full is its last, or with `newest_whole` its
     first."""
     member_R = np.flatnonzero(chosen_R)
-    first_K = _run_starts(rows.key_R[member_R])
+    first_K = _run_starts(rows.key_R if len(member_R) == len(chosen_R) else rows.key_R[member_R])
     rows_K = np.diff(first_K, append=len(member_R))
     groups_K = -(-rows_K // size)
     begin_K = first_K + rows_K - groups_K * size if newest_whole else first_K
@@ -223,7 +234,7 @@ def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> G
 
 def _run_starts(value_R: npt.NDArray) -> npt.NDArray[np.int64]:
     """Where equal values that follow each other begin."""
-    return np.flatnonzero(np.concatenate([value_R[:1] == value_R[:1], value_R[1:] != value_R[:-1]]))
+    return np.append(np.zeros(min(1, len(value_R)), np.int64), np.flatnonzero(value_R[1:] != value_R[:-1]) + 1)
 
 
 def _count_up(length_K: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -250,23 +261,33 @@ def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Counter[
 def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> npt.NDArray[np.int64]:
     """Places of the groups, the one to draw first at the front."""
     if order == "uniform":
-        return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups.start_P))
-    if order == "newest":
-        return np.argsort(-rows.id_R[groups.member_R[groups.start_P + groups.size_P - 1]])
+        return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups))
     first_P = rows.id_R[groups.member_R[groups.start_P]]
     if order == "first":
-        return np.argsort(first_P)
-    return np.lexsort((first_P, -_priority(rows, groups, selection)))
+        return _best(-first_P, first_P, selection.most)
+    if order == "newest":
+        return _best(rows.id_R[groups.member_R[groups.start_P + groups.size_P - 1]], first_P, selection.most)
+    return _best(_priority(rows, groups, selection), first_P, selection.most)
+
+
+def _best(score_P: npt.NDArray, first_P: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
+    """Places of the highest scores in order, at least `most` of them; of equal ones those that came first."""
+    if 0 < most < len(score_P):
+        place_P = np.flatnonzero(score_P >= np.partition(score_P, -most)[-most])
+    else:
+        place_P = np.arange(len(score_P))
+    return place_P[np.lexsort((first_P[place_P], -score_P[place_P]))]
 
 
 def _priority(rows: Rows, groups: Groups, selection: Selection) -> npt.NDArray[np.float64]:
-    """2^(−age / half_life) / (1 + uses), of the group's mean age and mean uses; without an age it counts as 0."""
-    version_R = rows.version_R[groups.member_R]
-    age_P = _means(np.where(version_R == NO_AGE, 0, selection.now - version_R), groups)
-    return np.exp2(-age_P / selection.draw.half_life) / (1 + _means(rows.uses_R[groups.member_R], groups))
-
-
-def _means(value_R: npt.NDArray, groups: Groups) -> npt.NDArray[np.float64]:
-    """Mean over each group's rows; rows between the groups belong to groups that were filtered out."""
-    total_R = np.r_[0, np.cumsum(value_R, dtype=np.int64)]
-    return (total_R[groups.start_P + groups.size_P] - total_R[groups.start_P]) / groups.size_P
+    """log2 of 2^(−age / half_life) / (1 + uses), of the group's mean age and mean uses; no age counts as 0."""
+    age_P, uses_P = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
+    for place in range(groups.size_P.max(initial=0)):  # a member of every group at a time: few, and far faster
+        with_P = slice(None) if place < groups.size_P.min() else np.flatnonzero(groups.size_P > place)
+        member_P = groups.start_P[with_P] + place
+        if len(groups.member_R) < len(rows.id_R):  # else every row is its own number
+            member_P = groups.member_R[member_P]
+        version_P = rows.version_R[member_P]
+        age_P[with_P] += np.where(version_P == NO_AGE, 0, selection.now - version_P)
+        uses_P[with_P] += rows.uses_R[member_P]
+    return -age_P / groups.size_P / selection.draw.half_life - np.log2(1 + uses_P / groups.size_P)

@@ -1,16 +1,18 @@
-"""Rollouts and rewards in and out of a store, as files of JSON lines."""
+"""Rollouts and rewards in and out of a store, as files of JSON lines or Parquet."""
 
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
 from solera.records import Reward
 from solera.store.database import Place
 from solera.store.ledger import Ledger
-from solera.store.lines import LineReader, read_reward, write_line
+from solera.store.lines import LineReader, plain, read_reward
+from solera.store.parquet import is_parquet, read_rows, write_rows
 from solera.store.reading import reading
 
 T = TypeVar("T")
@@ -50,11 +52,11 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
     """Rewards by rollout id, in the same way."""
     known = ledger.watermark()
 
-    def read(line: bytes, place: str) -> tuple[int, Reward]:
-        id_, reward = read_reward(line, place)
+    def read(line: bytes, place: str) -> list[tuple[int, Reward]]:
+        ((id_, reward),) = read_reward(line, place)
         if id_ > known:
             raise SoleraError(f"{place}: field 'id': there is no rollout {id_}; the last is {known}")
-        return id_, reward
+        return [(id_, reward)]
 
     lines = read_lines(path, read, skip_bad is not None)
     revised = ledger.revise(lines.good)
@@ -65,23 +67,30 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
 def export_rollouts(place: Place, target: Path) -> int:
     """Every rollout that counts, with its rewards; the file appears whole or not at all. Returns how many."""
     unfinished = target.with_name(f".unfinished-{target.name}")
-    count = 0
-    with reading(place) as opened, unfinished.open("w", encoding="utf-8") as file:
-        for rollout, created in opened.rollouts():
-            file.write(write_line(rollout, created) + "\n")
-            count += 1
-        file.flush()
-        os.fsync(file.fileno())
+    with reading(place) as opened:
+        rows = (plain(rollout, created) for rollout, created in opened.rollouts())
+        count = (write_rows if is_parquet(target) else _write_lines)(unfinished, rows)
     unfinished.replace(target)
     return count
 
 
-def read_lines(path: Path, read: Callable[[bytes, str], T], keep_going: bool) -> ReadLines[T]:
-    """Every line that is not blank; the first bad one stops it, unless told to keep going."""
+def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    return count
+
+
+def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
+    """Every line that is not blank, or row of a Parquet file; the first bad one stops it, unless told to keep going."""
     lines = ReadLines[T]()
     for number, line in _numbered(path):
         try:
-            lines.good.append(read(line, f"{path}:{number}"))
+            lines.good += read(line, f"{path}:{number}")
         except SoleraError as error:
             if not keep_going:
                 raise
@@ -94,6 +103,9 @@ def read_lines(path: Path, read: Callable[[bytes, str], T], keep_going: bool) ->
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
+        if is_parquet(path):
+            yield from enumerate(read_rows(path), 1)
+            return
         with path.open("rb") as file:
             yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
     except OSError as error:

@@ -12,6 +12,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
@@ -24,10 +25,10 @@ from solera.store.schema import rewards, rollouts, to_draw, uses
 
 _ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
-    "created", "sequences",
+    "created", "sequences", "text", "checksum",
 )  # fmt: skip
-_REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created")
-_USE_COLUMNS = ("version", "rollout_id", "age", "advantage")
+_REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position")
+_USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision")
 
 T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
@@ -37,7 +38,7 @@ _LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
-        _r.sequences, _w.value, _w.part, _w.source, _w.revision,
+        _r.sequences, _r.text, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
@@ -48,13 +49,13 @@ _LAST_ID = select(func.max(_r.id))
 _KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
 _EXISTING = select(_r.id).where(_r.id.in_(bindparam("ids", expanding=True)))
 _REVISIONS = (
-    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source)
+    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position)
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
     .order_by(_w.revision)
 )
 IMPORTED_TOGETHER = 1_000
 """Rows looked up by one query."""
-_LAST_LATE = select(func.max(_w.late))
+_LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
@@ -150,12 +151,12 @@ class Ledger:
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
             unused = self._connection.execute(_LIST_UNUSED).all()
-            return self.read(_first_groups(unused, groups, group_size))
+            return self.form(_first_groups(unused, groups, group_size))
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
 
-    def read(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
+    def form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         """Groups by prompt key and ids of their members, in the transaction that is open."""
         self._forget_regraded()
         ids = {id_ for _, members in chosen for id_ in members}
@@ -174,7 +175,7 @@ class Ledger:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
         with self.transaction(write=True):
-            self._add_uses.run(self._connection, [(u.version, u.rollout_id, u.age, u.advantage) for u in used])
+            self._add_uses.run(self._connection, list(map(_use_row, used)))
             self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def watermark(self) -> int:
@@ -219,12 +220,11 @@ class Ledger:
                 latest[row.rollout_id, row.part] = row[2:]
         rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
         for rollout_id, reward in given:
-            revision, value, source = latest.get((rollout_id, reward.part), (-1, None, None))
-            if (value, source) != (reward.value, reward.source):
-                latest[rollout_id, reward.part] = revision + 1, reward.value, reward.source
-                rows.append(
-                    (*_reward_row(rollout_id, replace(reward, revision=revision + 1), now), late + len(rows) + 1)
-                )
+            revision, *held = latest.get((rollout_id, reward.part), (-1, None))
+            if held != (says := [reward.value, reward.source, reward.position]):
+                latest[rollout_id, reward.part] = revision + 1, *says
+                revised = replace(reward, revision=revision + 1)
+                rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))
         self._add_late.run(self._connection, rows)
         return len(rows)
 
@@ -249,7 +249,7 @@ class Ledger:
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
                 lines = list(same)
-                found[id_] = rollout_of(tuple(lines[0])[:9], tuple(Reward(*tuple(line)[9:]) for line in lines))
+                found[id_] = rollout_of(tuple(lines[0])[:10], tuple(Reward(*tuple(line)[10:]) for line in lines))
         return found
 
 
@@ -307,20 +307,25 @@ def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:
 def _rollout_row(id_: int, rollout: Rollout, now: float) -> tuple[Any, ...]:
     sampling = rollout.sampling
     drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
+    sequences = encode(rollout.sequences)
     return (
         id_, rollout.prompt_key, rollout.lineage, rollout.version, rollout.origin, rollout.finish_reason, *drawn, now,
-        encode(rollout.sequences),
+        sequences, rollout.text, crc32(sequences),
     )  # fmt: skip
 
 
 def _reward_row(rollout_id: int, reward: Reward, now: float) -> tuple[Any, ...]:
-    return rollout_id, reward.part, reward.revision, reward.value, reward.source, now
+    return rollout_id, reward.part, reward.revision, reward.value, reward.source, now, reward.position
+
+
+def _use_row(use: Use) -> tuple[Any, ...]:
+    return use.version, use.rollout_id, use.age, use.advantage, use.revision
 
 
 def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
-    id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences = row
+    id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences, text = row
     sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
-    return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_)
+    return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_, text)
 
 
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts

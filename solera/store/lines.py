@@ -3,7 +3,6 @@
 A line holds text (`prompt`, `response`), or tokens (`sequences`), which is what an export writes.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,35 +15,44 @@ from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object
 from solera.tasks.keys import KeyOf
+from solera.tasks.prompting import encode_problem
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
-TOKEN_FIELDS = ("sequences", "lineage", "sampling")
+TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text")
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
-REWARD_FIELDS = ("id", "value", "part", "source")
+REWARD_FIELDS = ("id", "value", "part", "source", "position")
 LARGEST = 2**31 - 1
 ORIGIN = re.compile(r"self|human|(model|file):.+")
 
 
 @dataclass(frozen=True)
 class LineReader:
-    """From a line to a rollout. `origin` is of lines that name none; `vocabulary` and `longest` are the model's."""
+    """From a line to its rollouts, one unless it has several `responses`.
+
+    `origin` is of lines that name none; `vocabulary` and `longest` are the model's.
+    """
 
     codec: Codec
     key_of: KeyOf
     vocabulary: int
     longest: int | None
     origin: str
+    template: str | None = None
+    """The task's, for prompts that are text: whoever answered saw the problem, the model is shown what it will see."""
 
-    def __call__(self, line: bytes, place: str) -> Rollout:
+    def __call__(self, line: bytes, place: str) -> list[Rollout]:
         data = read_object(line, place)
         try:
             canonical(data)
-            shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
-            _known(data, (*shape, *SHARED_FIELDS))
-            rollout = self._tokens(data) if "sequences" in data else self._text(data)
-            self._fits(rollout)
+            return [self._rollout(one) for one in (_apart(data) if "responses" in data else [data])]
         except SoleraError as error:
             raise SoleraError(f"{place}: {error}") from None
+
+    def _rollout(self, data: dict[str, Any]) -> Rollout:
+        shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
+        _known(data, (*shape, *SHARED_FIELDS))
+        rollout = self._tokens(data) if "sequences" in data else self._text(data)
+        self._fits(rollout)
         return rollout
 
     def _text(self, data: dict[str, Any]) -> Rollout:
@@ -62,8 +70,9 @@ class LineReader:
             (Span(len(prompt.token_ids), len(prompt.token_ids) + len(ids), NO_VERSION),),
             logp,
         )
-        origin = self._origin(data)
-        return Rollout(prompt.key, (sequence,), _rewards(data, origin), None, origin, finish)
+        origin, written = self._origin(data), data.get("response")
+        text = None if written in (None, self.codec.decode(sequence.token_ids_T[-len(ids) :])) else written
+        return Rollout(prompt.key, (sequence,), _rewards(data, origin), None, origin, finish, text=text)
 
     def _prompt(self, data: dict[str, Any]) -> Prompt:
         if "prompt" not in data:
@@ -71,12 +80,15 @@ class LineReader:
         try:
             check_prompt(data["prompt"])
             text = isinstance(data["prompt"], str)
-            ids = self.codec.encode(data["prompt"]) if text else self.codec.chat(data["prompt"])
+            ids = self._ids(data["prompt"]) if text else self.codec.chat(data["prompt"])
             if not ids or (text and self.codec.unknown_id in ids):
                 raise SoleraError("holds what the model's tokenizer does not know" if ids else "gives no tokens")
             return Prompt(_text(data, "key") if "key" in data else self.key_of(data["prompt"]), ids)
         except SoleraError as error:
             raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
+
+    def _ids(self, prompt: str) -> tuple[int, ...]:
+        return self.codec.encode(prompt) if self.template is None else encode_problem(self.codec, self.template, prompt)
 
     def _response(self, data: dict[str, Any], ended: bool) -> tuple[int, ...]:
         if "response_ids" in data:
@@ -106,6 +118,7 @@ class LineReader:
             _text(data, "key"), tuple(map(self._sequence, sequences)), _rewards(data, origin),
             None if data.get("lineage") is None else _text(data, "lineage"), origin,
             _choice(data, "finish_reason", ("stop", "length"), "stop"), _sampling(data.get("sampling")),
+            text=None if data.get("text") is None else _text(data, "text"),
         )  # fmt: skip
 
     def _sequence(self, data: dict[str, Any]) -> Sequence:
@@ -126,33 +139,45 @@ class LineReader:
             raise SoleraError("field 'sequences' has no span: nothing in it was written by anyone")
 
 
-def read_reward(line: bytes, place: str) -> tuple[int, Reward]:
+def read_reward(line: bytes, place: str) -> list[tuple[int, Reward]]:
     """A line of a file of rewards: the rollout's id, and what it is worth."""
     data = read_object(line, place)
     try:
         canonical(data)
         _known(data, REWARD_FIELDS)
         (id_,) = _wholes({"id": [data.get("id")]}, "id", 1, LARGEST)
-        return id_, _reward(data, "person")
+        return [(id_, _reward(data, "person"))]
     except SoleraError as error:
         raise SoleraError(f"{place}: {error}") from None
 
 
-def write_line(rollout: Rollout, created: float) -> str:
-    """What `LineReader` reads back without loss."""
+def plain(rollout: Rollout, created: float) -> dict[str, Any]:
+    """A line that `LineReader` reads back without loss."""
     sampling = rollout.sampling
-    return json.dumps({
+    return {
         "id": rollout.id, "key": rollout.prompt_key, "origin": rollout.origin, "lineage": rollout.lineage,
-        "finish_reason": rollout.finish_reason, "created": created,
+        "finish_reason": rollout.finish_reason, "created": created, "text": rollout.text,
         "sampling": None if sampling is None else vars(sampling),
         "rewards": [vars(reward) for reward in rollout.rewards],
         "sequences": [_plain(sequence) for sequence in rollout.sequences],
-    }, ensure_ascii=False)  # fmt: skip
+    }  # fmt: skip
 
 
 def _plain(sequence: Sequence) -> dict[str, Any]:
     logp = None if sequence.span_logp is None else [float(str(value)) for value in sequence.span_logp]  # shortest form
     return {"ids": sequence.token_ids_T.tolist(), "spans": [list(span) for span in sequence.spans], "logp": logp}
+
+
+def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
+    """A line of several responses as several lines: each is text or an object, `rewards` has a number for each."""
+    responses, rewards = data["responses"], data.get("rewards")
+    if not isinstance(responses, list) or not responses or not all(isinstance(one, str | dict) for one in responses):
+        raise SoleraError(_must_be(data, "responses", "a list of texts or objects"))
+    if rewards is not None and (not isinstance(rewards, list) or len(rewards) != len(responses)):
+        raise SoleraError(f"field 'rewards' must be a list of {len(responses)} numbers, one for each of 'responses'")
+    shared = {name: value for name, value in data.items() if name not in ("responses", "rewards", "id")}
+    lines = [shared | ({"response": one} if isinstance(one, str) else one) for one in responses]
+    return lines if rewards is None else [line | {"reward": r} for line, r in zip(lines, rewards, strict=True)]
 
 
 def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
@@ -171,7 +196,10 @@ def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
 
 
 def _reward(data: dict[str, Any], source: str) -> Reward:
-    return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source))
+    position = None
+    if data.get("position") is not None:
+        (position,) = _wholes({"position": [data["position"]]}, "position", 0, LARGEST)
+    return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position)
 
 
 def _sampling(data: Any) -> Sampling | None:

@@ -17,6 +17,12 @@ MIGRATIONS = {
         "CREATE INDEX rollouts_to_draw ON rollouts (id, prompt_key) "
         "WHERE uses = 0 AND superseded = 0 AND origin != 'probe'",
     ),
+    4: (
+        "ALTER TABLE rollouts ADD COLUMN text VARCHAR",
+        "ALTER TABLE rollouts ADD COLUMN checksum BIGINT",
+        "ALTER TABLE rewards ADD COLUMN position INTEGER",
+        "ALTER TABLE uses ADD COLUMN revision INTEGER",
+    ),
 }
 """What leads to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)

@@ -5,11 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any
 
-from sqlalchemy import Connection, Row, case, exists, func, select
+from sqlalchemy import Connection, func, select
 
-from solera.records import Group, Reward, Rollout, Use
+from solera.records import Group, Reward, Rollout, Sequence, Use
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
 from solera.store.ledger import rollout_of
@@ -19,7 +18,7 @@ _r, _u, _w = rollouts.c, uses.c, rewards.c
 _USED = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _u.version, _u.age, _u.advantage,
-        _w.value, _w.part, _w.source, _w.revision,
+        _u.revision, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .join(uses, _u.rollout_id == _r.id)
     .outerjoin(rewards, _w.rollout_id == _r.id)
@@ -29,25 +28,12 @@ _USED = (
 _ALL = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
-        _r.sequences, _r.created, _w.value, _w.part, _w.source, _w.revision,
+        _r.sequences, _r.text, _r.created, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .outerjoin(rewards, _w.rollout_id == _r.id)
     .where(_r.superseded == 0)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
-_COUNTS = (
-    select(
-        _r.origin,
-        func.count().label("rollouts"),
-        func.count(func.distinct(_r.prompt_key)).label("prompts"),
-        func.sum(case((exists().where(_w.rollout_id == _r.id), 1), else_=0)).label("rewarded"),
-        func.sum(case((_r.uses > 0, 1), else_=0)).label("used"),
-        func.sum(_r.uses).label("uses"),
-    )
-    .where(_r.superseded == 0)
-    .group_by(_r.origin)
-    .order_by(_r.origin)
-)
 READ_TOGETHER = 1_000
 """Rows held in memory while all are read."""
 
@@ -82,12 +68,8 @@ class Reading:
         lines = self._connection.execution_options(yield_per=READ_TOGETHER).execute(_ALL)
         for _, same in groupby(lines, key=itemgetter(0)):
             rows = [tuple(line) for line in same]
-            graded = tuple(Reward(*row[10:]) for row in rows if row[10] is not None)
-            yield rollout_of(rows[0][:9], graded), rows[0][9]
-
-    def counts(self) -> list[Row[Any]]:
-        """For each origin: rollouts, prompts, how many rollouts have a reward, how many were used, and uses."""
-        return list(self._connection.execute(_COUNTS))
+            graded = tuple(Reward(*row[11:]) for row in rows if row[11] is not None)
+            yield rollout_of(rows[0][:10], graded), rows[0][10]
 
     def versions(self) -> range:
         """From the first version that something was learned at to the last."""
@@ -102,8 +84,8 @@ class Reading:
         members: dict[str, list[tuple[Rollout, Use]]] = {}
         for _, same in groupby(self._connection.execute(_USED.where(_u.version == version)), key=itemgetter(0)):
             lines = [tuple(line) for line in same]
-            id_, key, lineage, origin, finish_reason, *use = lines[0][:8]
-            graded = tuple(Reward(*line[8:]) for line in lines if line[8] is not None)
+            id_, key, lineage, origin, finish_reason, *use = lines[0][:9]
+            graded = tuple(Reward(*line[9:]) for line in lines if line[9] is not None)
             rollout = Rollout(key, (), graded, lineage, origin, finish_reason, id=id_)
             members.setdefault(key, []).append((rollout, Use(id_, *use)))
         return [
@@ -114,10 +96,14 @@ class Reading:
 
     def with_sequences(self, used: UsedGroup) -> UsedGroup:
         ids = [rollout.id for rollout in used.group.rollouts]
-        rows = self._connection.execute(select(_r.id, _r.sequences).where(_r.id.in_(ids)))
-        found = {id_: decode(data) for id_, data in rows}
-        filled = tuple(replace(rollout, sequences=found[rollout.id]) for rollout in used.group.rollouts)
+        rows = self._connection.execute(select(_r.id, _r.sequences, _r.text).where(_r.id.in_(ids)))
+        found = {id_: (decode(data), text) for id_, data, text in rows}
+        filled = tuple(_filled(rollout, *found[rollout.id]) for rollout in used.group.rollouts)
         return replace(used, group=Group(used.group.prompt_key, filled))
+
+
+def _filled(rollout: Rollout, sequences: tuple[Sequence, ...], text: str | None) -> Rollout:
+    return replace(rollout, sequences=sequences, text=text)
 
 
 def _used_group(version: int, key: str, members: list[tuple[Rollout, Use]]) -> UsedGroup:

@@ -1,6 +1,18 @@
 """The ledger's tables, declared once."""
 
-from sqlalchemy import Column, Float, ForeignKey, Index, Integer, LargeBinary, MetaData, String, Table, literal_column
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    literal_column,
+)
 
 from solera.records import PROBE
 
@@ -20,6 +32,8 @@ rollouts = Table(
     Column("top_p", Float),
     Column("created", Float, nullable=False, doc="seconds since 1970"),
     Column("sequences", LargeBinary, nullable=False, doc="see encoding.py"),
+    Column("text", String, doc="the response as it was imported, where its tokens do not spell it"),
+    Column("checksum", BigInteger, doc="CRC-32 of sequences"),
     Column("superseded", Integer, nullable=False, server_default="0", doc="written after the checkpoint resumed from"),
     Column("uses", Integer, nullable=False, server_default="0", doc="rows in uses, counted so that drawing is fast"),
     Column("fingerprint", LargeBinary, doc="digest of what was imported, so that it is not imported twice"),
@@ -46,6 +60,7 @@ rewards = Table(
     Column("value", Float, nullable=False),
     Column("source", String, nullable=False),
     Column("created", Float, nullable=False),
+    Column("position", Integer, doc="see Reward"),
     Column("late", Integer, doc="number among the rewards that came after their rollout; unset for those with it"),
     sqlite_with_rowid=False,  # the key is the table: one tree to write instead of two
 )
@@ -59,5 +74,6 @@ uses = Table(
     Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
     Column("age", Integer),
     Column("advantage", Float),
+    Column("revision", Integer, doc="see Use"),
     sqlite_with_rowid=False,
 )

@@ -36,17 +36,17 @@ class Selected:
         return self.ledger.watermark()
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
-        return self._rank(group_size).missing(groups, reserve)
+        return self._rank(groups, group_size).missing(groups, reserve)
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
-        ranking = self._rank(group_size)
+        ranking = self._rank(groups, group_size)
         chosen, self._passed = ranking.take(groups), ranking.passed
         if not chosen and not any(part.written for part in ranking.parts):
             raise SoleraError(f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed)}")
         assert self._catalogue is not None
         rows, keys = self._catalogue.rows, self._catalogue.keys
         with self.ledger.transaction():
-            return self.ledger.read([(keys[rows.key_R[members[0]]], rows.id_R[members].tolist()) for members in chosen])
+            return self.ledger.form([(keys[rows.key_R[members[0]]], rows.id_R[members].tolist()) for members in chosen])
 
     def passed_over(self) -> Mapping[str, int]:
         return self._passed
@@ -56,14 +56,14 @@ class Selected:
         if self._catalogue is not None:
             self._catalogue.used(use.rollout_id for use in uses)
 
-    def _rank(self, group_size: int) -> Ranking:
+    def _rank(self, groups: int, group_size: int) -> Ranking:
         now, lineage = self.clock()
         if self._catalogue is None:
             self._catalogue = Catalogue(lineage)
         with self.ledger.transaction() as connection:
             self._catalogue.refresh(connection)
         origins = self._catalogue.origins
-        return rank(self._catalogue.rows, Selection(self.draw_config, group_size, now, self.seed, origins))
+        return rank(self._catalogue.rows, Selection(self.draw_config, group_size, now, self.seed, origins, groups))
 
 
 def _nothing(passed: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from solera.errors import SoleraError, one_line
-from solera.tasks.graders import GRADERS
+from solera.tasks.graders import GRADERS, JUDGED, is_grader
 
 GIVEN = frozenset(("prompts", "completions", "completion_ids"))
 """What a function of TRL's signature gets besides the columns."""
@@ -47,13 +47,13 @@ def part_name(spec: str) -> str:
 
 def check_spec(spec: str) -> None:
     """Refuse what cannot name a grader or a function, before anything is imported."""
-    if spec in GRADERS:
+    if is_grader(spec):
         return
     source, colon, name = spec.rpartition(":")
     if not (colon and source and name.isidentifier()):
         raise SoleraError(
-            f"reward.functions: {spec!r} is none of the graders {', '.join(GRADERS)}, and your own function is written "
-            "package.module:function or file.py:function"
+            f"reward.functions: {spec!r} is none of the graders {', '.join((*GRADERS, *JUDGED))}, and your own "
+            "function is written package.module:function or file.py:function"
         )
     if source.endswith(".py") and not Path(source).expanduser().is_file():
         raise SoleraError(f"reward.functions: {spec}: there is no file {source}")

@@ -1,6 +1,6 @@
-"""Problems from a file of one's own: one JSON object a line, a prompt and any further columns.
+"""Problems from a file: one JSON object a line, a prompt and any further columns.
 
-The file is read strictly and as a whole before a run begins; every complaint names file, line and field.
+It is read strictly and as a whole before a run begins; every complaint names file, line and field.
 """
 
 import json
@@ -17,7 +17,9 @@ from solera.config import TaskConfig
 from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
-from solera.tasks.graders import answer_of
+from solera.tasks.graders import COMPARING, answer_of
+from solera.tasks.prompting import encode_problem
+from solera.tasks.sources import Lines, find_splits, one_split
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -46,6 +48,7 @@ class Jsonl:
         """`longest` is the most tokens a prompt may have; `graders` are those that compare with the answer column."""
         assert task.prompt is not None
         self._column = task.prompt
+        self._template = task.template
         self._codec = codec
         self._seed = seed
         training, held_out = read_split(task, graders)
@@ -56,6 +59,10 @@ class Jsonl:
         self.columns = frozenset(column for row in rows for column in row.data)
 
     def prompt(self, index: int) -> Prompt:
+        if not self._training:
+            raise SoleraError(
+                "task.path is unset, so there is nothing to train on: name a file, a folder or a hub name"
+            )
         epoch, place = divmod(index, len(self._training))
         return _prompt(*self._training[_order(self._seed, epoch, len(self._training))[place]])
 
@@ -70,7 +77,7 @@ class Jsonl:
     def _encode(self, row: Row, longest: int | None) -> np.ndarray:
         prompt, field = row.data[self._column], f"{row.place}: field {self._column!r}"
         try:
-            ids = self._codec.encode(prompt) if isinstance(prompt, str) else self._codec.chat(prompt)
+            ids = self._ids(prompt)
         except SoleraError as error:
             raise SoleraError(f"{field} {error}") from error
         if not ids:
@@ -83,6 +90,11 @@ class Jsonl:
                 "it, or lower sampling.max_tokens"
             )
         return np.array(ids, np.int32)
+
+    def _ids(self, prompt: Any) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return self._codec.chat(prompt)
+        return encode_problem(self._codec, self._template, prompt) if self._template else self._codec.encode(prompt)
 
     def _unknown(self, prompt: Any) -> str | None:
         """The first character that the vocabulary cannot spell; `None` where that token came from a template."""
@@ -110,16 +122,19 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
     Without a file of its own a prompt is held out by a hash of it alone, so that neither duplicates nor lines added
     later move it to the other side.
     """
-    assert task.path is not None and task.prompt is not None and task.answer is not None
-    rows = read(task.path, task.prompt)
+    assert task.prompt is not None and task.answer is not None
+    splits = find_splits(task.path) if task.path is not None else {}
+    rows = _rows(splits.get("train", []), task.prompt)
     if task.held_out_path is not None:
-        held_out = read(task.held_out_path, task.prompt)
+        held_out = _rows(one_split(task.held_out_path, "test"), task.prompt)
+    elif "test" in splits:
+        held_out = _rows(splits["test"], task.prompt)
     else:
         assert task.held_out_share is not None
         limit = task.held_out_share * 2**64
         held_out = [row for row in rows if int.from_bytes(row.prompt_digest) < limit]
-    for row in rows + held_out if graders else ():
-        _check_answer(row, task.answer, graders)
+    for row in rows + held_out if graders & COMPARING else ():
+        _check_answer(row, task.answer, graders & COMPARING)
     shown = {row.prompt_digest for row in held_out}
     training = [row for row in rows if row.prompt_digest not in shown]
     if not held_out:
@@ -127,11 +142,15 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
             f"{task.path}: none of its {len(rows)} rows fell to task.held_out_share = {task.held_out_share}: raise it, "
             "or give task.held_out_path"
         )
-    if not training:
+    if rows and not training:
         raise SoleraError(
             f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out"
         )
     return training, held_out
+
+
+def _rows(lines: Lines, prompt: str) -> list[Row]:
+    return read(lines, prompt) if isinstance(lines, str) else [make_row(line, at, prompt) for at, line in lines]
 
 
 def read(path: str, prompt: str) -> list[Row]:
@@ -146,13 +165,14 @@ def read(path: str, prompt: str) -> list[Row]:
 @lru_cache(maxsize=2)
 def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
     with open(path, "rb") as file:
-        rows = [_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
+        rows = [make_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
     if not rows:
         raise SoleraError(f"{path}:1: the file is empty: it must hold one JSON object a line")
     return rows
 
 
-def _row(line: bytes, place: str, prompt: str) -> Row:
+def make_row(line: bytes, place: str, prompt: str) -> Row:
+    """A line of JSON as a row, or a complaint with its place."""
     data = read_object(line, place)
     if prompt not in data:
         known = ", ".join(map(repr, data)) or "none"

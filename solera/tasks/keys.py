@@ -4,19 +4,52 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from solera.config import TaskConfig
+from solera.config import TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError
+from solera.tasks import countdown, gym
 from solera.tasks.arithmetic import is_held_out
 from solera.tasks.jsonl import prompt_digest, read_split
 
 KeyOf = Callable[[Any], str]
 """From text or chat messages to a key; the complaint goes on from the field's name."""
+OWN = "text/"
+"""How keys of prompts begin that no task knows."""
 HELD_OUT = "is one of the task's held-out problems, which are never trained on"
 
 
 def keys_of(task: TaskConfig) -> KeyOf:
     """Keys of a resolved task; a prompt that it does not know gets one of its own, a held-out one is refused."""
-    return _keys_of_jsonl(task) if task.name == "jsonl" else _key_of_arithmetic
+    if task.prompt is not None:
+        return _keys_of_jsonl(task)
+    kinds = {"gym": _key_of_gym, "countdown": _key_of_countdown, "arithmetic": _key_of_arithmetic}
+    return _keys_of_mixture(task) if task.name == "mixture" else kinds[kind_of_task(task.name)]
+
+
+def _keys_of_mixture(task: TaskConfig) -> KeyOf:
+    parts = {name: keys_of(part) for name, part in task_parts(task).items()}
+
+    def key_of(prompt: Any) -> str:
+        keys = {name: part(prompt) for name, part in parts.items()}  # any of them may refuse it
+        return next(
+            (f"{name}/{key}" for name, key in keys.items() if not key.startswith(OWN)), _own_key("prompt", prompt)
+        )
+
+    return key_of
+
+
+def _key_of_gym(prompt: Any) -> str:
+    if isinstance(prompt, str) and gym.is_held_out(prompt):
+        raise SoleraError(HELD_OUT)
+    return _own_key("prompt", prompt)
+
+
+def _key_of_countdown(prompt: Any) -> str:
+    problem = countdown.problem_in(prompt) if isinstance(prompt, str) else None
+    if problem is None:
+        return _own_key("prompt", prompt)
+    if countdown.is_held_out(problem):
+        raise SoleraError(HELD_OUT)
+    return f"countdown/{problem}"
 
 
 def _key_of_arithmetic(prompt: Any) -> str:
@@ -45,4 +78,4 @@ def _keys_of_jsonl(task: TaskConfig) -> KeyOf:
 
 
 def _own_key(column: str, prompt: Any) -> str:
-    return f"text/{prompt_digest(column, prompt).hex()}"
+    return f"{OWN}{prompt_digest(column, prompt).hex()}"

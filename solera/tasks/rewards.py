@@ -3,23 +3,28 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-from solera.config import Config, RewardConfig
+from solera.config import GYM, Config, RewardConfig, TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
 from solera.records import Completion, Prompt, Reward, Rollout
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
 from solera.tasks.functions import OwnFunction, check_spec, given, load, part_name, where
-from solera.tasks.graders import GRADERS, Grader
+from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
+from solera.tasks.gym import check_gym, gym
 from solera.tasks.jsonl import read_split
+from solera.tasks.mathematics import math as math_grader
 from solera.tasks.single_turn import Problems
 
-OWN_GRADER = {"arithmetic": "verbatim", "jsonl": "exact"}
+OWN_GRADER = {
+    "arithmetic": "verbatim", "jsonl": "exact", "gsm8k": "number", "math": "math", "countdown": "countdown",
+    "gym": "gym",
+}  # fmt: skip
 """The grader of each task where `reward.functions` is empty."""
 OVERLONG, TRUNCATED = "overlong", "truncated"
 TAKEN = (OVERLONG, TRUNCATED, "mean", "zero_variance_fraction")
@@ -47,6 +52,19 @@ class Check(NamedTuple):
     wrong: Reward
 
 
+class Judgement(NamedTuple):
+    """A grader in another process, the column it compares with, and its part of the reward."""
+
+    score: Callable[[str, Any, bool], Awaitable[float]]
+    column: str
+    weight: float
+    part: str
+    source: str
+
+    async def reward(self, text: str, row: Mapping[str, Any], finished: bool) -> Reward:
+        return Reward(self.weight * await self.score(text, row[self.column], finished), self.part, self.source)
+
+
 @dataclass(frozen=True)
 class Rewards:
     """The Grade of a run. Graders are called at once, functions of one's own in batches; length comes last."""
@@ -54,6 +72,7 @@ class Rewards:
     codec: Codec
     answer: str
     checks: tuple[Check, ...]
+    judged: tuple[Judgement, ...] = ()
     asked: "tuple[Asked, ...]" = ()
     truncated: Reward | None = None
     overlong: Callable[[int], float] | None = None
@@ -65,7 +84,9 @@ class Rewards:
         text = self.codec.decode(completion.token_ids_T)
         rewards = []
         for grader, right, wrong in self.checks:
-            rewards.append(right if grader(text, str(prompt.data[self.answer]), finished) else wrong)
+            rewards.append(right if grader(text, str(prompt.data.get(self.answer, "")), finished) else wrong)
+        for judgement in self.judged:
+            rewards.append(await judgement.reward(text, prompt.data, finished))
         if self.asked:
             attempt = Attempt.written(prompt, completion, text)
             given = [await function.ask(attempt, prompt) for function in self.asked]
@@ -82,37 +103,54 @@ def build_rewards(
     check_functions(config.reward)
     reward, limit = config.reward, config.sampling.max_tokens
     weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
-    column = config.task.prompt or "prompt"
-    own = load([spec for spec in weights if spec not in GRADERS], problems.columns, column)
+    column, answer = config.task.prompt or "prompt", config.task.answer or "answer"
+    own = load([spec for spec in weights if not is_grader(spec)], problems.columns, column)
     own += [given(function, problems.columns - {column}) for function in further]
-    check_names([*(spec for spec in weights if spec in GRADERS), *(function.spec for function in own)])
-    checks = [
-        Check(GRADERS[spec], Reward(weight, spec, spec), Reward(0.0, spec, spec))
-        for spec, weight in weights.items()
-        if spec in GRADERS
-    ]
+    check_names([*filter(is_grader, weights), *(function.spec for function in own)])
     if not weights and not further:
-        checks = [Check(GRADERS[OWN_GRADER[config.task.name]], Reward(1.0), Reward(0.0))]
+        parts = [(own_grader(config.task), 1.0, Reward.part, Reward.source)]
+    else:
+        parts = [(spec, weight, spec, spec) for spec, weight in weights.items() if is_grader(spec)]
     return Rewards(
         codec,
-        config.task.answer or "answer",
-        tuple(checks),
+        answer,
+        tuple(
+            Check(GRADERS[name], Reward(weight, part, source), Reward(0.0, part, source))
+            for name, weight, part, source in parts
+            if name in GRADERS
+        ),
+        tuple(
+            Judgement(gym if name == "gym" else math_grader, "gym" if name == "gym" else answer, weight, part, source)
+            for name, weight, part, source in parts
+            if name not in GRADERS
+        ),
         tuple(Asked(function, weights.get(function.spec, 1.0), reward, problems, column) for function in own),
         Reward(reward.truncated_reward, TRUNCATED, "length") if reward.truncated == "penalise" else None,
         partial(overlong, limit, reward.overlong_buffer, reward.overlong_penalty) if reward.overlong_buffer else None,
     )
 
 
+def own_grader(task: TaskConfig) -> str:
+    """The grader of a task where `reward.functions` is empty."""
+    return OWN_GRADER[kind_of_task(task.name)]
+
+
 def graders(config: Config) -> frozenset[str]:
     """The graders in use, which compare with the answer column."""
-    return frozenset(config.reward.functions or (OWN_GRADER[config.task.name],)) & GRADERS.keys()
+    return frozenset(config.reward.functions or (own_grader(config.task),)) & COMPARING
 
 
 def check_data(config: Config) -> None:
     """What can be refused of a resolved config's rewards and data without a tokenizer."""
     check_functions(config.reward)
-    if config.task.name == "jsonl":
-        read_split(config.task, graders(config))
+    for task in task_parts(config.task).values():
+        kind = kind_of_task(task.name)
+        if "gym" in config.reward.functions and kind != "gym":
+            raise SoleraError(f"reward.functions: gym is the grader of tasks gym:NAME, not of {task.name}")
+        if kind == "gym":
+            check_gym(task.name.removeprefix(GYM), task.level)
+        elif task.prompt is not None:
+            read_split(task, graders(replace(config, task=task)))
 
 
 def check_functions(reward: RewardConfig) -> None:

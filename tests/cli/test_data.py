@@ -46,12 +46,15 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 known already, 0 rewards revised\n")
     assert f"{file}:4: not JSON" in done.stderr and bad.read_text() == "{broken\n"
     assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 rewards written\n"
-    shown = [line.split() for line in solera("show", folder).stdout.splitlines()]
-    assert shown == [
-        ["origin", "rollouts", "prompts", "rewarded", "waiting", "used", "uses"],
-        ["model:teacher", "3", "1", "1", "2", "0", "0"],
-        ["self", "32", "8", "32", "0", "32", "32"],
-    ]
+    shown = [line.split() for line in solera("stats", folder).stdout.splitlines()]
+    head = ["rollouts", "prompts", "waiting", "reward", "used", "uses"]
+    assert shown[:1] == [["origin", *head]] and ["model:teacher", "3", "1", "2", "1.000", "0", "0"] in shown
+    of_self = next(line for line in shown if line[:1] == ["self"])
+    assert of_self[1:4] + of_self[5:] == ["32", "8", "0", "32", "32"]
+    assert [line[:2] for line in shown[shown.index(["age", *head]) + 1 :][:2]] == [["2-3", "32"], ["none", "3"]]
+    assert [line[:2] for line in shown[shown.index(["uses", *head]) + 1 :][:2]] == [["0", "3"], ["1", "32"]]
+    assert (folder / "store.png").read_bytes().startswith(b"\x89PNG")
+    assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
 
@@ -63,7 +66,7 @@ def test_in_out_and_rewards(folder, tmp_path):
         (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
         (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
         (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
-        (("show", "none"), "none: no config.toml, so it is not the folder of a run"),
+        (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
         ((), "the following arguments are required: ACTION (see solera data --help)"),
     ],
 )
@@ -101,6 +104,17 @@ def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypa
     assert drawn[0] | drawn[1] == set(range(1, 33))
     assert drawn[2] | drawn[3] == set(range(33, 65))  # never used: they come first
     assert all(row["tokens/generated"] == 0 < row["tokens/trained"] for row in result.metrics[:6])
+    assert all(row["sync/count"] == 0 for row in result.metrics[:6])  # there is no engine
+
+
+def test_text_without_log_probabilities_is_refused_before_the_run_has_a_folder(tmp_path):
+    (tmp_path / "old.jsonl").write_text(json.dumps({"prompt": TRAINING, "response": "1", "model": "teacher"}) + "\n")
+    run = RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"')
+    with pytest.raises(
+        SoleraError, match=r"old\.jsonl: a rollout from 'model:teacher' .* such as red_weight or asymre"
+    ):
+        train(parse(run + 'draw = { policy = "offline" }', "test"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_bad_data_is_refused_before_the_run_has_a_folder(tmp_path):

@@ -42,7 +42,13 @@ def make_groups(seed: int = 0) -> list[Group]:
     return groups
 
 
-def make_learner(model: LanguageModel, objective: ObjectiveConfig = GRPO, **learn) -> Learner:
+def make_learner(
+    model: LanguageModel,
+    objective: ObjectiveConfig = GRPO,
+    compute: torch.dtype = torch.float32,
+    compiled: bool = False,
+    **learn,
+) -> Learner:
     config = LearnConfig(**{"lr": 0.0, "grad_clip": 1e9, "warmup": 0, **learn})
     composed = compose(resolve(objective))
     reference = Reference(model, objective.ref_period, objective.ref_ema) if composed.uses_reference else None
@@ -54,8 +60,9 @@ def make_learner(model: LanguageModel, objective: ObjectiveConfig = GRPO, **lear
         temperature=TEMPERATURE,
         limit=8,
         steps=10,
-        compute=torch.float32,
+        compute=compute,
         reference=reference,
+        compiled=compiled,
     )
 
 
@@ -85,6 +92,16 @@ def formula_gradient(model: LanguageModel, batch: Batch) -> torch.Tensor:
 
 def assert_same(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-6) -> None:
     assert torch.linalg.norm(a - b) <= tolerance * torch.linalg.norm(b), torch.linalg.norm(a - b) / torch.linalg.norm(b)
+
+
+@pytest.mark.parametrize(
+    "cut", [{}, {"micro_batch_tokens": 40}, {"micro_batch_tokens": 12}, {"logit_chunk": 3}], ids=str
+)
+def test_texts_laid_end_to_end_leave_the_same_gradient(tiny, cut):
+    expected = gradient(tiny, make_groups())
+    planned = tiny.copy(torch.float64).with_plans()
+    planned.module.requires_grad_(True)
+    assert_same(gradient(planned, make_groups(), **cut), expected)
 
 
 def test_the_gradient_is_that_of_the_formula(tiny):

@@ -11,8 +11,10 @@ from solera.config import (
     ClipName,
     CollectConfig,
     Config,
+    DrawConfig,
     LearnConfig,
     ObjectiveConfig,
+    SyncConfig,
 )
 from solera.errors import SoleraError
 from solera.objectives.objective import compose
@@ -117,7 +119,7 @@ def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
         (ObjectiveConfig("asymre", advantage="mean", delta=-0.2), "acts with objective.advantage = shifted only"),
         (ObjectiveConfig("rec_ring_is", ring_low=0.1), "at least epsilon_low"),
         (ObjectiveConfig("grpo", keep_denominator=True), "acts with objective.drop = random or worst only"),
-        (ObjectiveConfig("mis", weight_low=3.0), "above weight_high"),
+        (ObjectiveConfig("mis", weight_low=3.0), "below weight_high"),
     ],
 )
 def test_what_cannot_act_is_refused_in_one_line(config, says):
@@ -145,11 +147,45 @@ def test_what_a_config_cannot_mean_is_refused(config, says):
         resolve_config(config)
 
 
-def test_a_clip_that_cannot_act_is_said_not_refused():
-    config = Config(objective=resolve(ObjectiveConfig("off_policy_grpo", centre="proximal")))
-    assert "cannot act" in notices(config)[0]
-    assert notices(Config(objective=config.objective, learn=LearnConfig(passes=2))) == []
-    assert notices(Config(objective=resolve(ObjectiveConfig("off_policy_grpo")))) == []
+ON_POLICY = SyncConfig(period=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "parts", "says"),
+    [
+        ("off_policy_grpo", {"centre": "proximal"}, {}, "around the policy before the batch"),
+        ("decoupled", {}, {}, "around the policy before the batch"),
+        ("mis", {}, {"sync": ON_POLICY}, "around the policy before the batch"),
+        ("grpo", {}, {"sync": ON_POLICY}, "responses of the same version"),
+        ("gspo", {}, {"sync": ON_POLICY}, "responses of the same version"),
+        ("rec_twoside_is", {}, {"sync": ON_POLICY}, "responses of the same version"),
+        ("off_policy_grpo", {"centre": "proximal"}, {"learn": LearnConfig(passes=2)}, None),
+        ("decoupled", {}, {"learn": LearnConfig(minibatches=2)}, None),
+        ("grpo", {}, {"sync": ON_POLICY, "learn": LearnConfig(passes=2)}, None),
+        ("grpo", {}, {"sync": ON_POLICY, "collect": CollectConfig(offset=1)}, None),
+        ("grpo", {}, {"sync": ON_POLICY, "draw": DrawConfig(policy="replay")}, None),
+        ("grpo", {}, {"sync": SyncConfig(period=2)}, None),
+        ("grpo", {}, {"sync": SyncConfig(rule="never")}, None),
+        ("reinforce", {}, {"sync": ON_POLICY}, None),
+        ("cispo", {}, {"sync": ON_POLICY}, None),
+    ],
+)
+def test_a_clip_that_cannot_act_is_said_once_not_refused(name, fields, parts, says):
+    said = notices(resolve_config(Config(objective=ObjectiveConfig(name, **fields), **parts)))
+    assert [says in sentence for sentence in said] == ([] if says is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("grpo", {"epsilon_low": 0.0, "epsilon_high": 0.0}), ("off_policy_grpo", {"epsilon": 0.0}),
+        ("rec_ring_is", {"ring_low": 0.1}), ("mis", {"weight_low": 2.0}), ("mis", {"weight_low": 3.0}),
+        ("grpo", {"epsilon_low": -0.1}), ("grpo", {"epsilon_low": 1.5}),
+    ],
+)  # fmt: skip
+def test_empty_and_inverted_bands_are_refused(name, fields):
+    with pytest.raises(SoleraError, match=f"objective.{next(iter(fields))}"):
+        resolve(ObjectiveConfig(name, **fields))
 
 
 def test_the_page_about_the_algorithms_is_up_to_date():

@@ -53,7 +53,9 @@ def described(place) -> dict[str, object]:
         tables = inspect(connection)
         return {
             name: (
-                [(column["name"], str(column["type"]), column["nullable"]) for column in tables.get_columns(name)],
+                sorted(
+                    (column["name"], str(column["type"]), column["nullable"]) for column in tables.get_columns(name)
+                ),
                 sorted((index["name"], index["column_names"], index["unique"]) for index in tables.get_indexes(name)),
             )
             for name in tables.get_table_names()

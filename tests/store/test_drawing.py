@@ -41,7 +41,7 @@ def as_arrays(rows: list[dict]) -> Rows:
 
 def taken(rows: list[dict], draw: DrawConfig, groups: int, size: int = 4, now: int = 30) -> list[list[int]]:
     arrays = as_arrays(rows)
-    chosen = rank(arrays, Selection(draw, size, now, 7, ORIGINS)).take(groups)
+    chosen = rank(arrays, Selection(draw, size, now, 7, ORIGINS, groups)).take(groups)
     return [arrays.id_R[members].tolist() for members in chosen]
 
 
@@ -159,7 +159,7 @@ def test_mixed_within_groups(rows, least):
         expected += [mine + theirs for mine, theirs in parts if mine and theirs]
     expected = ids(first(whole(expected, least)))
     assert expected and taken(rows, draw, 999) == expected
-    ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS))
+    ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS, 8))
     own = [r for r in graded(rows) if r["origin"] == "model:a" or (r["origin"] == "self" and r["uses"] == 0)]
     assert ranking.passed["incomplete"] == len(own) - sum(map(len, expected))
 
@@ -178,7 +178,7 @@ def test_filters_count_what_they_pass_over(rows):
     passed["incomplete"] = len(rest) - 4 * len(groups)
     differing = [g for g in groups if max(r["reward"] for r in g) - min(r["reward"] for r in g) >= 0.75]
     passed["flat"] = 4 * (len(groups) - len(differing))
-    ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS))
+    ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS, 8))
     assert taken(rows, draw, 999) == ids(newest(differing))
     assert ranking.passed == {reason: count for reason, count in passed.items() if count}
 
@@ -192,7 +192,7 @@ def test_what_is_missing_is_what_others_cannot_give():
     arrays = as_arrays(rows)
 
     def missing(draw: DrawConfig, groups: int, reserve: int = 0) -> int:
-        return rank(arrays, Selection(draw, 2, 30, 0, ORIGINS)).missing(groups, reserve)
+        return rank(arrays, Selection(draw, 2, 30, 0, ORIGINS, groups)).missing(groups, reserve)
 
     replay = DrawConfig("replay", fresh=0.5)
     assert [missing(replay, groups) for groups in (2, 6, 7, 8, 20)] == [0, 0, 0, 1, 13]

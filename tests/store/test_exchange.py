@@ -3,19 +3,25 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.models.loading import load_reader
-from solera.records import Reward
+from solera.records import Reward, Sampling
 from solera.store.exchange import export_rollouts, import_rewards, import_rollouts
 from solera.store.ledger import Ledger
-from solera.store.lines import LineReader
+from solera.store.lines import LineReader, plain
 from solera.store.reading import reading
+from solera.store.statistics import statistics
+from solera.store.verifying import verify
 from solera.tasks.keys import keys_of
+from tests.conftest import random_rollout
 from tests.store.test_ledger import drawn, rollouts
-from tests.store.test_lines import TRAINING
+from tests.store.test_lines import TRAINING, damaged
 
 
 @pytest.fixture(scope="module")
@@ -116,18 +122,64 @@ def test_revisions_are_counted_and_parts_are_kept_apart(ledger):
     assert ledger.draw(1, 1)[0].rollouts[0].reward == 1.0
 
 
-def test_an_export_is_another_stores_import(ledger, reader, tmp_path):
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_an_export_is_another_stores_import(ledger, reader, tmp_path, name):
     ledger.add([*rollouts("aab"), *rollouts("b", reward=None)])
-    ledger.revise([(2, Reward(0.5))])
-    assert export_rollouts(ledger.place, tmp_path / "out.jsonl") == 4
+    ledger.revise([(2, Reward(0.5, position=1))])
+    assert export_rollouts(ledger.place, tmp_path / name) == 4
     other = Ledger(tmp_path / "other.db")
-    done = import_rollouts(other, tmp_path / "out.jsonl", reader)
+    done = import_rollouts(other, tmp_path / name, reader)
     assert (done.rollouts, done.known) == (4, 0)
     with reading(ledger.place) as a, reading(other.place) as b:
         for (ours, _), (theirs, _) in zip(a.rollouts(), b.rollouts(), strict=True):
             assert (ours.prompt_key, ours.reward, ours.version) == (theirs.prompt_key, theirs.reward, theirs.version)
+            assert [r.position for r in theirs.rewards] == [r.position for r in ours.rewards][-len(theirs.rewards) :]
             assert ours.sequences[0].span_logp.tobytes() == theirs.sequences[0].span_logp.tobytes()
-        (count,) = b.counts()
-    assert (count.origin, count.rollouts, count.prompts, count.rewarded, count.used) == ("file:f", 4, 2, 3, 0)
+    assert statistics(other.place)["origin"] == [("file:f", 4, 2, 1, pytest.approx(2.5 / 3), 0, 0)]
     other.close()
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_a_parquet_file_of_several_responses(ledger, reader, tmp_path):
+    file, bad = tmp_path / "answers.parquet", tmp_path / "bad.jsonl"
+    rows = [
+        {"prompt": TRAINING, "responses": ["80", "81"], "rewards": [1.0, None], "model": "m"},
+        {"prompt": None, "responses": ["80"], "rewards": [0.0], "model": "m"},
+        {"prompt": TRAINING, "responses": ["80"], "rewards": [0.5, 0.5], "model": "m"},
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    with pytest.raises(SoleraError, match=r"answers\.parquet:2: field 'prompt' is missing"):
+        import_rollouts(ledger, file, reader)
+    done = import_rollouts(ledger, file, reader, bad)
+    assert (done.rollouts, len(done.complaints)) == (2, 2)
+    assert [json.loads(line)["rewards"] for line in bad.read_text().splitlines()] == [[0.0], [0.5, 0.5]]
+    assert import_rollouts(ledger, file, reader, bad).known == 2
+    ledger.revise([(2, Reward(0.25))])
+    (group,) = ledger.draw(1, 2)
+    assert [(r.reward, r.origin) for r in group.rollouts] == [(1.0, "model:m"), (0.25, "model:m")]
+    file.write_bytes(b"PAR1 no more")
+    with pytest.raises(SoleraError, match=r"answers\.parquet: cannot be read as Parquet"):
+        import_rollouts(ledger, file, reader)
+
+
+def test_ten_thousand_damaged_lines_among_good_ones(ledger, reader, tmp_path):
+    """Each is refused with its place or, where the damage left it valid, taken; all good ones are kept."""
+    rng = np.random.default_rng(5)
+    tokens = json.dumps(plain(random_rollout(rng, 1, (2, 3), 0.5, sampling=Sampling(1.0, 9)), 0.0)).encode()
+    text = json.dumps(row(82, reward=1, finish_reason="stop", key="k")).encode()
+    every = [damaged(rng, (tokens, text)[n % 2]).replace(b"\n", b" ") or b"{" for n in range(10_000)]
+    places = set(range(0, 11_000, 11))
+    rest, good = iter(every), (json.dumps(row(n, reward=0)).encode() for n in range(1000))
+    written = [next(good) if n in places else next(rest) for n in range(11_000)]
+    file, bad = tmp_path / "f.jsonl", tmp_path / "bad.jsonl"
+    file.write_bytes(b"\n".join(written) + b"\n")
+    with pytest.raises(SoleraError, match=r"f\.jsonl:\d+: "):
+        import_rollouts(ledger, file, reader)
+    assert ledger.watermark() == 0
+    done = import_rollouts(ledger, file, reader, bad)
+    assert len(done.complaints) > 8_000 and all("\n" not in complaint for complaint in done.complaints)
+    numbers = [int(complaint.removeprefix(f"{file}:").split(":")[0]) for complaint in done.complaints]
+    assert bad.read_bytes().split(b"\n")[:-1] == [written[n - 1] for n in numbers]
+    assert not places & {n - 1 for n in numbers}
+    assert done.rollouts + len(numbers) == 11_000 - sum(not line.strip() for line in written)
+    assert not verify(ledger.place).complaints

@@ -10,6 +10,7 @@ from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
 from solera.store.database import open_for_reading
 from solera.store.encoding import decode, encode
 from solera.store.ledger import Ledger
+from solera.store.reading import reading
 from tests.conftest import random_rollout
 
 
@@ -39,12 +40,27 @@ def use(*ids: int) -> list[Use]:
 def test_a_rollout_comes_back_as_it_went_in(store):
     original = dataclasses.replace(
         rollouts("a")[0], lineage="run", origin="model:other", finish_reason="length", sampling=Sampling(0.7, 9, 1.0),
-        rewards=(Reward(1.0, "correct", "grader"), Reward(0.25, "format", "rule")),
+        rewards=(Reward(1.0, "correct", "grader"), Reward(0.25, "format", "rule", position=1)), text="as it was",
     )  # fmt: skip
     (id_,) = store.add([original])
     back = store.draw(1, 1)[0].rollouts[0]
     assert back.id == id_
-    for name in ("prompt_key", "rewards", "lineage", "origin", "finish_reason", "sampling", "version", "reward"):
+    store.record([Use(id_, 3, None, 0.5, back.revision)])
+    store.close()
+    with reading(store.place) as opened:
+        ((again, _),), ((used,),) = opened.rollouts(), [group.uses for group in opened.used(3, 1)]
+    assert (again.text, again.rewards, used.revision) == (original.text, original.rewards, 0)
+    for name in (
+        "prompt_key",
+        "rewards",
+        "lineage",
+        "origin",
+        "finish_reason",
+        "sampling",
+        "version",
+        "reward",
+        "text",
+    ):
         assert getattr(back, name) == getattr(original, name), name
     (a,), (b,) = original.sequences, back.sequences
     assert a.spans == b.spans

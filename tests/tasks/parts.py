@@ -17,6 +17,7 @@ class Letters:
     """A token is a character; 0 ends a text."""
 
     unknown_id = None
+    chats = False
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))

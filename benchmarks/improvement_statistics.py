@@ -1,0 +1,170 @@
+"""Does the improvement estimate keep its word? Policies small enough that the true improvement is a sum.
+
+python benchmarks/improvement_statistics.py [TRIPLES] [UPDATES]
+
+First random triples (π, π_k, α): the identity must be exact and no bound violated. Then updates: a policy with
+parameters shared by all prompts is fitted to a batch of stale data, and the update is judged on probes as a run judges
+it. Truth is the change of the expected reward over all prompts. Axes: `_X` all prompts, `_P` some of them, `_A`
+answers, `_F` features.
+"""
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from solera.diagnosis.improvement import Estimate, estimate, identity, lower_bound
+from solera.diagnosis.verdict import CERTIFIED, HARMFUL
+
+PROMPTS, ANSWERS, FEATURES = 500, 8, 25
+BATCH, GROUP = 24, 8
+PROBES = 32
+"""Probes on which each update is judged."""
+
+
+class Worst(NamedTuple):
+    """Over many triples: largest miss of the identity, and largest excess of a bound over the improvement."""
+
+    identity: float
+    tight: float
+    theorem1: float
+
+
+def triples(count: int, rng: np.random.Generator) -> Worst:
+    """Random policies over 2 to 12 answers, near each other and far apart; rewards in [0, 1], every second binary."""
+    worst = Worst(0, -np.inf, -np.inf)
+    for number in range(count):
+        answers = int(rng.integers(2, 13))
+        base = 10 ** rng.uniform(-1, 0.5) * rng.normal(size=answers)
+        far = 10 ** rng.uniform(-2.5, 0.5)
+        pi, pi_k, alpha = (softmax(base + far * rng.normal(size=answers)) for _ in range(3))
+        reward = rng.random(answers)
+        if number % 2:
+            reward = (reward < rng.random()).astype(float)
+        given = [torch.from_numpy(value) for value in (alpha, pi / alpha, pi_k / alpha, reward)]
+        truth = pi @ reward - pi_k @ reward
+        found = [lower_bound(*given, factor=factor).item() - truth for factor in (1, 2)]
+        worst = Worst(*np.maximum(worst, (abs(identity(*given).item() - truth), *found)))
+    return worst
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    raised = np.exp(logits - logits.max(-1, keepdims=True))
+    return raised / raised.sum(-1, keepdims=True)
+
+
+class World:
+    """Prompts with features and right answers that a linear policy can partly learn."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.features_XF = rng.normal(size=(PROMPTS, FEATURES)) / FEATURES**0.5
+        self.teacher_FA = rng.normal(size=(FEATURES, ANSWERS))
+        liking_XA = self.features_XF @ self.teacher_FA + 0.5 * rng.normal(size=(PROMPTS, ANSWERS))
+        self.reward_XA = (liking_XA > np.quantile(liking_XA, 0.75, axis=1, keepdims=True)).astype(float)
+
+    def policy(self, weights_FA: np.ndarray) -> np.ndarray:
+        return softmax(self.features_XF @ weights_FA)
+
+    def value(self, policy_XA: np.ndarray) -> float:
+        return float((policy_XA * self.reward_XA).sum(1).mean())
+
+    def write(self, policy_XA: np.ndarray, prompts: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """Prompts, each once, and a group of answers to each. `[P], [P, G]`"""
+        chosen_P = self.rng.choice(PROMPTS, prompts, replace=False)
+        place_PG = self.rng.random((prompts, group, 1))
+        return chosen_P, (policy_XA[chosen_P].cumsum(1)[:, None] < place_PG).sum(-1).clip(max=ANSWERS - 1)
+
+    def fit(
+        self, weights_FA: np.ndarray, alpha_XA: np.ndarray, rate: float, corrected: bool, batch: int = BATCH
+    ) -> np.ndarray:
+        """A step on a batch of α's answers, the group's mean as baseline; `corrected` by ratios capped at 2, or not."""
+        chosen_P, answer_PG = self.write(alpha_XA, batch, GROUP)
+        reward_PG = self.reward_XA[chosen_P[:, None], answer_PG]
+        policy_PA = self.policy(weights_FA)[chosen_P]
+        ratio_PG = np.take_along_axis(policy_PA / alpha_XA[chosen_P], answer_PG, 1)
+        weight_PG = (reward_PG - reward_PG.mean(1, keepdims=True)) * (np.minimum(ratio_PG, 2) if corrected else 1)
+        pull_PA = (weight_PG[..., None] * (np.eye(ANSWERS)[answer_PG] - policy_PA[:, None])).mean(1)
+        return weights_FA + rate * self.features_XF[chosen_P].T @ pull_PA / batch
+
+    def update(self) -> tuple[np.ndarray, ...]:
+        """α has learned something; π_k has learned from up to 20 of its batches since; π from one more, which may be
+        large and then helps much."""
+        rng, corrected = self.rng, bool(self.rng.integers(2))
+        weights_FA = rng.uniform(0, 1.5) * self.teacher_FA + 0.7 * rng.normal(size=(FEATURES, ANSWERS))
+        alpha_XA, rate = self.policy(weights_FA), 10 ** rng.uniform(1, 3.5)
+        for _ in range(rng.integers(0, 21)):
+            weights_FA = self.fit(weights_FA, alpha_XA, rate, corrected)
+        after_FA = self.fit(weights_FA, alpha_XA, rate, corrected, BATCH * int(rng.choice([1, 10])))
+        return self.policy(after_FA), self.policy(weights_FA), alpha_XA
+
+    def judge(
+        self, after_XA: np.ndarray, before_XA: np.ndarray, alpha_XA: np.ndarray, probe: int, group: int
+    ) -> Estimate:
+        """What a run would say of the update, on a probe that α writes."""
+        chosen_P, answer_PG = self.write(alpha_XA, probe, group)
+        given = [
+            torch.from_numpy(np.take_along_axis(value_XA[chosen_P], answer_PG, 1).ravel())
+            for value_XA in (after_XA / alpha_XA, before_XA / alpha_XA, self.reward_XA)
+        ]
+        found = estimate(*given, torch.arange(probe).repeat_interleave(group))
+        assert found is not None
+        return found
+
+
+class Trial(NamedTuple):
+    """One update, judged on several probes: the truth, the estimate's spread over them, and what was said."""
+
+    truth: float
+    error: float
+    covered: float
+    certified: float
+    harmful: float
+
+
+def trial(world: World, probe: int, group: int) -> Trial:
+    after_XA, before_XA, alpha_XA = world.update()
+    truth = world.value(after_XA) - world.value(before_XA)
+    found = [world.judge(after_XA, before_XA, alpha_XA, probe, group) for _ in range(PROBES)]
+    said = [one.metrics() for one in found]
+    return Trial(
+        truth,
+        float(np.std([one.gain for one in found], ddof=1)),
+        float(np.mean([m["improvement/low"] <= truth <= m["improvement/high"] for m in said])),
+        float(np.mean([m["improvement/state"] == CERTIFIED for m in said])),
+        float(np.mean([m["improvement/state"] == HARMFUL for m in said])),
+    )
+
+
+def shares(updates: int, probe: int, group: int, seed: int) -> dict[str, float]:
+    """Covered of all probes; true of what was certified and called harmful; certified of the improvements larger than
+    three standard errors of the estimate."""
+    rng = np.random.default_rng(seed)
+    worlds = [World(rng) for _ in range(-(-updates // 20))]
+    truth, error, covered, certified, harmful = np.array(
+        [trial(worlds[u // 20], probe, group) for u in range(updates)]
+    ).T
+    large = truth > 3 * error
+    return {
+        "updates that improve": float((truth > 0).mean()),
+        "covered": float(covered.mean()),
+        "certified": float(certified.mean()),
+        "of them improve": ratio(certified[truth > 0].sum(), certified.sum()),
+        "called harmful": float(harmful.mean()),
+        "of them harm": ratio(harmful[truth < 0].sum(), harmful.sum()),
+        "improve by over 3 errors": float(large.mean()),
+        "of them certified": ratio(certified[large].sum(), large.sum()),
+    }
+
+
+def ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else float("nan")
+
+
+if __name__ == "__main__":
+    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 250)
+    print(count, "triples:", triples(count, np.random.default_rng(0)))
+    for probe, group in ((64, 4), (32, 8), (32, 4), (16, 8)):
+        found = shares(updates, probe, group, seed=0)
+        print(f"probe of {probe} x {group}:", {name: round(share, 3) for name, share in found.items()}, flush=True)

@@ -1,0 +1,141 @@
+"""Rounds of steps, ours and TRL's in turn, and the table of what they took."""
+
+import dataclasses
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+
+from solera.bench import peer
+from solera.bench.options import BenchOptions
+from solera.errors import SoleraError
+
+Measured = dict[str, list[dict[str, Any]]]
+PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100": 790e12}
+"""Matrix products in bfloat16 that were measured on such a machine, a second."""
+
+
+def run(options: BenchOptions, console: Console) -> Measured:
+    """Measure every variant `rounds` times, interleaved; print the table; write the steps where asked."""
+    options = _settle(options)
+    rounds: Measured = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
+        for number in range(options.rounds):
+            for v in options.v:
+                status.update(f"round {number + 1} of {options.rounds}: v = {v}")
+                rounds[f"Solera, v = {v}"].append(_ours(options, v))
+            if options.trl_step:
+                status.update(f"round {number + 1} of {options.rounds}: TRL")
+                rounds["TRL"].append(peer.measure(options, Path(folder)))
+    console.print(_table(rounds))
+    console.print(_machine(options, rounds), highlight=False)
+    if options.json:
+        Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
+    return rounds
+
+
+def _settle(options: BenchOptions) -> BenchOptions:
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SoleraError("--device is cuda, but torch finds no GPU here: use cpu or auto")
+    gpu = options.device != "cpu" and torch.cuda.is_available()
+    return dataclasses.replace(options, device="cuda" if gpu else "cpu")
+
+
+def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
+    """In a process of its own, as TRL's is."""
+    given = json.dumps({**dataclasses.asdict(options), "this_v": v})
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(
+        [sys.executable, "-m", "solera.bench.ours", given], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise SoleraError(f"our step failed: {done.stderr.strip().splitlines()[-1] if done.stderr else 'no output'}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _table(rounds: Measured) -> Table:
+    table = Table(title="seconds a step: median (quartiles)")
+    columns = ("", "whole step", "decode", "other generate", "learn", "sync", "rest", "tokens/s", "of peak", "memory")
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right")
+    for name, several in rounds.items():
+        table.add_row(name, *_row(several))
+    if "TRL" in rounds:
+        for name, several in rounds.items():
+            if name != "TRL":
+                ratios = [
+                    _median(a, "whole") / _median(b, "whole") for a, b in zip(several, rounds["TRL"], strict=True)
+                ]
+                table.add_row(f"{name} / TRL", f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
+    return table
+
+
+def _row(several: list[dict[str, Any]]) -> list[str]:
+    steps = [step for one in several for step in one["steps"]]
+    memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
+    if "time/learn" not in steps[0]:
+        return [_spread([step["whole"] for step in steps]), *[""] * 7, memory if several[0]["peak"] else ""]
+    decode, generate, learn, sync = (
+        [step[f"time/{name}"] for step in steps] for name in ("decode", "generate", "learn", "sync")
+    )
+    whole = [step["whole"] for step in steps]
+    rest = [w - g - le - sy for w, g, le, sy in zip(whole, generate, learn, sync, strict=True)]
+    speed = [step["tokens/generated"] / step["time/decode"] for step in steps if step["tokens/generated"]]
+    return [
+        _spread(whole),
+        f"{statistics.median(decode):.3f}",
+        f"{statistics.median([g - d for g, d in zip(generate, decode, strict=True)]):.3f}",
+        f"{statistics.median(learn):.3f}",
+        f"{statistics.fmean(sync):.4f}",
+        f"{statistics.median(rest):.3f}",
+        f"{statistics.median(speed):,.0f}" if speed else "",
+        _share_of_peak(several),
+        memory,
+    ]
+
+
+def _share_of_peak(several: list[dict[str, Any]]) -> str:
+    """6 operations a parameter and token that went through the learner, over what the GPU can do."""
+    peak = next((flops for name, flops in PEAK_FLOPS.items() if several[0]["device"].startswith(name)), None)
+    if peak is None:
+        return ""
+    shares = [
+        6 * one["parameters"] * step.get("tokens/computed", 0.0) / step["time/learn"] / peak
+        for one in several
+        for step in one["steps"]
+    ]
+    return f"{statistics.median(shares):.1%}"
+
+
+def _median(one: dict[str, Any], name: str) -> float:
+    return statistics.median(step[name] for step in one["steps"])
+
+
+def _spread(seconds: list[float]) -> str:
+    if len(seconds) < 2:
+        return f"{seconds[0]:.4f}"
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return f"{middle:.4f} ({low:.4f}–{high:.4f})"
+
+
+def _machine(options: BenchOptions, rounds: Measured) -> str:
+    ours = next(iter(rounds.values()))[0]
+    tokens = [step["response/length"] for step in ours["steps"]]
+    return (
+        f"{time.strftime('%Y-%m-%d')} · {ours['device']}, {platform.machine()}, {options.threads} threads · Python "
+        f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__} · "
+        f"{options.prompts} × {options.group} responses of up to {options.new_tokens} tokens (mean "
+        f"{statistics.fmean(tokens):.0f}) · ours: {ours['parameters']:,} parameters, {ours['types']}"
+    )

@@ -1,0 +1,69 @@
+"""What can be measured. No torch, so that help answers at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from solera.errors import SoleraError
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Time whole training steps, and TRL's beside them."""
+
+    model: str = "embedded"
+    """A Hugging Face folder, a hub name or `embedded`."""
+    problems: str | None = None
+    """JSONL with `prompt` (text, chat template applied) and `answer` (a number); unset: sums of two-digit numbers."""
+    prompts: int = 32
+    """Prompts a step."""
+    group: int = 8
+    """Responses a prompt."""
+    new_tokens: int = 8
+    """Most tokens of a response."""
+    steps: int = 20
+    """Steps measured in a round, after two that are not."""
+    rounds: int = 1
+    """How often each variant runs, in turn, each time in a process of its own."""
+    v: tuple[int, ...] = (1,)
+    """Sync periods to measure."""
+    unmasked: bool = False
+    """Learn from groups of equal reward too, as TRL does: the same work on both sides."""
+    micro_batch: int | None = None
+    """Tokens in one forward and backward of ours; unset: the default."""
+    threads: int = 1
+    """CPU threads, the same on both sides."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where both run."""
+    compile: bool = True
+    """Whether our layers are fused on a GPU."""
+    trl_step: str | None = None
+    """The script that runs TRL's step; unset: only ours is measured."""
+    trl_python: str | None = None
+    """A Python that has TRL; unset: this one."""
+    trl_rows: int = 128
+    """Responses in one forward and backward of TRL's."""
+    trl_options: tuple[str, ...] = ()
+    """Further fields of TRL's GRPOConfig, as NAME=JSON."""
+    json: str | None = None
+    """File to write every measured step to."""
+
+
+WARM_UP = 2
+"""Steps at the start of a round that are not counted."""
+
+
+def check(options: BenchOptions) -> BenchOptions:
+    """Refuse, in one line, what cannot be measured."""
+    for name in ("prompts", "group", "new_tokens", "steps", "rounds", "threads", "trl_rows"):
+        if getattr(options, name) < 1:
+            raise SoleraError(f"--{name} is {getattr(options, name)}; it must be at least 1")
+    if options.group < 2:
+        raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
+    if not options.v or min(options.v) < 1:
+        raise SoleraError(f"--v is {options.v}; give one or more sync periods of at least 1")
+    for name in ("problems", "trl_step"):
+        path = getattr(options, name)
+        if path is not None and not Path(path).is_file():
+            raise SoleraError(f"--{name}: {path}: no such file")
+    return options

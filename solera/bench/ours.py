@@ -1,0 +1,139 @@
+"""Whole steps of ours in this process, with their parts: `python -m solera.bench.ours` takes one JSON object."""
+
+import dataclasses
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solera.bench.options import WARM_UP, BenchOptions
+from solera.build import build_loop, build_task, resolved
+from solera.config import (
+    CheckpointConfig,
+    CollectConfig,
+    Config,
+    EvaluateConfig,
+    LearnConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    RewardConfig,
+    RunConfig,
+    SamplingConfig,
+    SyncConfig,
+    TaskConfig,
+)
+from solera.loop import Loop
+from solera.models import loading
+from solera.process import rare_garbage_collection, torch_for
+from solera.report.sinks import JsonLines
+from solera.store.database import place_of
+from solera.store.ledger import Ledger
+from solera.sync.rules import SyncState
+
+PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/store")
+
+
+def configure(options: BenchOptions, v: int) -> Config:
+    """On-policy GRPO but for `v`, without KL, at a learning rate that leaves the model as it is."""
+    task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
+    learn = LearnConfig(lr=1e-6, warmup=0)
+    if options.micro_batch is not None:
+        learn = dataclasses.replace(learn, micro_batch_tokens=options.micro_batch)
+    return resolved(
+        Config(
+            run=RunConfig(steps=options.steps + WARM_UP + 1, threads=options.threads, device=options.device),
+            model=ModelConfig(options.model, compile=options.compile),
+            task=task,
+            reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
+            sampling=SamplingConfig(max_tokens=options.new_tokens),
+            collect=CollectConfig(prompts=options.prompts, group_size=options.group),
+            objective=ObjectiveConfig("grpo", zero_variance_mask=False if options.unmasked else None),
+            learn=learn,
+            sync=SyncConfig(period=v),
+            evaluate=EvaluateConfig(every=0, problems=8),
+            checkpoint=CheckpointConfig(every=0),
+        )
+    )
+
+
+class Watching(JsonLines):
+    """Keeps every step's metrics and the moment it was logged."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: Any) -> None:
+        super().log(step, metrics)
+        self.rows.append({**metrics, "moment": time.perf_counter()})
+
+
+def measure(options: BenchOptions, v: int) -> dict[str, Any]:
+    """The parts of each step in seconds, and what was computed."""
+    config = configure(options, v)
+    gpu = options.device != "cpu" and torch.cuda.is_available()
+    device, compute = torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32
+    with tempfile.TemporaryDirectory() as folder:
+        model, codec = loading.load(options.model, device)
+        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
+        loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
+        spent = watch(loop)
+        with torch_for(model, options.threads), rare_garbage_collection():
+            loop.run(SyncState())
+        store.close()
+        sink.close()
+    counted = list(zip(sink.rows, sink.rows[1:], spent[2:], strict=False))[WARM_UP - 1 : -1]
+    steps = [
+        {**dict.fromkeys(PARTS, 0.0), **row, **extra, "whole": row["moment"] - before["moment"]}
+        for before, row, extra in counted
+    ]
+    return {
+        "v": v,
+        "steps": steps,
+        "parameters": sum(p.numel() for p in model.parameters().values()),
+        "peak": torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "types": f"masters float32, weights and arithmetic {str(compute).removeprefix('torch.')}",
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+    }
+
+
+def watch(loop: Loop) -> list[dict[str, float]]:
+    """Seconds inside the engine while a batch is drawn, and tokens that went through the learner's model, by step."""
+    spent: list[dict[str, float]] = [{}]  # the first line is what comes before the first batch
+    engine, learner, drawing = loop.engine, loop.learner, loop.draw
+    decoding, cutting = engine._complete, learner._cut  # type: ignore[attr-defined]
+
+    def complete(requests: Any) -> Any:
+        start = time.perf_counter()
+        completions = decoding(requests)
+        spent[-1]["time/decode"] = spent[-1].get("time/decode", 0.0) + time.perf_counter() - start
+        return completions
+
+    def draw() -> Any:
+        spent.append({})
+        engine._complete = complete  # type: ignore[attr-defined]
+        drawn = drawing()
+        engine._complete = decoding  # type: ignore[attr-defined]
+        return drawn
+
+    def cut(rollouts: Any) -> Any:
+        micros = cutting(rollouts)
+        computed = sum(micro.token_RL.numel() for micro in micros)
+        spent[-1]["tokens/computed"] = spent[-1].get("tokens/computed", 0.0) + computed
+        return micros
+
+    object.__setattr__(loop, "draw", draw)
+    object.__setattr__(learner, "_cut", cut)
+    return spent
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    v = given.pop("this_v")
+    tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+    print(json.dumps(measure(BenchOptions(**{**given, **tuples}), v)))

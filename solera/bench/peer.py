@@ -1,0 +1,61 @@
+"""TRL's step on the same work, in a process of its own, timed from outside."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+from solera.bench.options import WARM_UP, BenchOptions
+from solera.errors import SoleraError
+from solera.models.source import EMBEDDED
+from solera.tasks.arithmetic import draw_pair
+
+WHOLE_STEPS = """
+import json, runpy, sys, time
+from transformers.trainer_callback import DefaultFlowCallback as Flow
+marks, on_step_end = [], Flow.on_step_end
+def marking(self, *arguments, **keywords):
+    marks.append(time.perf_counter())
+    return on_step_end(self, *arguments, **keywords)
+Flow.on_step_end = marking
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+import torch
+peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+print(json.dumps({"marks": marks, "peak": peak}))
+"""
+"""TRL's own `step_time` leaves its optimiser step out: the marks are taken where a step ends."""
+
+
+def measure(options: BenchOptions, folder: Path) -> dict[str, object]:
+    """Seconds a whole step; memory where there is a GPU."""
+    assert options.trl_step is not None
+    problems = Path(options.problems).resolve() if options.problems else _sums(folder / "sums.jsonl")
+    model = EMBEDDED if options.model == "embedded" else Path(options.model).resolve()
+    on_gpu = options.device == "cuda"
+    responses = options.prompts * options.group
+    command = [
+        options.trl_python or sys.executable, "-c", WHOLE_STEPS, Path(options.trl_step).resolve(), model, problems,
+        "--device", "cuda" if on_gpu else "cpu", "--prompts", options.prompts, "--group", options.group,
+        "--new-tokens", options.new_tokens, "--micro-batch", min(options.trl_rows, responses) if on_gpu else responses,
+        "--steps", options.steps + WARM_UP, *(part for each in options.trl_options for part in ("--option", each)),
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=environment, cwd=folder, check=False
+    )
+    if done.returncode:
+        raise SoleraError(f"TRL's step failed: {done.stderr.strip().splitlines()[-1] if done.stderr else 'no output'}")
+    marked = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"marks'))
+    whole = [after - before for before, after in itertools.pairwise(marked["marks"])][WARM_UP - 1 :]
+    return {"steps": [{"whole": seconds} for seconds in whole], "peak": marked["peak"]}
+
+
+def _sums(path: Path) -> Path:
+    rng = Random(0)
+    pairs = [draw_pair(rng, 2, held_out=False) for _ in range(4000)]
+    path.write_text("".join(json.dumps({"prompt": f"{a}+{b}=", "answer": str(a + b)}) + "\n" for a, b in pairs))
+    return path

@@ -1,0 +1,25 @@
+"""`solera bench`: what a training step costs, part by part, and beside TRL's."""
+
+import sys
+
+HELP = """Time whole training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step
+TRL's step runs on the same model, prompts and lengths, in turn, and the ratio is printed.
+
+  solera bench                                                    the embedded model on a CPU
+  solera bench --v 1 10 --rounds 3                                what syncing every step costs
+  solera bench --model FOLDER --problems gsm8k.jsonl --prompts 64 --new_tokens 256 --trl_step trl_step.py
+"""
+
+
+def run(arguments: list[str]) -> int:
+    import tyro
+    from rich.console import Console
+
+    from solera.bench.options import BenchOptions, check
+    from solera.cli.options import parse
+
+    options = check(parse(BenchOptions(), arguments, "bench", "", HELP, tyro.conf.FlagCreatePairsOff))
+    from solera.bench import bench
+
+    bench.run(options, Console(width=None if sys.stdout.isatty() else 200))
+    return 0

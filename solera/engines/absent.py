@@ -1,0 +1,20 @@
+"""In place of an engine, where a run generates nothing."""
+
+from solera.protocols import Weights
+from solera.records import Completion, Manifest, Sampling
+
+
+class NoEngine:
+    """Takes no weights and writes nothing."""
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+    def load(self, weights: Weights) -> Manifest:
+        return weights.manifest
+
+    def weights(self) -> Weights:
+        return Weights(Manifest("", 0, ()), iter(()))
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        raise AssertionError("a run that generates nothing was asked to")

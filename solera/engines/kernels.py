@@ -1,0 +1,131 @@
+"""Triton kernels of decoding: attention over the pool of keys and values, and drawing a token from its logits."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _attend_stretch(
+    query, best, total, acc, pool_key, pool_value, start, length, head, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Softmax accumulated over one stretch of the pool."""
+    d = tl.arange(0, WIDTH)
+    for first in range(0, length, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        place = ((start + n)[:, None] * HEADS + head) * DIM + d[None, :]
+        there = (n < length)[:, None] & (d < DIM)[None, :]
+        key = tl.load(pool_key + place, mask=there, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
+        score = tl.where((n < length)[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        value = tl.load(pool_value + place, mask=there, other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(share.to(value.dtype), value, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+    return best, total, acc
+
+
+@triton.jit
+def _decode_attention(
+    query_ptr, key_ptr, value_ptr, pool_key, pool_value, out_ptr,
+    prompt_start, prompt_length, response_start, response_length, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a row and key-value head: its queries against prompt, response so far, and the new token."""
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    d = tl.arange(0, WIDTH)
+    g = tl.arange(0, TILE)
+    at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    query = tl.load(query_ptr + at, mask=real, other=0.0)
+    own = (row * HEADS + head) * DIM + d
+    key = tl.load(key_ptr + own, mask=d < DIM, other=0.0)
+    value = tl.load(value_ptr + own, mask=d < DIM, other=0.0)
+    start = tl.load(response_start + row)
+    length = tl.load(response_length + row)
+    place = ((start + length) * HEADS + head) * DIM + d
+    tl.store(pool_key + place, key, mask=d < DIM)
+    tl.store(pool_value + place, value, mask=d < DIM)
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+    total = tl.full([TILE], 1.0, tl.float32)
+    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
+    best, total, acc = _attend_stretch(
+        query, best, total, acc, pool_key, pool_value, tl.load(prompt_start + row), tl.load(prompt_length + row), head,
+        scale, HEADS, DIM, WIDTH, BLOCK, PRECISION,
+    )  # fmt: skip
+    best, total, acc = _attend_stretch(
+        query, best, total, acc, pool_key, pool_value, start, length, head, scale, HEADS, DIM, WIDTH, BLOCK, PRECISION
+    )
+    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+def decode_attention(
+    query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
+    prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
+) -> Tensor:  # fmt: skip
+    """Write each row's new key and value behind its response, and attend to its prompt and response."""
+    rows, heads, dim = key_SHD.shape
+    group = query_SHD.shape[1] // heads
+    out_SHD = torch.empty_like(query_SHD)
+    _decode_attention[(rows, heads)](
+        query_SHD, key_SHD, value_SHD, pool_key, pool_value, out_SHD,
+        prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
+        HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
+        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=64,
+        PRECISION="ieee" if query_SHD.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out_SHD
+
+
+@triton.jit
+def _sample(
+    logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature, BLOCK: tl.constexpr
+):  # fmt: skip
+    """One program a row: the first token whose cumulative probability exceeds the uniform number."""
+    row = tl.program_id(0).to(tl.int64)
+    logits = logits_ptr + row * vocabulary
+    best = -1e30
+    total = 0.0
+    for first in range(0, vocabulary, BLOCK):
+        v = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
+        new_best = tl.maximum(best, tl.max(x, 0))
+        total = total * tl.exp(best - new_best) + tl.sum(tl.exp(x - new_best), 0)
+        best = new_best
+    target = tl.load(uniform_ptr + row) * total
+    before = 0.0
+    token = -1
+    last = 0
+    for first in range(0, vocabulary, BLOCK):
+        v = first + tl.arange(0, BLOCK)
+        x = tl.load(logits + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
+        share = tl.exp(x - best)
+        here = tl.sum(share, 0)
+        if (token < 0) & (before + here > target):
+            reached = tl.sum(((before + tl.cumsum(share, 0)) <= target).to(tl.int32), 0)
+            token = first + tl.minimum(reached, BLOCK - 1)
+        last = tl.maximum(last, tl.max(tl.where(share > 0, v, 0), 0))
+        before += here
+    # Summed twice in another order, the total may fall short of a uniform number next to 1.
+    token = tl.where(token < 0, last, tl.minimum(token, last))
+    x = tl.load(logits + token).to(tl.float32) * inverse_temperature
+    tl.store(token_ptr + row, token.to(tl.int64))
+    tl.store(logp_ptr + row, x - best - tl.log(total))
+
+
+def sample(logits_SV: Tensor, uniform_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """As `sampling.sample`, whole distribution, in one pass over the logits and part of a second."""
+    rows, vocabulary = logits_SV.shape
+    token_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
+    logp_S = torch.empty(rows, dtype=torch.float32, device=logits_SV.device)
+    _sample[(rows,)](
+        logits_SV.contiguous(), uniform_S, token_S, logp_S, vocabulary, 1.0 / temperature, BLOCK=4096, num_warps=8
+    )
+    return token_S, logp_S

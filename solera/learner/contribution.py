@@ -1,0 +1,48 @@
+"""Who moved the policy: how a batch's tokens, their gradient and the clipped ones divide by origin and age."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from solera.objectives.tokens import Tokens
+from solera.records import Rollout, age_band
+
+QUANTITIES = ("tokens", "weight", "clipped")
+
+
+def contribution(tokens: Tokens, silenced_T: Tensor | None) -> Tensor:
+    """Of each response its tokens, the sum of their `|∂loss/∂ℓ|`, and how many of them the clip silenced. `[3, B]`
+
+    To be asked after the backward pass, with `logp_T` retaining its gradient.
+    """
+    one_T = torch.ones_like(tokens.logp_T)
+    weight_T = torch.zeros_like(one_T) if tokens.logp_T.grad is None else tokens.logp_T.grad.abs()
+    clipped_T = torch.zeros_like(one_T) if silenced_T is None else silenced_T.to(one_T.dtype)
+    sums = torch.zeros(len(QUANTITIES), len(tokens.responses.length_B), dtype=one_T.dtype, device=one_T.device)
+    return sums.index_add_(1, tokens.response_T, torch.stack([one_T, weight_T, clipped_T]).detach())
+
+
+def shares(rollouts: Sequence[Rollout], sums: Tensor, now: int, lineage: str) -> dict[str, float]:
+    """Each origin's and each age's part of what all responses together contributed. `sums` is `[3, B]`
+
+    Nothing where all responses are alike.
+    """
+    ages = [rollout.age(now, lineage) for rollout in rollouts]
+    by_age = _divided("age", ["none" if age is None else age_band(age) for age in ages], sums)
+    return _divided("origin", [rollout.origin for rollout in rollouts], sums) | by_age
+
+
+def _divided(kind: str, name_B: list[str], sums: Tensor) -> dict[str, float]:
+    names = sorted(set(name_B))
+    if len(names) < 2:
+        return {}
+    number_B = torch.tensor([names.index(name) for name in name_B])
+    by_name = torch.zeros(len(sums), len(names), dtype=torch.float64).index_add_(1, number_B, sums.double())
+    totals = by_name.sum(1)
+    return {
+        f"{kind}_{quantity}/{name}": float(value / total)
+        for quantity, values, total in zip(QUANTITIES, by_name, totals, strict=True)
+        for name, value in zip(names, values, strict=True)
+        if total > 0
+    }

@@ -1,0 +1,36 @@
+"""A picture of what a store holds."""
+
+from pathlib import Path
+from typing import Any
+
+from solera.report.plot import COLOURS, INK
+from solera.store.statistics import Line, Statistics
+
+TITLES = {
+    "origin": "Who wrote it?", "age": "How old is it? (batches)", "reward": "What is it worth?",
+    "uses": "How often was it learned from?",
+}  # fmt: skip
+
+
+def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
+    for panel, (kind, lines) in zip(figure.subplots(2, 2).flatten(), found.items(), strict=True):
+        panel.set_title(TITLES[kind], color=INK)
+        _bars(panel, lines)
+    figure.suptitle(f"{name}: rollouts in the store", color=INK)
+    figure.savefig(target)
+    return target
+
+
+def _bars(panel: Any, lines: list[Line]) -> None:
+    """Learned from already, and not yet."""
+    names, used = [line.name for line in lines], [line.used for line in lines]
+    panel.barh(names, used, color=COLOURS[0], label="used")
+    unused = [line.rollouts - line.used for line in lines]
+    panel.barh(names, unused, left=used, color=COLOURS[0], alpha=0.35, label="never used")
+    panel.invert_yaxis()
+    panel.spines[["top", "right"]].set_visible(False)
+    if lines:
+        panel.legend(frameon=False, fontsize=9)

@@ -1,0 +1,71 @@
+"""Whether a store holds together: the file, what belongs to nobody, and every rollout's own bytes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from sqlalchemy import Connection, exists, func, select
+
+from solera.errors import SoleraError
+from solera.records import Rollout
+from solera.store.database import Place, open_for_reading
+from solera.store.encoding import decode
+from solera.store.schema import rewards, rollouts, uses
+
+_r, _w, _u = rollouts.c, rewards.c, uses.c
+_COUNTED = select(func.count()).where(_u.rollout_id == _r.id).scalar_subquery()
+_MISCOUNTED = select(_r.id, _r.uses, _COUNTED).where(_r.uses != _COUNTED)
+_ROWS = select(_r.id, _r.version, _r.sequences, _r.checksum).order_by(_r.id)
+READ_TOGETHER = 1_000
+
+
+@dataclass
+class Verified:
+    """How much was looked at, and what is wrong with it."""
+
+    rollouts: int = 0
+    unsigned: int = 0
+    """Rollouts of a Solera that wrote no checksums."""
+    complaints: list[str] = field(default_factory=list)
+
+
+def verify(place: Place) -> Verified:
+    """Read all of a store."""
+    found = Verified()
+    with open_for_reading(place) as connection:
+        found.complaints += [*_integrity(connection), *_orphans(connection), *_miscounted(connection)]
+        for id_, version, sequences, checksum in connection.execution_options(yield_per=READ_TOGETHER).execute(_ROWS):
+            found.rollouts += 1
+            found.unsigned += checksum is None
+            if complaint := _damage(bytes(sequences), version, checksum):
+                found.complaints.append(f"rollout {id_}: {complaint}")
+    return found
+
+
+def _integrity(connection: Connection) -> Iterator[str]:
+    """What SQLite finds in its own file; PostgreSQL checks its pages as it reads them."""
+    if connection.dialect.name == "sqlite":
+        lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
+        yield from (f"the file: {' '.join(str(line).split())}" for line in lines if line != "ok")
+
+
+def _orphans(connection: Connection) -> Iterator[str]:
+    for table in (rewards, uses):
+        owner = table.c.rollout_id
+        lost = connection.scalars(select(owner).distinct().where(~exists().where(_r.id == owner)).order_by(owner))
+        yield from (f"{table.name}: there is no rollout {id_} that they belong to" for id_ in lost)
+
+
+def _miscounted(connection: Connection) -> Iterator[str]:
+    for id_, held, counted in connection.execute(_MISCOUNTED):
+        yield f"rollout {id_}: says it was used {held} times, but {counted} uses are recorded"
+
+
+def _damage(sequences: bytes, version: int | None, checksum: int | None) -> str | None:
+    if checksum is not None and crc32(sequences) != checksum:
+        return "its tokens are not those that were written: the checksum differs"
+    try:
+        held = Rollout("", decode(sequences)).version
+    except SoleraError as error:
+        return str(error)
+    return None if held == version else f"its tokens are of version {held}, its row says {version}"

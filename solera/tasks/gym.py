@@ -1,0 +1,181 @@
+"""Every generated task of the package reasoning-gym, with its own graders.
+
+The package runs in other processes only (`judges.py`): some of its graders evaluate what they are given, and what it
+generates depends on the order of sets, which is fixed there. One question in four is held out, by a hash of it alone.
+"""
+
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import count as count_up
+from typing import Any
+
+from solera.errors import SoleraError
+from solera.protocols import Codec
+from solera.records import Prompt
+from solera.streams import stream_seed
+from solera.tasks.final import boxed_answer, tagged_answer
+from solera.tasks.judges import Judges, NoVerdictError, judges
+from solera.tasks.prompting import encode_problem
+
+HELD_OUT_SHARE = 4
+CHUNK = 500
+"""Problems of one dataset; the next ones come from another, with a seed of its own."""
+BLOCK = 32
+"""Problems that are fetched together, by several processes."""
+TRIES = 64
+LANES = 2**22
+"""Where a problem of the stream cannot be used, another is taken so much further on."""
+LONGEST = 10_000
+"""Characters of an answer that are graded."""
+PATIENCE = 120
+"""Seconds of computing for generating some problems; a few tasks take a second for one."""
+
+
+class Gym:
+    """The problems of one task: an endless training stream that depends on the seed, and fixed held-out ones."""
+
+    columns = frozenset(("prompt", "answer"))
+
+    def __init__(
+        self, name: str, level: int | None, codec: Codec, template: str, seed: int, longest: int | None = None
+    ) -> None:
+        """`level` is that of the task's curriculum, `None` its defaults; longer prompts than `longest` are left out."""
+        self._name = name
+        self._level = level
+        self._codec = codec
+        self._template = template
+        self._longest = longest
+        self._start = 2**30 + stream_seed(seed) % 2**20 * CHUNK
+        self._block = lru_cache(maxsize=16)(self._fetch)
+
+    def prompt(self, index: int) -> Prompt:
+        for lane in range(TRIES):
+            position = self._start + lane * LANES + index
+            question = self._block(position // BLOCK)[position % BLOCK]
+            if not is_held_out(question) and (prompt := self._prompt(position, question)):
+                return prompt
+        raise SoleraError(f"task gym:{self._name}: none of {TRIES} generated problems can be trained on{self._hint()}")
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count` different held-out problems, the same in every run."""
+        found: dict[str, Prompt] = {}
+        for position, question in self._first(TRIES * count):
+            if question not in found and is_held_out(question) and (prompt := self._prompt(position, question)):
+                found[question] = prompt
+                if len(found) == count:
+                    break
+        if not found:
+            raise SoleraError(f"task gym:{self._name}: no problem can be held out{self._hint()}")
+        return list(found.values())
+
+    def place(self, prompt: Prompt) -> str:
+        return prompt.key
+
+    def _first(self, most: int) -> Iterator[tuple[int, str]]:
+        for block in count_up():
+            for offset, question in enumerate(self._fetch(block)):
+                yield block * BLOCK + offset, question
+            if (block + 1) * BLOCK >= most:
+                return
+
+    def _fetch(self, block: int) -> list[str]:
+        share = BLOCK // 4
+        calls = [(self._name, self._level, block * BLOCK + start, share) for start in range(0, BLOCK, share)]
+        try:
+            return [question for part in _gym().ask_all("questions", calls, PATIENCE) for question in part]
+        except NoVerdictError as error:
+            raise SoleraError(f"task gym:{self._name}: problems cannot be generated: {error}") from error
+
+    def _prompt(self, position: int, question: str) -> Prompt | None:
+        ids = encode_problem(self._codec, self._template, question)
+        if self._longest is not None and len(ids) > self._longest:
+            return None
+        level = "" if self._level is None else f"@{self._level}"
+        data = {"prompt": question, "gym": (self._name, self._level, position)}
+        return Prompt(f"gym:{self._name}{level}/{position}", ids, data)
+
+    def _hint(self) -> str:
+        return f"; prompts may have {self._longest} tokens" if self._longest is not None else ""
+
+
+def is_held_out(question: str) -> bool:
+    return blake2b(question.encode(), digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
+
+
+async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:
+    r"""The task's own score, between 0 and 1, of what stands inside the last `<answer>…</answer>`, else inside the last
+    `\boxed{…}`, else of the whole text."""
+    answer, boxed = tagged_answer(text), boxed_answer(text)
+    if answer is None and boxed is not None and boxed.complete:
+        answer = boxed.text
+    if answer is None and finished:
+        answer = text
+    if answer is None or len(answer) > LONGEST:
+        return 0.0
+    try:
+        score = await _gym().judge("score", *problem, answer.strip())
+    except NoVerdictError:
+        return 0.0
+    return min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
+
+
+def check_gym(name: str, level: int | None) -> None:
+    """Refuse a task or a level that reasoning-gym does not have."""
+    try:
+        complaint = _gym().ask("complaint", name, level, limit=PATIENCE)
+    except NoVerdictError as error:
+        complaint = f"problems cannot be generated: {error}"
+    if complaint:
+        raise SoleraError(f"task gym:{name}{'' if level is None else f' at level {level}'}: {complaint}")
+
+
+def _gym() -> Judges:
+    return judges(__name__, "gym")
+
+
+# What follows runs in the other processes.
+
+
+def prepare() -> None:
+    import reasoning_gym  # noqa: F401
+
+
+def complaint(name: str, level: int | None) -> str | None:
+    from reasoning_gym.factory import CURRICULA, DATASETS
+
+    from solera.config import perhaps
+
+    if name not in DATASETS or name == "composite":
+        return f"reasoning-gym has no such task{perhaps(name, sorted(DATASETS.keys() - {'composite'}))}"
+    if level is not None and (name not in CURRICULA or level < 0):
+        return "its level must be 0 or more" if level < 0 else "it has no levels: leave task.level unset"
+    _entry(name, level, 0)
+    return None
+
+
+def questions(name: str, level: int | None, first: int, count: int) -> list[str]:
+    return [_entry(name, level, position)["question"] for position in range(first, first + count)]
+
+
+def score(name: str, level: int | None, position: int, answer: str) -> float:
+    dataset = _dataset(name, level, position // CHUNK)
+    return float(dataset.score_answer(answer, _entry(name, level, position)))
+
+
+@lru_cache(maxsize=4096)
+def _entry(name: str, level: int | None, position: int) -> dict[str, Any]:
+    return _dataset(name, level, position // CHUNK)[position % CHUNK]
+
+
+@lru_cache(maxsize=64)
+def _dataset(name: str, level: int | None, chunk: int) -> Any:
+    from reasoning_gym.factory import CURRICULA, DATASETS, create_dataset
+
+    drawn = {"seed": chunk * CHUNK, "size": CHUNK}
+    if level is None:
+        return create_dataset(name, **drawn)
+    curriculum = CURRICULA[name]()
+    curriculum.set_global_level(level)
+    return DATASETS[name][0](curriculum.generate_configuration(drawn))

@@ -1,0 +1,45 @@
+"""The other side of `judges.py`: a process that answers one question a line. `python -m solera.tasks.judge MODULE`
+
+Whatever a text makes a package do (compute for ever, take all memory, write files, print), it does here.
+"""
+
+import importlib
+import json
+import math
+import os
+import resource
+import sys
+from typing import Any
+
+MEMORY = 4 * 2**30
+
+
+def main() -> None:
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a package prints must not be taken for a reply
+    try:
+        module = importlib.import_module(sys.argv[1])
+        module.prepare()
+    except ImportError as error:
+        print(json.dumps({"missing": error.name}), file=replies, flush=True)
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps({"value": None}), file=replies, flush=True)
+    for line in sys.stdin:
+        function, arguments, seconds = json.loads(line)
+        spent = math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))  # beyond it, SIGXCPU
+        print(json.dumps(_reply(module, function, arguments)), file=replies, flush=True)
+
+
+def _reply(module: Any, function: str, arguments: list[Any]) -> dict[str, Any]:
+    try:
+        return {"value": getattr(module, function)(*arguments)}
+    except BaseException as error:  # packages time themselves out with errors that are no Exception
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+
+if __name__ == "__main__":
+    main()

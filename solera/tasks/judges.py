@@ -1,0 +1,125 @@
+"""Processes that grade in place of this one, each question with a time limit.
+
+A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
+A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so
+that verdicts do not depend on how busy the machine is.
+"""
+
+import asyncio
+import atexit
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from queue import SimpleQueue
+from typing import Any
+
+from solera.errors import SoleraError
+
+LIMIT = 3
+"""Seconds of computing for one question."""
+PATIENCE = 10
+"""A process that waits instead of computing is given up after so many times its limit."""
+START = 120.0
+"""Seconds in which a process must have imported its packages."""
+MOST = 8
+
+
+class NoVerdictError(Exception):
+    """The question took too long, killed its process, or ended in an error."""
+
+
+class Judges:
+    """Processes that answer calls of one module's functions, begun when they are needed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._idle: SimpleQueue[Judge] = SimpleQueue()
+        count = min(MOST, os.cpu_count() or 1)
+        for _ in range(count):
+            self._idle.put(Judge(module, extra))
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="solera-judge")
+
+    def ask(self, function: str, *arguments: Any, limit: int = LIMIT) -> Any:
+        """What the function returns; arguments and value are plain data."""
+        judge = self._idle.get()
+        try:
+            return judge.ask(function, arguments, limit)
+        finally:
+            self._idle.put(judge)
+
+    def ask_all(self, function: str, calls: list[tuple[Any, ...]], limit: int) -> list[Any]:
+        """Several at once, answered in their order."""
+        return list(self._threads.map(lambda arguments: self.ask(function, *arguments, limit=limit), calls))
+
+    async def judge(self, function: str, *arguments: Any) -> Any:
+        """The same, while others ask too."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask, function, *arguments)
+
+
+@lru_cache
+def judges(module: str, extra: str) -> Judges:
+    """The one set of processes for a module; `extra` is what a user installs to have its package."""
+    return Judges(module, extra)
+
+
+class Judge:
+    """One process, which answers one question at a time."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        self._module = module
+        self._extra = extra
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, function: str, arguments: tuple[Any, ...], limit: int) -> Any:
+        process = self._process or self._begin()
+        try:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([function, arguments, limit]).encode() + b"\n")
+            process.stdin.flush()
+            reply = self._reply(process, PATIENCE * limit)
+        except (BrokenPipeError, NoVerdictError) as error:
+            self._end()
+            raise NoVerdictError(str(error)) from error
+        if "error" in reply:
+            raise NoVerdictError(reply["error"])
+        return reply["value"]
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        # Without a fixed hash seed the order of sets, and with it a generated problem, would differ from run to run.
+        environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", "solera.tasks.judge", self._module], env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        atexit.register(process.kill)
+        try:
+            reply = self._reply(process, START)
+        except NoVerdictError as error:
+            raise SoleraError(f"the grading process of {self._module} did not start: {error}") from error
+        if "missing" in reply:
+            self._end()
+            raise SoleraError(f"{reply['missing']} is not installed: pip install 'solera[{self._extra}]'")
+        return process
+
+    def _reply(self, process: subprocess.Popen[bytes], limit: float) -> dict[str, Any]:
+        assert process.stdout is not None
+        end, line = time.monotonic() + limit, b""
+        while not line.endswith(b"\n"):
+            if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise NoVerdictError(f"it took longer than {limit:g} s")
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise NoVerdictError("it computed for too long, or its process died")
+            line += part
+        return json.loads(line)
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            atexit.unregister(self._process.kill)
+            self._process = None

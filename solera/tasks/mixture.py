@@ -1,0 +1,37 @@
+"""Several tasks in one, each as often as its weight says."""
+
+from dataclasses import replace
+
+from solera.protocols import Generate, Task
+from solera.records import Prompt, Rollout
+
+
+class Mixture:
+    """The Task over other tasks, by name. A prompt's key begins with the name of its task."""
+
+    def __init__(self, tasks: dict[str, Task], weights: dict[str, float]) -> None:
+        self._tasks = tasks
+        self._weights = weights
+        self._given = dict.fromkeys(tasks, 0)
+        self._turns: list[tuple[str, int]] = []
+
+    def prompt(self, index: int) -> Prompt:
+        while len(self._turns) <= index:
+            name = min(self._tasks, key=lambda name: (self._given[name] + 1) / self._weights[name])
+            self._turns.append((name, self._given[name]))
+            self._given[name] += 1
+        name, turn = self._turns[index]
+        return _renamed(name, self._tasks[name].prompt(turn))
+
+    def held_out(self, count: int) -> list[Prompt]:
+        """Up to `count` of each task."""
+        return [_renamed(name, prompt) for name, task in self._tasks.items() for prompt in task.held_out(count)]
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
+        name, _, key = prompt.key.partition("/")
+        rollout = await self._tasks[name].run(replace(prompt, key=key), generate)
+        return replace(rollout, prompt_key=prompt.key)
+
+
+def _renamed(name: str, prompt: Prompt) -> Prompt:
+    return replace(prompt, key=f"{name}/{prompt.key}")

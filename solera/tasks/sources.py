@@ -1,0 +1,76 @@
+"""Rows of problems from where a user says they are: a file, a folder with one file a split, or a hub's name.
+
+Only a hub's name, which must be written out, goes to the network; the package `datasets` is named here alone.
+"""
+
+import json
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from solera.errors import SoleraError, one_line
+
+SPLITS = ("train", "test")
+HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
+"""OWNER/NAME, or OWNER/NAME:SUBSET."""
+TABLES = {".parquet": "parquet", ".csv": "csv"}
+"""Kinds of files that `datasets` reads, besides JSON lines, which we read ourselves."""
+
+
+Lines = str | list[tuple[str, bytes]]
+"""A file of JSON lines by its path, or lines of JSON, each with its place."""
+
+
+def find_splits(path: str) -> dict[str, Lines]:
+    """The splits there are, by name; a single file is `train`."""
+    place = Path(path).expanduser()
+    if os.path.isdir(place):  # unlike Path's, false for a name too long or with a NUL
+        files = {split: file for split in SPLITS for file in _files(place, split)}
+        if not files:
+            raise SoleraError(f"{path}: the folder holds neither train.jsonl nor test.jsonl")
+        return {split: _lines(str(file)) for split, file in files.items()}
+    if os.path.exists(place) or not HUB_NAME.fullmatch(path) or os.path.isdir(place.parent):
+        return {"train": _lines(path)}
+    return _fetch(path)
+
+
+def one_split(path: str, wanted: str) -> Lines:
+    """The wanted split, or the only one that is there."""
+    splits = find_splits(path)
+    if wanted not in splits and len(splits) > 1:
+        raise SoleraError(f"{path}: there is no split {wanted}, but {', '.join(splits)}")
+    return splits.get(wanted) or next(iter(splits.values()))
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    return [file for end in (".jsonl", *TABLES) if (file := folder / f"{split}{end}").is_file()][:1]
+
+
+def _lines(file: str) -> Lines:
+    kind = TABLES.get(Path(file).suffix)
+    return _numbered(_load(kind, file, data_files=file)["train"], file) if kind else file
+
+
+@lru_cache(maxsize=4)
+def _fetch(path: str) -> dict[str, Lines]:
+    match = HUB_NAME.fullmatch(path)
+    assert match is not None
+    return {split: _numbered(rows, f"{path}:{split}") for split, rows in _load(match[1], path, name=match[2]).items()}
+
+
+def _numbered(table: Any, place: str) -> Lines:
+    return [(f"{place}:{number}", json.dumps(row, default=str).encode()) for number, row in enumerate(table, 1)]
+
+
+def _load(kind: str, shown: str, **options: Any) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise SoleraError(f"{shown}: needs the package datasets: pip install 'solera[datasets]'") from None
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(kind, **options)
+    except Exception as error:  # whatever a network, a cache or a script of the data's author raises
+        raise SoleraError(f"{shown}: cannot be loaded: {type(error).__name__}: {one_line(error)}") from error

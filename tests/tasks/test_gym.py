@@ -1,0 +1,109 @@
+"""reasoning-gym: its problems and scores, in processes of their own; and what hostile answers do to those."""
+
+import asyncio
+import time
+
+import pytest
+
+from solera.errors import SoleraError
+from solera.tasks.graders import GRADERS
+from solera.tasks.gym import Gym, check_gym, gym, is_held_out
+from solera.tasks.judges import NoVerdictError, judges
+from solera.tasks.mathematics import math
+from tests.tasks.parts import Letters
+
+TEMPLATE = "{prompt}"
+HOSTILE = [
+    "9^{9^{9^{9}}}", "((10!)!)!", "1e999999999", "(" * 2000, "\\frac{" * 2000, "9" * 3_000_000, "{" * 3_000_000,
+    "__import__('os').system('sleep 60')", "exec('while True: pass')", "10**10**8", "'a' * 10**10", "exit()", "\0",
+    "x^{1000000}", "\\boxed{" * 1000, "raise SystemExit", "import os\nos.kill(os.getppid(), 9)", "1" * 4299, "\ud800",
+]  # fmt: skip
+
+
+def task(name="chain_sum", level=None, seed=0, longest=None) -> Gym:
+    return Gym(name, level, Letters(), TEMPLATE, seed, longest)
+
+
+def score(prompt, text, finished=True) -> float:
+    return asyncio.run(gym(text, prompt.data["gym"], finished))
+
+
+def test_training_and_held_out_problems_are_disjoint_and_the_same_every_time():
+    problems = task()
+    training = [problems.prompt(i) for i in range(60)]
+    held_out = problems.held_out(20)
+    assert not {p.data["prompt"] for p in training} & {p.data["prompt"] for p in held_out}
+    assert len({p.data["prompt"] for p in held_out}) == 20
+    assert all(is_held_out(p.data["prompt"]) for p in held_out)
+    again = task()
+    assert [again.prompt(i).token_ids for i in (59, 0, 7)] == [training[i].token_ids for i in (59, 0, 7)]
+    assert [p.token_ids for p in task(seed=5).held_out(20)] == [p.token_ids for p in held_out]
+    assert task(seed=5).prompt(0).token_ids != training[0].token_ids
+
+
+def test_levels_make_problems_harder():
+    short = [len(task(level=0).prompt(i).token_ids) for i in range(20)]
+    long = [len(task(level=3).prompt(i).token_ids) for i in range(20)]
+    assert sum(long) > sum(short) + 100
+
+
+def test_a_sum_is_scored_by_reasoning_gym():
+    prompt = task(level=0).prompt(0)
+    expression = prompt.data["prompt"].rsplit(":", 1)[1].rstrip(" =")
+    total = str(eval(expression))  # the test's own sum of numbers such as 5 + 3 - 2
+    assert score(prompt, total) == 1.0
+    assert score(prompt, f" {total}\n") == 1.0
+    assert score(prompt, f"I think <answer>{total}</answer>, or 12345") == 1.0
+    assert score(prompt, f"so \\boxed{{{total}}}") == 1.0
+    assert score(prompt, str(int(total) + 1)) == 0.0
+    assert score(prompt, total, finished=False) == 0.0
+    assert score(prompt, f"<answer>{total}</answer> and", finished=False) == 1.0
+
+
+def test_prompts_that_do_not_fit_are_left_out():
+    longest = max(len(task(level=2).prompt(i).token_ids) for i in range(30)) - 5
+    assert all(len(task(level=2, longest=longest).prompt(i).token_ids) <= longest for i in range(30))
+    with pytest.raises(SoleraError, match="prompts may have 3 tokens"):
+        task(longest=3).prompt(0)
+
+
+def test_what_reasoning_gym_does_not_have_is_refused():
+    with pytest.raises(SoleraError, match="no such task; did you mean chain_sum"):
+        check_gym("chain_sums", None)
+    with pytest.raises(SoleraError, match="has no levels"):
+        check_gym("gsm_symbolic", 1)
+    check_gym("chain_sum", 1)
+
+
+def test_hostile_answers_neither_hang_nor_crash_nor_are_rewarded():
+    prompt = task("complex_arithmetic").prompt(0)
+
+    async def verdicts():
+        wrapped = [f"\\boxed{{{hostile}}}" for hostile in HOSTILE]
+        return await asyncio.gather(
+            *(math(text, "\\sqrt{7}", True) for text in wrapped),
+            *(gym(text, prompt.data["gym"], True) for text in wrapped),
+        )
+
+    assert set(asyncio.run(verdicts())) <= {0.0}
+    for text in HOSTILE:
+        assert not GRADERS["number"](text, "7.5", True)
+        assert not GRADERS["countdown"](text, "3 5 7 = 26", True)
+
+
+def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
+    court = judges("tests.tasks.slow", "none")
+    for function in ("compute", "die", "fail"):
+        with pytest.raises(NoVerdictError):
+            court.ask(function, limit=1)
+        assert court.ask("double", 21) == 42
+    start = time.monotonic()
+    with pytest.raises(NoVerdictError, match="longer than"):
+        court.ask("sleep", limit=1)
+    assert time.monotonic() - start < 60
+    assert court.ask("double", 4) == 8
+
+
+def test_a_package_that_is_not_there_is_named():
+    with pytest.raises(SoleraError, match=r"no_such_package is not installed: pip install 'solera\[wish\]'"):
+        judges("tests.tasks.absent", "wish").ask("anything")

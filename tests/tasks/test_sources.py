@@ -1,0 +1,159 @@
+"""Problems from files, folders and tables; prompts in their template; countdown; mixtures."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from solera.config import TaskConfig, resolve_task, task_parts
+from solera.errors import SoleraError
+from solera.records import Prompt, Rollout
+from solera.tasks.countdown import Countdown, is_held_out
+from solera.tasks.expression import countdown_problem
+from solera.tasks.jsonl import Jsonl
+from solera.tasks.mixture import Mixture
+from tests.tasks.parts import Letters
+
+GSM8K = Path(os.environ.get("SOLERA_GSM8K", "../shared/data/gsm8k"))
+
+
+class Chatty(Letters):
+    """The codec of a model with a chat template."""
+
+    chats = True
+
+
+def shown(prompt: Prompt) -> str:
+    return "".join(map(chr, prompt.token_ids))
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def questions(*numbers: int) -> list[dict]:
+    return [{"question": f"What is {n}?", "answer": f"It is\n#### {n}"} for n in numbers]
+
+
+def gsm8k(**fields) -> Jsonl:
+    return Jsonl(resolve_task(TaskConfig("gsm8k", **fields)), Chatty(), 0, None, frozenset({"number"}))
+
+
+def test_a_folder_has_its_splits(tmp_path):
+    write(tmp_path / "train.jsonl", questions(1, 2, 3))
+    write(tmp_path / "test.jsonl", questions(3, 4))
+    task = gsm8k(path=str(tmp_path))
+    assert {task.prompt(i).data["question"] for i in range(4)} == {"What is 1?", "What is 2?"}  # 3 is a test problem
+    assert {p.data["question"] for p in task.held_out(9)} == {"What is 3?", "What is 4?"}
+    assert shown(task.prompt(0)).startswith("<user>What is ")
+    assert "####" in shown(task.prompt(0))
+
+
+def test_data_for_evaluation_alone_is_not_trained_on(tmp_path):
+    task = gsm8k(held_out_path=str(write(tmp_path / "test.jsonl", questions(3, 4))))
+    assert len(task.held_out(9)) == 2
+    with pytest.raises(SoleraError, match="nothing to train on"):
+        task.prompt(0)
+
+
+def test_tables_are_read_by_datasets(tmp_path):
+    import datasets
+
+    datasets.Dataset.from_list(questions(5, 6, 7)).to_parquet(tmp_path / "test.parquet")
+    assert len(gsm8k(path=str(tmp_path)).held_out(9)) == 3
+
+
+def test_nothing_is_fetched_unasked(tmp_path):
+    for name in ("gsm8k", "math"):
+        with pytest.raises(SoleraError, match="nothing is fetched unasked"):
+            resolve_task(TaskConfig(name))
+    with pytest.raises(SoleraError, match=r"neither train\.jsonl nor test\.jsonl"):
+        gsm8k(path=str(tmp_path))
+    with pytest.raises(SoleraError, match="cannot be read"):
+        gsm8k(path=str(tmp_path / "nowhere.jsonl"))
+
+
+@pytest.mark.skipif(not GSM8K.is_dir(), reason="GSM8K is not here (SOLERA_GSM8K=FOLDER)")
+def test_gsm8k_itself():
+    task = gsm8k(path=str(GSM8K))
+    assert len(task.held_out(2000)) == 1319
+    assert len({task.prompt(i).key for i in range(7473)}) == 7473
+
+
+def test_a_template_needs_the_problems_place():
+    with pytest.raises(SoleraError, match=r"without \{prompt\}"):
+        resolve_task(TaskConfig("gsm8k", path="x.jsonl", template="Think!"))
+
+
+def test_countdown_problems_have_solutions_and_their_sides():
+    task = Countdown(Chatty(), 3, "{prompt} Go.", seed=1)
+    training, held_out = [task.prompt(i) for i in range(100)], task.held_out(50)
+    assert shown(training[0]).startswith("<user>Make ")
+    for prompt in training + held_out:
+        numbers, target = countdown_problem(prompt.data["answer"])
+        assert len(numbers) == 3 and 0 < target <= 990
+        assert solvable(tuple(numbers), target)
+    assert not any(is_held_out(prompt.data["answer"]) for prompt in training)
+    assert all(is_held_out(prompt.data["answer"]) for prompt in held_out)
+
+
+def solvable(numbers, target) -> bool:
+    """By trying every pair, every operation, and what is left."""
+    if len(numbers) == 1:
+        return numbers[0] == target
+    for i, a in enumerate(numbers):
+        for j, b in enumerate(numbers):
+            rest = tuple(n for k, n in enumerate(numbers) if k not in (i, j))
+            results = [a + b, a - b, a * b, *([a / b] if b else [])]
+            if i != j and any(solvable((*rest, result), target) for result in results):
+                return True
+    return False
+
+
+class Counting:
+    """A task that says who it is."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def prompt(self, index):
+        return Prompt(f"{self.name}-{index}", (1,))
+
+    def held_out(self, count):
+        return [Prompt(f"{self.name}-held-{i}", (1,)) for i in range(min(count, 2))]
+
+    async def run(self, prompt, generate):
+        assert prompt.key.startswith(self.name)
+        return Rollout(prompt.key, (), origin=self.name)
+
+
+def test_a_mixture_gives_each_task_its_share_and_its_own_prompts_in_order():
+    mixture = Mixture({"a": Counting("a"), "b": Counting("b")}, {"a": 3.0, "b": 1.0})
+    keys = [mixture.prompt(i).key for i in range(400)]
+    assert Counter(key[0] for key in keys) == {"a": 300, "b": 100}
+    assert [key for key in keys if key[0] == "b"][:3] == ["b/b-0", "b/b-1", "b/b-2"]
+    assert all(abs(sum(key[0] == "a" for key in keys[:n]) - 0.75 * n) <= 1 for n in range(1, 400))
+    assert [p.key for p in mixture.held_out(5)] == ["a/a-held-0", "a/a-held-1", "b/b-held-0", "b/b-held-1"]
+    rollout = asyncio.run(mixture.run(mixture.prompt(0), None))
+    assert (rollout.prompt_key, rollout.origin) == ("a/a-0", "a")
+
+
+def test_parts_of_a_mixture_are_named_and_refused_with_what_is_wrong():
+    parts = task_parts(resolve_task(TaskConfig("mixture", parts=("arithmetic@1", "countdown@4", "gym:gcd", "gsm8k=d"))))
+    assert {name: part.level for name, part in parts.items()} == {
+        "arithmetic@1": 1, "countdown@4": 4, "gym:gcd": None, "gsm8k d": None,
+    }  # fmt: skip
+    for wrong, says in [
+        (("arithmetic@9",), "levels 1 to 4"), (("gsm8k",), "nothing is fetched unasked"),
+        (("mixture",), "in a mixture"), (("countdown", "countdown"), "there twice"),
+        (("gym:gcd@x",), "a whole number"), ((), "task.parts is empty"),
+        (("nothing",), "task.name is 'nothing'"),
+    ]:  # fmt: skip
+        with pytest.raises(SoleraError, match=says):
+            resolve_task(TaskConfig("mixture", parts=wrong))
+    with pytest.raises(SoleraError, match=r"task\.weights"):
+        resolve_task(TaskConfig("mixture", parts=("arithmetic",), weights=(1.0, 2.0)))
