@@ -36,6 +36,8 @@ MORE_PAIRS = {
 """Comparisons of interest besides those with the baseline, chosen before the runs: beginnings of two cells' names."""
 MORE_PAIRS["rec_family_calm"] = MORE_PAIRS["rec_family"]
 CERTAINTY = 0.999
+FEWEST = 3
+"""Seeds that a test or an interval is made of."""
 LEAST_HALF_WIDTH = 0.01
 """Of an interval for a run again: a point, where seeds happen to agree."""
 
@@ -87,7 +89,8 @@ def tests(results: Results) -> list[Test]:
     found = []
     for (cell, against), measure in product(_pairs(results.plan), COMPARED):
         ours, theirs = results.values(cell, measure), results.values(against, measure)
-        if differences := [ours[seed] - theirs[seed] for seed in ours if seed in theirs]:
+        differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+        if len(differences) >= FEWEST:
             found.append((cell, against, measure, paired(differences)))
     corrected = iter(holm([difference.p for *_, difference in found if difference.p is not None]))
     return [Test(*one, None if one[3].p is None else next(corrected)) for one in found]
@@ -120,8 +123,8 @@ def panel_tables(results: Results) -> str:
     blocks = []
     for title, cells in results.plan.panels().items():
         head = (f"{next(iter(results.plan.axes))}{'' if title == 'all' else f' ({title})'}", "end", "again within",
-                "over the run", "again within", "end, against", "over the run, against", "wobble", "clipped",
-                "syncs", "ms a batch")  # fmt: skip
+                "over the run", "again within", "end, against", "over the run, against", "wobble", "clipped, %",
+                "syncs", "ms a batch", "seeds")  # fmt: skip
         rows = [_row(results, cell, found) for cell in results.ranked(cells)]
         blocks.append(_table(head, rows))
     return "\n".join(blocks)
@@ -130,12 +133,15 @@ def panel_tables(results: Results) -> str:
 def _row(results: Results, cell: Cell, found: dict[tuple[Cell, str], Test]) -> tuple[str, ...]:
     figures = []
     for measure in COMPARED:
-        spread, (low, high) = results.spread(cell, measure), again(results.values(cell, measure))
-        figures += [f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}", f"{floor(100 * low)}–{ceil(100 * high)}"]
-    against = [_verdict(found[cell, m]) if (cell, m) in found else "baseline" for m in COMPARED]
+        spread, values = results.spread(cell, measure), results.values(cell, measure)
+        low, high = again(values)
+        within = "–" if len(values) < FEWEST else f"{floor(100 * low)}–{ceil(100 * high)}"
+        figures += [f"{100 * spread.mean:.1f} ± {100 * spread.deviation:.1f}", within]
+    untested = "–" if results.plan.counterpart(cell) else "baseline"
+    against = [_verdict(found[cell, m]) if (cell, m) in found else untested for m in COMPARED]
     others = [_figure(results, cell, *one) for one in (("wobble", 100, 1), ("clipped", 100, 1), ("syncs", 1, 0),
                                                        ("seconds", 1000, 0))]  # fmt: skip
-    return (f"`{cell.compared}`", *figures, *against, *others)
+    return (f"`{cell.compared}`", *figures, *against, *others, str(len(results.of(cell))))
 
 
 def _figure(results: Results, cell: Cell, measure: str, factor: float, digits: int) -> str:
