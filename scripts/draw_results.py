@@ -51,7 +51,7 @@ def _curve(axis: Any, results: Results, cell: Cell, label: str, colour: str) -> 
     axis.plot(steps, mean_E, color=colour, linewidth=1.8, label=label)
 
 
-def against(name: str, results: Results, x_axis: str, panel_axis: str, label: str) -> None:
+def against(name: str, results: Results, x_axis: str, panel_axis: str, label: str, lowest: float = 0) -> None:
     """Mean over the run and end against the choices of one axis: a line for each compared choice, bars ± sd."""
     plan = results.plan
     panels, choices = plan.axes[panel_axis], plan.axes[x_axis]
@@ -61,6 +61,7 @@ def against(name: str, results: Results, x_axis: str, panel_axis: str, label: st
         for column, panel in enumerate(panels):
             axis = grid[row][column]
             _style(axis, f"{panel_axis} {panel}", label, f"accuracy {words}" if column == 0 else "")
+            axis.set_ylim(lowest, 1.02)
             for colour, compared in zip(PALETTE, next(iter(plan.axes.values())), strict=False):
                 named = [{next(iter(plan.axes)): compared, x_axis: x, panel_axis: panel} for x in choices]
                 _points(axis, results, [_cell(results, one) for one in named], measure, choices, compared, colour)
@@ -133,7 +134,7 @@ def main() -> None:
         save(name, draw(sweep(name)))
     against("clip_or_lr", sweep("clip_or_lr"), "lr", "regime", "learning rate")
     by_syncs("adaptive", sweep("adaptive"))
-    against("defaults", sweep("defaults"), "v", "lr", "batches between two syncs (v)")
+    against("defaults", sweep("defaults"), "v", "lr", "batches between two syncs (v)", lowest=0.5)
 
 
 if __name__ == "__main__":
