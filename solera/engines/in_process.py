@@ -18,7 +18,6 @@ from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling
 from solera.streams import uniforms
 
-
 if TYPE_CHECKING:
     from solera.engines.continuous import ContinuousDecoder
 
