@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.errors import SoleraError
 from solera.models.digest import describe
@@ -17,6 +17,9 @@ from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling
 from solera.streams import uniforms
+
+if TYPE_CHECKING:
+    from solera.engines.continuous import ContinuousDecoder
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,14 @@ class Request:
     sampling: Sampling
     seed: int
     answer: "asyncio.Future[Completion]"
+
+
+def _continuous(
+    model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compiled: bool
+) -> "ContinuousDecoder":
+    from solera.engines.continuous import ContinuousDecoder  # brings torch's compiler along, a second of every start
+
+    return ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled)
 
 
 class InProcessEngine:
@@ -47,9 +58,7 @@ class InProcessEngine:
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
-        self._continuous = (
-            ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled) if model.takes_plans else None
-        )
+        self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
 
     def load(self, weights: Weights) -> Manifest:
         """Copy the tensors into the engine's own weights."""
