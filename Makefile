@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 SEED ?= 0
 BIN := .venv/bin
 
-.PHONY: demo test check model clean
+.PHONY: demo test check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -17,6 +17,13 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+results: .venv/base  ## every sweep of docs/results.md: up to three hours on two cores; with QUICK=1 ten minutes
+	@for file in recipes/sweep_*.toml; do \
+		$(BIN)/solera sweep $$file $(if $(QUICK),--quick); status=$$?; \
+		test $$status -le 1 || exit $$status; \
+	done
+	@$(if $(QUICK),true,$(BIN)/python scripts/write_results_doc.py --collect && $(BIN)/python scripts/draw_results.py)
 
 model: .venv/base  ## make the embedded model anew (minutes)
 	$(BIN)/python scripts/make_embedded_model.py

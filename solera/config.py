@@ -291,7 +291,7 @@ class ObjectiveConfig:
     """What is minimised. A field left unset takes the objective's own value; a field that the objective does not use is
     refused. `solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields."""
 
-    name: Annotated[str, _short("objective", "name")] = "off_policy_grpo"
+    name: Annotated[str, _short("objective", "name")] = "rec_oneside_nois_wide"
     """One of the names that `solera algorithms` lists."""
     advantage: AdvantageName | None = None
     """`mean`: reward minus the group's mean; `whiten`: that, divided by the group's standard deviation

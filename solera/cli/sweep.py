@@ -12,12 +12,13 @@ from solera.cli.options import Parser
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from solera.sweep.plan import Plan
+    from solera.sweep.plan import Plan, PlannedRun
 
 HELP = """Train every cell of a grid with every seed, and compare them: means, spread over seeds, paired tests, curves.
 
   solera sweep FILE.toml                 start, or go on: finished runs are skipped, stopped ones resumed
   solera sweep FILE.toml --quick         first a small one, as the file's table [quick] has it
+  solera sweep FILE.toml --only algorithm=grpo --only regime=lag10    these cells only
   solera sweep FILE.toml --retry         try failed runs again as well
   solera sweep FILE.toml --report        start nothing, write the report of what there is
 """
@@ -63,6 +64,10 @@ def run(arguments: list[str]) -> int:
         "its memory holds: often 1",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="with the changes of [quick], in sweeps/NAME-quick")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="AXIS=CHOICE",
+        help="run only the cells with this choice; may be given several times",
+    )  # fmt: skip
     parser.add_argument("--retry", action="store_true", help="try failed runs again")
     parser.add_argument("--report", action="store_true", help="start nothing, write the report")
     chosen = parser.parse_args(arguments)
@@ -79,28 +84,29 @@ def _sweep(chosen: argparse.Namespace) -> int:
     from solera.sweep.state import refuse_changed
 
     plan, console = read_plan(chosen.file, chosen.quick), Console(highlight=False, soft_wrap=True)
+    wanted = plan.only(chosen.only)
     refuse_changed(plan)
     if chosen.report:
-        _report(plan, console)
+        _report(plan, wanted, console)
         return 0
-    jobs = chosen.jobs or _fitting(plan)
-    console.print(f"{plan.name}: {len(plan.cells)} cells × {len(plan.seeds)} seeds, {jobs} at a time, in {plan.folder}")
-    stopped = not run_all(plan, jobs, chosen.retry, console, main)
-    complete = _report(plan, console)
+    jobs, cells = chosen.jobs or _fitting(plan), len(wanted) // len(plan.seeds)
+    console.print(f"{plan.name}: {cells} cells × {len(plan.seeds)} seeds, {jobs} at a time, in {plan.folder}")
+    stopped = not run_all(plan, wanted, jobs, chosen.retry, console, main)
+    complete = _report(plan, wanted, console)
     if stopped:
         print("solera: stopped; the same command goes on", file=sys.stderr)
         return 130
     return 0 if complete else 1
 
 
-def _report(plan: "Plan", console: "Console") -> bool:
-    """Write the report; whether all runs are finished."""
+def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> bool:
+    """Write the report, of all cells; whether the wanted runs are finished."""
     from solera.sweep.report import state_words, write
     from solera.sweep.results import collect
 
     results = collect(plan)
     console.print(f"{state_words(results)}\nreport {write(results)}")
-    return all(result.state == "finished" for result in results.runs)
+    return all(result.state == "finished" for result in results.runs if result.run in wanted)
 
 
 def _fitting(plan: "Plan") -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from solera.config import Config, override
+from solera.errors import SoleraError
 
 MeasureName = Literal["final", "best", "mean"]
 
@@ -67,6 +68,23 @@ class Plan:
     def runs(self) -> list[PlannedRun]:
         """Seed by seed, so that whatever a stopped sweep has finished can be compared."""
         return [self._run(cell, seed) for seed in self.seeds for cell in self.cells]
+
+    def only(self, wanted: list[str]) -> list[PlannedRun]:
+        """The runs of the cells that take the choices wanted (`AXIS=CHOICE`); of several on one axis, any."""
+        choices: dict[str, set[str]] = {}
+        for one in wanted:
+            axis, _, choice = one.partition("=")
+            if choice not in self.axes.get(axis, ()):
+                known = ", ".join(f"{axis}={choice}" for axis, on_it in self.axes.items() for choice in on_it)
+                raise SoleraError(f"--only {one}: {self.source} has {known}")
+            choices.setdefault(axis, set()).add(choice)
+        runs = [run for run in self.runs() if self._takes(run.cell, choices)]
+        if not runs:
+            raise SoleraError(f"--only {' --only '.join(wanted)}: {self.source} excludes all such cells")
+        return runs
+
+    def _takes(self, cell: Cell, choices: dict[str, set[str]]) -> bool:
+        return all(own in choices.get(axis, {own}) for axis, own in zip(self.axes, cell.choices, strict=True))
 
     def counterpart(self, cell: Cell) -> Cell | None:
         """The cell that this one is compared with: the baseline's choices in place of its own."""

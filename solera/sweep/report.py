@@ -3,6 +3,7 @@
 import json
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from solera.report.html import write_whole
@@ -11,7 +12,26 @@ from solera.sweep.curves import as_data_url, as_png, draw
 from solera.sweep.plan import Cell
 from solera.sweep.results import SURE, Comparison, Results, Spread
 
-COLUMNS = {"final": "final", "best": "best", "mean": "mean", "wobble": "wobble", "seconds": "s a batch"}
+
+@dataclass(frozen=True)
+class Column:
+    """A measure as the tables show it: its heading, what it is multiplied with, its digits and its unit."""
+
+    head: str
+    factor: float = 100
+    digits: int = 1
+    unit: str = " %"
+
+
+COLUMNS = {
+    "final": Column("final"),
+    "best": Column("best"),
+    "mean": Column("mean"),
+    "wobble": Column("wobble", digits=2, unit=""),
+    "clipped": Column("clipped"),
+    "syncs": Column("syncs", factor=1, unit=""),
+    "seconds": Column("s a batch", factor=1, digits=3, unit=""),
+}
 MEASURE_WORDS = {
     "final": "accuracy of the last weights",
     "best": "best accuracy of all evaluations",
@@ -20,7 +40,8 @@ MEASURE_WORDS = {
 EXPLAINED = (
     "Accuracies are on held-out problems: mean ± standard deviation over seeds. final: the last weights; best: the "
     "best evaluation; mean: over all evaluations; wobble: standard deviation over the last third of a run's "
-    "evaluations, in points; s a batch: seconds of writing, learning, syncing and storing, which depend on what else "
+    "evaluations, in points; clipped: share of the tokens with an advantage that the clip silenced; syncs: how often "
+    "the engine got weights; s a batch: seconds of writing, learning, syncing and storing, which depend on what else "
     "the machine did."
 )
 
@@ -76,23 +97,25 @@ def _failed(results: Results) -> list[Block]:
 
 def _panel(results: Results, title: str, cells: list[Cell]) -> list[Block]:
     """The table of one combination of circumstances, the best cell first."""
-    head = (next(iter(results.plan.axes)), *COLUMNS.values(), "seeds")
+    head = (next(iter(results.plan.axes)), *(column.head for column in COLUMNS.values()), "seeds")
     rows = [_cell_row(results, cell) for cell in results.ranked(cells)]
     alone = len(results.plan.axes) == 1
     return [*([] if alone else [Heading(title, 3)]), Table(head, [*rows])]
 
 
 def _cell_row(results: Results, cell: Cell) -> tuple[str, ...]:
-    figures = [_figure(name, results.spread(cell, name)) for name in COLUMNS]
+    figures = [_figure(column, results.spread(cell, name)) for name, column in COLUMNS.items()]
     return (cell.compared, *figures, f"{len(results.of(cell))} of {len(results.plan.seeds)}")
 
 
-def _figure(measure: str, value: Spread | None) -> str:
+def _figure(column: Column, value: Spread | None) -> str:
     if value is None:
         return "–"
-    unit, digits = (1, 3) if measure == "seconds" else (100, 2 if measure == "wobble" else 1)
-    spread = "" if value.deviation is None else f" ± {unit * value.deviation:.{digits}f}"
-    return f"{unit * value.mean:.{digits}f}{spread}{'' if measure in ('seconds', 'wobble') else ' %'}"
+    mean, deviation = (
+        None if figure is None else f"{column.factor * figure:.{column.digits}f}"
+        for figure in (value.mean, value.deviation)
+    )
+    return f"{mean}{'' if deviation is None else f' ± {deviation}'}{column.unit}"
 
 
 def _compared(results: Results) -> list[Block]:

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean, pstdev
 from typing import Any
 
-from solera.report.run_folder import read_run
+from solera.report.run_folder import RunFolder, read_run
 from solera.report.summary import ACCURACY
 from solera.sweep.plan import Cell, Plan, PlannedRun
 from solera.sweep.state import Failures, State, state_of
@@ -28,6 +28,10 @@ class Measures:
     """Standard deviation of the accuracy over the last third of the evaluations; `None` where that is fewer than 2."""
     seconds: float
     """A batch: writing, learning, syncing, storing; evaluations aside."""
+    clipped: float | None
+    """Share of tokens with an advantage that the clip silenced, mean over batches; `None` where none had a clip."""
+    syncs: float
+    """How often the engine was given weights, the first time included."""
 
 
 @dataclass(frozen=True)
@@ -143,20 +147,28 @@ def _result(run: PlannedRun, state: State, failure: str | None) -> RunResult:
     if state != "finished":
         return RunResult(run, state, failure, None, [])
     folder = read_run(run.folder)
-    curve = folder.points(ACCURACY)
-    seconds = sum(folder.total(name) for name in BATCH_TIMES) / run.config.run.steps
-    return RunResult(run, state, None, measured([accuracy for _, accuracy in curve], seconds), curve)
+    return RunResult(run, state, None, measured(folder, run.config.run.steps), folder.points(ACCURACY))
 
 
-def measured(accuracies: list[float], seconds: float) -> Measures:
-    """A run's accuracies in the order they were taken, summed up.
+def measured(folder: RunFolder, steps: int) -> Measures:
+    accuracies = [accuracy for _, accuracy in folder.points(ACCURACY)]
+    clipped = [share for _, share in folder.points("clip/fraction")]
+    return Measures(
+        final=accuracies[-1], best=max(accuracies), mean=fmean(accuracies), wobble=wobble(accuracies),
+        seconds=sum(folder.total(name) for name in BATCH_TIMES) / steps,
+        clipped=fmean(clipped) if clipped else None,
+        syncs=max((count for _, count in folder.points("sync/count")), default=0),
+    )  # fmt: skip
 
-    >>> round(measured([0.2, 0.6, 0.5, 0.5, 0.8, 0.6], 0.1).wobble, 6)  # of 0.8 and 0.6
+
+def wobble(accuracies: list[float]) -> float | None:
+    """Standard deviation over the last third of them, in the order they were taken.
+
+    >>> round(wobble([0.2, 0.6, 0.5, 0.5, 0.8, 0.6]), 6)  # of 0.8 and 0.6
     0.1
     """
     last_third = accuracies[-(-2 * len(accuracies) // 3) :]
-    wobble = pstdev(last_third) if len(last_third) > 1 else None
-    return Measures(accuracies[-1], max(accuracies), fmean(accuracies), wobble, seconds)
+    return pstdev(last_third) if len(last_third) > 1 else None
 
 
 def _run_as_json(result: RunResult) -> dict[str, Any]:

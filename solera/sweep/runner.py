@@ -2,11 +2,12 @@
 
 import time
 from collections import deque
+from pathlib import Path
 
 from rich.console import Console
 
 from solera.interruption import Interruption
-from solera.sweep.plan import Plan
+from solera.sweep.plan import Plan, PlannedRun
 from solera.sweep.progress import Progressing
 from solera.sweep.state import Failures, locked, state_of
 from solera.sweep.worker import Command, Worker
@@ -17,12 +18,12 @@ LOOK_AGAIN = 0.2
 """Seconds between two looks at the running processes."""
 
 
-def run_all(plan: Plan, jobs: int, retry: bool, console: Console, command: Command) -> bool:
-    """Start or go on with every run that is not finished; False where someone asked to stop before the last ended."""
+def run_all(plan: Plan, wanted: list[PlannedRun], jobs: int, retry: bool, console: Console, command: Command) -> bool:
+    """Start or go on with all wanted runs that are not finished; False where someone asked to stop before the end."""
     with locked(plan.folder), Interruption() as interruption:
-        runner = Runner(plan, retry, command)
+        runner = Runner(plan.folder, wanted, retry, command)
         try:
-            with Progressing(plan.runs(), console) as progress:
+            with Progressing(wanted, console) as progress:
                 while runner.running or (runner.waiting and not interruption.wanted()):
                     if interruption.wanted():
                         runner.ask_to_stop()
@@ -41,11 +42,11 @@ def run_all(plan: Plan, jobs: int, retry: bool, console: Console, command: Comma
 class Runner:
     """The runs of a sweep that wait and those that are at work."""
 
-    def __init__(self, plan: Plan, retry: bool, command: Command) -> None:
-        self._folder, self._command = plan.folder, command
-        self._failures = Failures(plan.folder)
+    def __init__(self, folder: Path, wanted: list[PlannedRun], retry: bool, command: Command) -> None:
+        self._folder, self._command = folder, command
+        self._failures = Failures(folder)
         skipped = ("finished",) if retry else ("finished", "failed")
-        self.waiting = deque(run for run in plan.runs() if state_of(run, self._failures) not in skipped)
+        self.waiting = deque(run for run in wanted if state_of(run, self._failures) not in skipped)
         self.running: list[Worker] = []
         self._stopping = False
 

@@ -210,7 +210,7 @@ def test_hostile_text_stays_text(tmp_path):
 
 def test_several_runs_and_what_differs_between_them(short_run, tmp_path):
     folders = [
-        short_run("sync = { period = 2 }\nrun = { seed = 3 }", "a").folder,
+        short_run('sync = { period = 2 }\nrun = { seed = 3 }\nobjective = { name = "off_policy_grpo" }', "a").folder,
         short_run('objective = { name = "grpo" }', "b").folder,
     ]
     data = Page(write_report(folders, tmp_path / "both.html")).data

@@ -151,6 +151,9 @@ def test_a_cell_that_fails_holds_nobody_up(tmp_path):
     assert "2 of 4 runs finished; 2 failed." in again.stdout
 
     (tmp_path / "rewards.py").write_text(good + "def bad(rollout, row):\n    return 0.0\n")
+    sound = solera("sweep", "grid.toml", "--only", "reward=good", cwd=tmp_path)
+    assert sound.returncode == 0, sound.stdout  # of what was asked for, all is there
+    assert "2 of 4 runs finished; 2 failed." in sound.stdout
     mended = solera("sweep", "grid.toml", "--retry", cwd=tmp_path)
     assert mended.returncode == 0, mended.stdout
     assert mended.stdout.count("finished  bad-s") == 2
@@ -163,6 +166,10 @@ def test_a_cell_that_fails_holds_nobody_up(tmp_path):
         ([], "the following arguments are required: FILE.toml (see solera sweep --help)"),
         (["grid.toml", "--jobs", "0"], "--jobs is 0; it must be at least 1"),
         (["nothing.toml"], "nothing.toml: cannot be read"),
+        (
+            ["grid.toml", "--only", "regime=lagg"],
+            "--only regime=lagg: grid.toml has algorithm=grpo, algorithm=reinforce, ",
+        ),
         (["grid.toml", "--quick"], "grid.toml: has no table [quick]"),
     ],
 )

@@ -72,6 +72,17 @@ def test_quick_keeps_choices_and_overrides_fields(tmp_path):
     assert {cell.config.run.steps for cell in found.cells} == {3}
 
 
+def test_only_some_cells(tmp_path):
+    found = plan(tmp_path, GRID)
+    assert found.only([]) == found.runs()
+    assert [run.name for run in found.only(["regime=lag", "algorithm=wide"])] == ["wide+lag-s4", "wide+lag-s7"]
+    either = found.only(["regime=lag", "regime=never", "algorithm=grpo"])
+    assert [run.name for run in either] == ["grpo+never-s4", "grpo+lag-s4", "grpo+never-s7", "grpo+lag-s7"]
+    excluded = GRID.replace("[sweep]", '[sweep]\nexclude = [{ algorithm = "grpo", regime = "never" }]')
+    with pytest.raises(SoleraError, match="excludes all such cells"):
+        plan(tmp_path, excluded).only(["algorithm=grpo", "regime=never"])
+
+
 def test_panels_and_counterparts(tmp_path):
     found = plan(tmp_path, GRID)
     assert {title: [cell.compared for cell in cells] for title, cells in found.panels().items()} == {

@@ -9,11 +9,12 @@ import pytest
 
 from solera.config import dump
 from solera.errors import SoleraError
+from solera.report.run_folder import RunFolder
 from solera.sweep import report
 from solera.sweep.curves import curve
 from solera.sweep.file import read_plan
 from solera.sweep.plan import Plan
-from solera.sweep.results import Results, collect, measured
+from solera.sweep.results import Results, collect, measured, wobble
 from solera.sweep.state import Failures, locked, refuse_changed
 from tests.report.pages import Page
 
@@ -45,8 +46,22 @@ def write_runs(plan: Plan) -> Plan:
     for run in plan.runs():
         final = FINAL[run.cell.name][run.seed]
         rows = [
-            {"step": 0, "eval/pass@1": 0.1, "time/generate": 1.0, "time/learn": 0.5, "time/evaluate": 9.0},
-            {"step": 1, "time/generate": 2.0, "time/sync": 0.25, "time/store": 0.25},
+            {
+                "step": 0,
+                "eval/pass@1": 0.1,
+                "time/generate": 1.0,
+                "time/learn": 0.5,
+                "time/evaluate": 9.0,
+                "sync/count": 1,
+            },
+            {
+                "step": 1,
+                "time/generate": 2.0,
+                "time/sync": 0.25,
+                "time/store": 0.25,
+                "sync/count": 2,
+                "clip/fraction": 0.5,
+            },
             {"step": 2, "eval/pass@1": final},
         ]
         (run.folder / "model").mkdir(parents=True)
@@ -60,12 +75,17 @@ def results(plan: Plan) -> Results:
     return collect(write_runs(plan))
 
 
-def test_measures_of_a_run():
+def test_wobble():
     """Nine evaluations: the last third is 0.6, 0.9, 0.6, whose mean is 0.7 and variance (0.01 + 0.04 + 0.01)/3."""
-    found = measured([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9, 0.6], 2.0)
-    assert (found.final, found.best, found.mean, found.seconds) == (0.6, 0.9, pytest.approx(0.4), 2.0)
-    assert found.wobble == pytest.approx(math.sqrt(0.02))
-    assert measured([0.1, 0.2, 0.3, 0.4, 0.5], 1.0).wobble is None
+    assert wobble([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9, 0.6]) == pytest.approx(math.sqrt(0.02))
+    assert wobble([0.1, 0.2, 0.3, 0.4, 0.5]) is None
+
+
+def test_measures_of_a_run(tmp_path):
+    rows = [{"step": step, "eval/pass@1": accuracy} for step, accuracy in enumerate((0.2, 0.9, 0.4))]
+    found = measured(RunFolder(tmp_path, {}, rows), 2)
+    assert (found.final, found.best, found.mean, found.wobble) == (0.4, 0.9, pytest.approx(0.5), None)
+    assert (found.clipped, found.syncs) == (None, 0)  # nothing was logged about them
 
 
 def test_measures_are_read_from_the_runs(results):
@@ -73,6 +93,7 @@ def test_measures_are_read_from_the_runs(results):
     assert first.measures.final == 0.5
     assert first.measures.mean == pytest.approx(0.3)
     assert first.measures.seconds == pytest.approx((1 + 0.5 + 2 + 0.25 + 0.25) / 2)  # evaluation is not counted
+    assert (first.measures.clipped, first.measures.syncs) == (0.5, 2)
     assert first.curve == [(0, 0.1), (2, 0.5)]
 
 
