@@ -15,7 +15,7 @@ from solera.sweep.state import at_work
 LINUX = sys.platform == "linux"
 PROCESSES = multiprocessing.get_context("forkserver") if LINUX else multiprocessing.get_context("spawn")
 """On Linux a server loads torch and transformers once, and each run is a fork of it: seconds less for every run."""
-PROCESSES.set_forkserver_preload(["solera.build", "torch._dynamo", "matplotlib.backends.backend_agg"])
+PROCESSES.set_forkserver_preload(["solera.running", "torch._dynamo", "matplotlib.backends.backend_agg"])
 
 
 Command = Callable[[list[str]], int]
