@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from solera.build import build_loop, build_task, resolved, restore
+from solera.build import build_loop, build_task, resolved
 from solera.config import Config, DiagnoseConfig, EvaluateConfig, LearnConfig, RunConfig, SyncConfig
 from solera.loop import Loop
 from solera.models import loading
 from solera.process import torch_for
+from solera.running import restore
 from solera.store.ledger import Ledger
 
 BEFORE, AFTER, RATE, SET_POINT = 200, 60, 1e-4, 0.04

@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from solera.build import Result, evaluate_models, resume, train
     from solera.config import (
         CheckpointConfig,
         CollectConfig,
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+    from solera.running import Result, evaluate_models, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
@@ -80,7 +80,7 @@ __all__ = [
 ]
 
 _ROOMS = {
-    "build": ("train", "resume", "evaluate_models", "Result"),
+    "running": ("train", "resume", "evaluate_models", "Result"),
     "errors": ("SoleraError",),
     "evaluate.evaluation": ("Evaluation",),
     "objectives.objective": ("Objective", "custom_objective"),

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from solera.build import Result, train
 from solera.config import Config, parse
 from solera.models.language_model import LanguageModel
 from solera.records import Completion, Reward, Rollout, Sequence
+from solera.running import Result, train
 from solera.store.database import Place, place_of
 from tests.postgres import find_programs, running_server
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import solera
-from solera.build import InterruptedRunError
+from solera.report.sinks import read_metrics
+from solera.running import InterruptedRunError
 from tests.test_cli import SEARCH_PATH, os
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -23,9 +24,7 @@ def test_the_example_runs_and_learns(tmp_path, example):
     assert done.returncode == 0, done.stderr
     assert "%" in done.stdout.splitlines()[-1]
     (folder,) = (tmp_path / "runs").iterdir()
-    accuracies = [
-        row["eval/pass@1"] for row in solera.build.read_metrics(folder / "metrics.jsonl") if "eval/pass@1" in row
-    ]
+    accuracies = [row["eval/pass@1"] for row in read_metrics(folder / "metrics.jsonl") if "eval/pass@1" in row]
     assert accuracies[-1] > accuracies[0] + 0.05
 
 

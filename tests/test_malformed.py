@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from solera import build
+from solera import running
 from solera.cli import main, train
 from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
@@ -228,7 +228,7 @@ def refused(tmp_path, monkeypatch, capfd):
         raise AcceptedError
 
     monkeypatch.setattr(train, "_train_with", accept)
-    monkeypatch.setattr(build, "evaluate_models", accept)
+    monkeypatch.setattr(running, "evaluate_models", accept)
     monkeypatch.setattr(laboratory, "run", accept)
 
     def run(*arguments: str) -> str:

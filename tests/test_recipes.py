@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from solera import build
+from solera import running
 from solera.config import load
 from solera.objectives.table import resolve_config
 
@@ -70,6 +70,6 @@ def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
         evaluate=dataclasses.replace(config.evaluate, problems=3),
         report=dataclasses.replace(config.report, tensorboard=False, progress=False),
     )
-    result = build.train(config)
+    result = running.train(config)
     assert (result.model / "config.json").is_file()
     assert "eval/pass@1" in result.metrics[-1]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera import build
+from solera import running
 from solera.checkpoint import UNFINISHED, RunState, Saver
 from solera.config import parse
 from solera.errors import SoleraError
@@ -39,7 +39,7 @@ report = {{ tensorboard = true, progress = false }}
 
 # A server that has loaded torch and no threads forks every life: a second each instead of ten.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["solera.build", "torch._dynamo", "tests.test_resume"])
+PROCESSES.set_forkserver_preload(["solera.running", "torch._dynamo", "tests.test_resume"])
 
 
 def config(root: Path, name: str, every: int = 2):
@@ -62,15 +62,15 @@ def assert_same_outcome(a: Path, b: Path) -> None:
 def go_on(folder: Path) -> None:
     """What a person does after a kill: start it anew where nothing was written yet, else resume it."""
     if (folder / "config.toml").exists():
-        build.resume(folder)
+        running.resume(folder)
     else:
-        build.train(config(folder.parent, folder.name, every=1))
+        running.train(config(folder.parent, folder.name, every=1))
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> Path:
     """The run that nobody disturbed."""
-    return build.train(config(tmp_path_factory.mktemp("whole"), "whole")).folder
+    return running.train(config(tmp_path_factory.mktemp("whole"), "whole")).folder
 
 
 def test_killed_at_twenty_random_moments(tmp_path, whole):
@@ -126,15 +126,15 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, whole):
         child.join()
         assert child.exitcode == -signal.SIGKILL
         assert list((folder / "checkpoints").glob(f"{UNFINISHED}*"))
-    build.resume(folder)
+    running.resume(folder)
     assert_same_outcome(folder, whole)
     assert not list((folder / "checkpoints").glob(f"{UNFINISHED}*"))
 
 
 def train_until_interrupted(folder: Path) -> None:
     try:
-        build.train(config(folder.parent, folder.name, every=0))
-    except build.InterruptedRunError as stopped:
+        running.train(config(folder.parent, folder.name, every=0))
+    except running.InterruptedRunError as stopped:
         os._exit(130 if str(stopped).endswith(f"go on with: solera train --resume {folder}") else 1)
 
 
@@ -150,7 +150,7 @@ def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
     assert child.exitcode == 130
     (saved,) = (folder / "checkpoints").glob("step-*")
     assert int(saved.name.removeprefix("step-")) == len(read_metrics(folder / "metrics.jsonl"))
-    build.resume(folder)
+    running.resume(folder)
     assert_same_outcome(folder, whole)
 
 
@@ -173,8 +173,8 @@ def test_a_run_that_is_still_training_is_not_resumed(whole, tmp_path):
     shutil.copytree(whole, folder)
     shutil.rmtree(folder / "model")
     with alone(folder), pytest.raises(SoleraError, match="another process is training this run"):
-        build.resume(folder)
-    assert_same_outcome(build.resume(folder).folder, whole)
+        running.resume(folder)
+    assert_same_outcome(running.resume(folder).folder, whole)
 
 
 def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
@@ -185,7 +185,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
     for damage in (b"", b"not a checkpoint", (newest / "tensors.pt").read_bytes()[:-100]):
         (newest / "tensors.pt").write_bytes(damage)
         with pytest.raises(SoleraError, match="the checkpoint cannot be read") as refusal:
-            build.resume(folder)
+            running.resume(folder)
         assert "\n" not in str(refusal.value)
 
 
@@ -198,7 +198,7 @@ def test_a_run_begun_before_there_were_probes_goes_on(tmp_path, whole):
     tensors = torch.load(older / "tensors.pt", weights_only=True)
     del tensors["probe"]
     torch.save(tensors, older / "tensors.pt")
-    build.resume(folder)
+    running.resume(folder)
     without = [
         [{k: v for k, v in row.items() if k.split("/")[0] not in ("improvement", "probe")} for row in outcome(each)[0]]
         for each in (folder, whole)
@@ -222,24 +222,24 @@ def replay_until_killed(folder: Path, steps: int) -> None:
 
     Ledger.record = record
     if (folder / "config.toml").exists():
-        build.resume(folder)
+        running.resume(folder)
     else:
-        build.train(replaying(folder.parent, folder.name))
+        running.train(replaying(folder.parent, folder.name))
 
 
 def test_a_killed_run_replays_what_it_would_have_replayed(tmp_path):
-    undisturbed = build.train(replaying(tmp_path, "undisturbed")).folder
+    undisturbed = running.train(replaying(tmp_path, "undisturbed")).folder
     for steps in (4, 3):
         child = PROCESSES.Process(target=replay_until_killed, args=(tmp_path / "killed", steps))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
-    build.resume(tmp_path / "killed")
+    running.resume(tmp_path / "killed")
     assert_same_outcome(tmp_path / "killed", undisturbed)
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path, whole):
     with pytest.raises(SoleraError, match=r"no config\.toml"):
-        build.resume(tmp_path)
+        running.resume(tmp_path)
     with pytest.raises(SoleraError, match="the run is finished"):
-        build.resume(whole)
+        running.resume(whole)

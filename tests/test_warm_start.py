@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from solera import build
+from solera import running
 from solera.config import parse
 from solera.models.source import EMBEDDED
 from solera.tasks.arithmetic import is_held_out
@@ -57,7 +57,7 @@ def untaught(tmp_path_factory) -> Path:
 def test_imitation_lowers_the_loss_of_the_demonstrations_and_carries_over(tmp_path):
     data = demonstrations(tmp_path / "sums.jsonl", 100)
     run = parse(RUN.format(root=tmp_path, name="sft", steps=25, model="embedded", level=2, data=data, lr=1e-3), "test")
-    result = build.train(run)
+    result = running.train(run)
     losses = [row["learn/loss"] for row in result.metrics if "learn/loss" in row]
     assert len(losses) == 25
     assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
@@ -68,11 +68,11 @@ def test_imitation_lowers_the_loss_of_the_demonstrations_and_carries_over(tmp_pa
 def test_an_untaught_model_begins_a_task_by_it(tmp_path, untaught):
     data = demonstrations(tmp_path / "sums.jsonl", 10)
     text = RUN.format(root=tmp_path, name="sft", steps=80, model=untaught, level=1, data=data, lr=3e-3)
-    taught = build.train(parse(text, "test")).model
+    taught = running.train(parse(text, "test")).model
 
     def first_reward(model: Path, name: str) -> float:
         config = RL.format(root=tmp_path, name=name, model=model)
-        return build.train(parse(config, "test")).metrics[0]["reward/mean"]
+        return running.train(parse(config, "test")).metrics[0]["reward/mean"]
 
     assert first_reward(untaught, "untaught") < 0.05  # hardly a group whose rewards differ
     assert first_reward(taught, "taught") > 0.4

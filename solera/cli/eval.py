@@ -133,9 +133,9 @@ def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
     if not console.is_terminal:
         console = Console(width=PIPE_WIDTH)
     with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
-        from solera import build
+        from solera import running
     with Attempting(notes) as progress:
-        result = build.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
+        result = running.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
     show(result, console)
     return result
 

@@ -12,8 +12,8 @@ from solera.errors import SoleraError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from solera.build import Result
     from solera.config import Config
+    from solera.running import Result
 
 HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> int:
     if "--resume" in arguments:
         if len(arguments) != 2 or arguments[0] != "--resume":
             raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
-        return _train_with(lambda build, console: build.resume(Path(arguments[1]), console))
+        return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
     config = parse(base, arguments, "train", "[FILE.toml]", HELP, tyro.conf.FlagConversionOff) if arguments else base
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
         if file is None:
             raise
         raise configuration.located(error, file, config) from error
-    return _train_with(lambda build, console: build.train(config, console))
+    return _train_with(lambda running, console: running.train(config, console))
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:
@@ -53,10 +53,10 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
 
     console = StandardOutput()
     with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
-        from solera import build
+        from solera import running
     try:
-        result = start(build, console)
-    except build.InterruptedRunError as stopped:
+        result = start(running, console)
+    except running.InterruptedRunError as stopped:
         print(f"solera: {stopped}", file=sys.stderr)
         return 141 if console.reader_left else 130
     console.print(

@@ -5,11 +5,11 @@ A line holds text (`prompt`, `response`), or tokens (`sequences`), which is what
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
+from solera.config import perhaps
 from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
@@ -215,9 +215,7 @@ def _sampling(data: Any) -> Sampling | None:
 def _known(data: dict[str, Any], fields: tuple[str, ...]) -> None:
     for name in data:
         if name not in fields:
-            close = get_close_matches(name, fields, n=1)
-            raise SoleraError(f"unknown field {name!r}; " + (f"did you mean {close[0]}?" if close else
-                              f"known are {', '.join(fields)}"))  # fmt: skip
+            raise SoleraError(f"unknown field {name!r}{perhaps(name, fields)}")
 
 
 def _must_be(data: dict[str, Any], field: str, what: str) -> str:

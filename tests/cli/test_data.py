@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from solera import open_store
-from solera.build import train
 from solera.config import parse
 from solera.errors import SoleraError
 from solera.records import Reward
+from solera.running import train
 from tests.store.test_lines import TRAINING
 
 RUN = """

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from solera import build
+from solera import running
+from solera.build import resolved
 from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
@@ -134,7 +135,7 @@ def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny):
 
 
 def test_a_run_leaves_adapters_in_its_checkpoints_and_a_merged_model(tmp_path):
-    folder = build.train(config(tmp_path, "merged")).folder
+    folder = running.train(config(tmp_path, "merged")).folder
     checkpoint = folder / "checkpoints" / "step-000006"
     assert not (checkpoint / "model" / "config.json").exists()
     assert (
@@ -157,14 +158,14 @@ def test_a_run_leaves_adapters_in_its_checkpoints_and_a_merged_model(tmp_path):
 @pytest.mark.parametrize("objective", ["beta = 0.02", "beta = 0.02, ref_ema = 0.3"])
 def test_stopped_and_resumed_it_ends_bit_for_bit_the_same(tmp_path, monkeypatch, objective):
     text = RUN.replace("beta = 0.02", objective)
-    whole = build.train(parse(text.format(root=tmp_path, name="whole", export="adapter"), "test")).folder
+    whole = running.train(parse(text.format(root=tmp_path, name="whole", export="adapter"), "test")).folder
     stopped = parse(text.format(root=tmp_path, name="stopped", export="adapter"), "test")
     asked = iter([False, False, False, True])
     with monkeypatch.context() as patch:
-        patch.setattr(build.Interruption, "wanted", lambda self: next(asked))
-        with pytest.raises(build.InterruptedRunError):
-            build.train(stopped)
-    build.resume(tmp_path / "stopped")
+        patch.setattr(running.Interruption, "wanted", lambda self: next(asked))
+        with pytest.raises(running.InterruptedRunError):
+            running.train(stopped)
+    running.resume(tmp_path / "stopped")
     assert_same_outcome(whole, tmp_path / "stopped")
 
 
@@ -177,4 +178,4 @@ def test_mistakes_are_said_in_one_line(tiny, adapted, tmp_path):
     with pytest.raises(SoleraError, match="does not name its base model"):
         loading.load(str(tmp_path), torch.device("cpu"))
     with pytest.raises(SoleraError, match=r"act with lora\.rank above 0 only"):
-        build.resolved(dataclasses.replace(config(tmp_path, "x"), lora=LoraConfig(0, 8.0)))
+        resolved(dataclasses.replace(config(tmp_path, "x"), lora=LoraConfig(0, 8.0)))

@@ -39,8 +39,8 @@ def bare_run(folder: Path, metrics: str = '{"step": 0, "reward/mean": 0.5}\n', c
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A real run of twelve batches, synced every four."""
-    from solera.build import train
     from solera.config import parse
+    from solera.running import train
 
     root = tmp_path_factory.mktemp("runs")
     return train(

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import inspect
 
-from solera.build import train
 from solera.config import parse
 from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
+from solera.running import train
 from solera.store.database import open_for_reading, place_of
 from solera.store.ledger import Ledger
 from solera.store.migrations import VERSION

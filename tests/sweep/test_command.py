@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from solera import build
+from solera import running
 from solera.config import load, override
 from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
@@ -115,7 +115,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
         "reinforce+on_policy-s1",
     ):  # the first was stopped: each is the run that nobody disturbed
         config = override(load(runs / run / "config.toml"), "run", root=str(tmp_path / "alone"))
-        assert numbers(build.train(config).folder) == numbers(runs / run)
+        assert numbers(running.train(config).folder) == numbers(runs / run)
 
     (tmp_path / "grid.toml").write_text(GRID.replace("lr = 3e-3", "lr = 1e-3"))
     changed = solera("sweep", "grid.toml", cwd=tmp_path)

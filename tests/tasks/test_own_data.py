@@ -12,11 +12,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from solera.build import build_task, resolved, train
+from solera.build import build_task, resolved
 from solera.cli import main
 from solera.config import parse
 from solera.errors import SoleraError
 from solera.models import loading
+from solera.running import train
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_reward"

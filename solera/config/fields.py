@@ -1,0 +1,103 @@
+"""One field of a room: its type and limits, its option, its help text."""
+
+import ast
+import difflib
+import inspect
+import itertools
+import sys
+import types
+from itertools import cycle
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+
+import tyro
+
+from solera.errors import SoleraError
+
+Text = NewType("Text", str)
+"""May have several lines."""
+
+LARGEST = 10**18 - 1
+"""Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
+
+
+def short(room: str, field_name: str) -> Any:
+    """A field whose option is also its room's name: `--model X` for `--model.path X`."""
+    return tyro.conf.arg(name=room, prefix_name=False, aliases=(f"--{room}.{field_name}",))
+
+
+def check_types(values: Any, name: str, room: Any) -> None:
+    """The same types from Python as from a file."""
+    if not isinstance(values, room):
+        raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
+    for key, hint in get_type_hints(room).items():
+        value = getattr(values, key)
+        try:
+            if value is not None or type(None) not in get_args(hint):
+                typed(list(value) if isinstance(value, tuple) else value, hint)
+        except TypeError as error:
+            raise SoleraError(f"{name}.{key} is {shown(value)} but must be {error}") from error
+
+
+def typed(value: Any, hint: Any) -> Any:
+    """The value as the annotated type; TypeError with a description of that type where it is not one."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return typed(value, arguments[0])
+    if origin in (Union, types.UnionType):
+        return typed(value, next(a for a in arguments if a is not type(None)))
+    if origin is Literal:
+        if value not in arguments:
+            raise TypeError("one of " + ", ".join(map(str, arguments)))
+        return value
+    if origin is tuple:
+        return _typed_items(value, arguments)
+    if hint is Text:
+        return value if isinstance(value, str) and "\n" in value else typed(value, str)
+    if type(value) is not hint and not (hint is float and type(value) is int):
+        raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
+    if hint is int and abs(value) > LARGEST:
+        raise TypeError("a whole number of at most 18 digits")
+    if hint is float and not abs(value) <= sys.float_info.max:  # NaN compares with nothing
+        raise TypeError("a finite number")
+    if hint is str and not (value and value.isprintable()):
+        raise TypeError("text, not empty and without control characters")
+    return float(value) if hint is float else value
+
+
+def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Items of a tuple of fixed length, or of one kind and any number."""
+    kind, any_number = {str: "texts", float: "numbers"}[hints[0]], hints[1] is Ellipsis
+    if not isinstance(value, list) or not (any_number or len(value) == len(hints)):
+        raise TypeError(f"a list of {kind}" if any_number else f"a list of {len(hints)} {kind}")
+    return tuple(typed(item, hints[0] if any_number else hint) for item, hint in zip(value, cycle(hints), strict=False))
+
+
+def shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number with thousands of digits
+        return "too long a number"
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def perhaps(word: str, known: Any) -> str:
+    """What a wrong word may have been meant to be."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+
+
+def help_of(room: type) -> dict[str, str]:
+    """What stands under each field of a config class.
+
+    >>> from solera.config import LearnConfig
+    >>> help_of(LearnConfig)["passes"]
+    "Passes over each batch: the papers' i."
+    """
+    (definition,) = ast.parse(inspect.getsource(room)).body
+    assert isinstance(definition, ast.ClassDef)
+    explained = {}
+    for field_node, text_node in itertools.pairwise(definition.body):
+        if isinstance(field_node, ast.AnnAssign) and isinstance(text_node, ast.Expr):
+            assert isinstance(field_node.target, ast.Name) and isinstance(text_node.value, ast.Constant)
+            explained[field_node.target.id] = " ".join(str(text_node.value.value).split())
+    return explained

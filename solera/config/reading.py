@@ -1,0 +1,149 @@
+"""TOML in and out: errors with file, line and field, and a config written so that it reads back."""
+
+import dataclasses
+import itertools
+import json
+import operator
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from solera.config.fields import perhaps, shown, typed
+from solera.config.rooms import Config
+from solera.errors import SoleraError
+
+Place = Callable[..., str]
+"""From the path of a table or field to where it is written, such as `run.toml:12`."""
+KEY = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
+DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
+"""A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
+
+
+def load(path: Path | str) -> Config:
+    """Read a TOML file. Unknown keys and wrong types are refused with file, line and field."""
+    text, tables = read_toml(Path(path))
+    return overlay(Config(), tables, places(text, str(path)))
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise SoleraError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise SoleraError(f"{path}:{line}: cannot be read: not UTF-8 text") from error
+
+
+def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
+    """The complaint with file and line, where the field that it begins with has its value in `config` from `file`."""
+    named = re.match(r"(\w+)\.(\w+)\b", str(error))
+    if named is None:
+        return error
+    room, key = named.groups()
+    text = _text(file)
+    if key not in tomllib.loads(text).get(room, {}):
+        return error
+    if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
+        return error
+    return SoleraError(f"{file}:{_line(text, (room, key))}: {error}")
+
+
+def parse(text: str, source: str) -> Config:
+    """A Config from TOML text; `source` names it in errors."""
+    return overlay(Config(), tomllib.loads(text), places(text, source))
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file's text and its tables."""
+    text = _text(path)
+    try:
+        return text, tomllib.loads(text)
+    except RecursionError as error:
+        raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
+    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
+        raise SoleraError(f"{path}: not valid TOML: {error}") from error
+
+
+def places(text: str, source: str) -> Place:
+    """Says where in a TOML text a table or field is written."""
+    return lambda *path: f"{source}:{_line(text, path)}"
+
+
+def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
+    """Fields of TOML tables over a config; `place(room, field)` says where each is written."""
+    rooms = get_type_hints(Config)
+    values = {}
+    for name, table in tables.items():
+        if name not in rooms:
+            raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
+        if not isinstance(table, dict):
+            raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")
+        values[name] = dataclasses.replace(getattr(config, name), **typed_fields(rooms[name], name, table, place))
+    return dataclasses.replace(config, **values)
+
+
+def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The fields of one table, known to the class `room` and of its types."""
+    hints = get_type_hints(room)
+    values = {}
+    for key, value in table.items():
+        if key not in hints:
+            raise SoleraError(f"{place(name, key)}: unknown field {name}.{key}{perhaps(key, hints)}")
+        try:
+            values[key] = typed(value, hints[key])
+        except TypeError as error:
+            raise SoleraError(f"{place(name, key)}: {name}.{key} is {shown(value)} but must be {error}") from error
+    return values
+
+
+def _line(text: str, path: tuple[str, ...]) -> int:
+    """Line on which a key is written, or the innermost table around it that has a line of its own."""
+    best, found, table = 0, 1, tuple[str, ...]()
+    for number, line in enumerate(text.split("\n"), 1):
+        if header := re.match(rf"\s*\[{{1,2}}\s*({DOTTED})\s*\]", line):
+            here = table = _keys(header[1])
+        elif assignment := re.match(rf"\s*({DOTTED})\s*=", line):
+            here = (*table, *_keys(assignment[1]))
+        else:
+            continue
+        common = sum(1 for _ in itertools.takewhile(bool, map(operator.eq, here, path)))
+        if common > best:
+            best, found = common, number
+    return found
+
+
+def _keys(dotted: str) -> tuple[str, ...]:
+    return tuple(key.strip("\"'") for key in re.findall(KEY, dotted))
+
+
+def dump(config: Config) -> str:
+    """The config as TOML that `parse` reads back. Unset fields stand as comments, so that the file is complete."""
+    lines = []
+    for room in dataclasses.fields(config):
+        lines.append(f"[{room.name}]")
+        values = getattr(config, room.name)
+        for key in dataclasses.fields(values):
+            value = getattr(values, key.name)
+            lines.append(f"# {key.name} is unset" if value is None else f"{key.name} = {_toml(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def override(config: Config, room: str, **values: Any) -> Config:
+    """A copy with some fields of one room replaced.
+
+    >>> override(Config(), "run", steps=5).run.steps
+    5
+    """
+    return dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})

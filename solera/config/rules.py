@@ -1,0 +1,172 @@
+"""Values and combinations that cannot work, each refused with one line that says what to change."""
+
+import math
+import os
+import re
+from pathlib import Path
+from typing import get_type_hints
+
+from solera.config.fields import check_types, shown
+from solera.config.rooms import Config, DrawConfig, LoraConfig, RewardConfig, SyncConfig, shares_of, writes
+from solera.errors import SoleraError
+
+MOST_THREADS = 1024
+COLDEST = 1e-3
+"""Lowest temperature: logits divided by much less are infinite."""
+LONGEST_NAME = 200
+"""Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
+
+
+def check(config: Config) -> None:
+    """Refuse values that cannot work, each with one line that says what to change."""
+    if not isinstance(config, Config):
+        raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
+    for name, room in get_type_hints(Config).items():
+        check_types(getattr(config, name), name, room)
+    for holds, complaint in _rules(config):
+        if not holds:
+            raise SoleraError(complaint)
+
+
+def new_folder(config: Config) -> Path:
+    """Where the run will live; refused where something is there already."""
+    assert config.run.name is not None
+    folder = Path(config.run.root) / config.run.name
+    if os.path.lexists(folder):
+        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+    return folder
+
+
+def _rules(config: Config) -> list[tuple[bool, str]]:
+    c = config
+    at_least = [
+        ("run.steps", c.run.steps, 1), ("run.threads", c.run.threads, 0), ("run.seed", c.run.seed, 0),
+        ("sampling.max_tokens", c.sampling.max_tokens, 1), ("collect.prompts", c.collect.prompts, 1),
+        ("collect.offset", c.collect.offset, 0), ("collect.refill_rounds", c.collect.refill_rounds, 0),
+        ("learn.lr", c.learn.lr, 0), ("learn.warmup", c.learn.warmup, 0), ("learn.passes", c.learn.passes, 1),
+        ("learn.weight_decay", c.learn.weight_decay, 0), ("learn.minibatches", c.learn.minibatches, 1),
+        ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
+        ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
+        ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
+        ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
+        ("diagnose.probe_group", c.diagnose.probe_group, 2),
+        ("evaluate.problems", c.evaluate.problems, 1),
+        ("evaluate.samples", c.evaluate.samples, 1),
+        ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
+        ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
+    ]  # fmt: skip
+    return [
+        *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
+          for name, value, least in at_least),
+        (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
+         "remove it (evaluate.top_p is free)"),
+        (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
+         f"a value above 0, {COLDEST} at least"),
+        (c.collect.group_size >= (1 if c.objective.name == "sft" else 2), f"collect.group_size is "
+         f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
+        (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
+         f"{c.collect.prompts} groups and groups are never split: use at most that many"),
+        (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
+        (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
+        *_sync_rules(c),
+        (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
+         "evaluate.temperature above 0 or remove it"),
+        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
+         f"{c.evaluate.temperature}; use 0, which is greedy, or {COLDEST} at least"),
+        (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
+         "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
+        (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
+        *_reward_rules(c),
+        (c.lora.rank > 0 or c.lora == LoraConfig(), "lora.alpha, targets and export act with lora.rank above 0 "
+         "only: set that or remove them"),
+        (c.lora.alpha > 0, f"lora.alpha is {c.lora.alpha}; use a value above 0"),
+        (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or all-linear"),
+        *_store_rules(c),
+        *_draw_rules(c),
+        (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
+        (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
+        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
+         and len(c.run.name.encode()) <= LONGEST_NAME),
+         f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
+         "(run.root is the folder above it)"),
+    ]  # fmt: skip
+
+
+def _sync_rules(config: Config) -> list[tuple[bool, str]]:
+    sync, point, adapts = config.sync, config.sync.set_point, config.sync.rule == "adaptive"
+    unused = [n for n in ("metric", "set_point", "v_min", "v_max") if getattr(sync, n) != getattr(SyncConfig, n)]
+    return [
+        (sync.rule == "every" or sync.period == SyncConfig.period, f"sync.period has no meaning with sync.rule = "
+         f"{sync.rule}: remove one of them"),
+        (adapts or not unused, f"sync.{'/'.join(unused)} acts with sync.rule = adaptive only: set that or remove it"),
+        (not adapts or point is not None, "sync.set_point is unset; sync.rule = adaptive needs the divergence to sync "
+         "at, such as --sync.set_point 0.03 for tv_token"),
+        (point is None or 0 < point < (float("inf") if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
+         f"{sync.metric} needs a value {'above 0' if sync.metric == 'kl' else 'between 0 and 1'}"),
+        (1 <= sync.v_min <= sync.v_max, f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and "
+         "no v_max below v_min"),
+        (not adapts or config.diagnose.probe_prompts > 0, "sync.rule = adaptive measures on a probe: set "
+         "diagnose.probe_prompts above 0"),
+    ]  # fmt: skip
+
+
+def _reward_rules(config: Config) -> list[tuple[bool, str]]:
+    reward, share, limit = config.reward, config.task.held_out_share, config.sampling.max_tokens
+    return [
+        (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
+        (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
+         f"{len(reward.functions)} in reward.functions: give one for each"),
+        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),
+        (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
+         'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
+        (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
+         f"sampling.max_tokens = {limit}"),
+        (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
+         "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
+        (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
+         "above 0"),
+    ]  # fmt: skip
+
+
+def _store_rules(config: Config) -> list[tuple[bool, str]]:
+    url, name = config.store.url, config.run.name
+    return [
+        (url is None or url.startswith(("postgresql://", "postgresql+psycopg://")), f"store.url is {url!r}; use "
+         "postgresql+psycopg://USER@HOST/DATABASE, or remove it for a SQLite file in the run's folder"),
+        (url is None or not re.search(r"//[^/@]*:[^/@]*@|[?&]password=", url), "store.url holds a password, which "
+         "would stand in the run's config and reports: give it in the environment, PGPASSWORD, or in ~/.pgpass"),
+        (url is None or name is None or len(name.encode()) <= 63, f"run.name has {len((name or '').encode())} bytes; "
+         "as the name of a PostgreSQL schema it may have 63"),
+    ]  # fmt: skip
+
+
+def _draw_rules(config: Config) -> list[tuple[bool, str]]:
+    draw, size, sync = config.draw, config.collect.group_size, config.sync
+    shares = shares_of(draw)
+    reached = config.collect.offset + sync.period - 1 if sync.rule == "every" else math.inf
+    acts_with = [
+        ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
+        ("mix", draw.policy == "mixed", 'policy = "mixed"'),
+        ("order", draw.policy != "fresh", "policy other than fresh"),
+        ("half_life", draw.order == "priority", 'order = "priority"'),
+        ("max_uses", draw.policy != "fresh", "policy other than fresh"),
+    ]  # fmt: skip
+    return [
+        *((acts or getattr(draw, name) == getattr(DrawConfig, name), f"draw.{name} acts with draw.{other} only: set "
+           "that or remove it") for name, acts, other in acts_with),
+        (0 <= draw.fresh < 1, f"draw.fresh is {draw.fresh}; it must be at least 0 and below 1 (policy fresh is 1)"),
+        (0 < draw.half_life < math.inf, f"draw.half_life is {draw.half_life}; use a value above 0"),
+        (draw.policy != "mixed" or len(draw.shares) > 0, 'draw.shares is empty: say what each origin contributes, such '
+         'as ["self=0.5", "model:teacher=0.5"]'),
+        (len(shares) == len(draw.shares) and all(o and 0 < share < math.inf for o, share in shares.items()),
+         f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
+        (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
+         f"collect.group_size = {size} members"),
+        (draw.max_age is None or not writes(draw) or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but "
+         f"what the run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would "
+         "be passed over: raise it, or sync more often"),
+        (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
+        (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
+         f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),
+        (0 <= draw.min_spread < math.inf, f"draw.min_spread is {draw.min_spread}; it must be at least 0"),
+    ]  # fmt: skip

@@ -1,0 +1,114 @@
+"""What each task takes from the room `task`, and the parts of a mixture."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from solera.config.fields import LARGEST, perhaps, shown
+from solera.config.rooms import TaskConfig
+from solera.errors import SoleraError
+
+_FILE_FIELDS: dict[str, Any] = {"path": None, "answer": "answer", "held_out_path": None, "held_out_share": 0.1}
+TASK_FIELDS: dict[str, dict[str, Any]] = {
+    "arithmetic": {"level": 2},
+    "jsonl": {**_FILE_FIELDS, "prompt": "prompt", "template": None},
+    "gsm8k": {
+        **_FILE_FIELDS, "prompt": "question",
+        "template": "{prompt}\nThink step by step, and end with a line that holds #### and the final number.",
+    },
+    "math": {
+        **_FILE_FIELDS, "prompt": "problem",
+        "template": "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}.",
+    },
+    "countdown": {
+        "level": 3,
+        "template": "{prompt} Use each number exactly once, with + - * / and brackets. Write the expression between "
+        "<answer> and </answer>.",
+    },
+    "gym": {"level": None, "template": "{prompt}\nReply with the answer alone."},
+    "mixture": {"parts": (), "weights": ()},
+}  # fmt: skip
+"""The fields each task uses, and the values they take where unset."""
+GYM = "gym:"
+
+
+def kind_of_task(name: str) -> str:
+    """The row of TASK_FIELDS that a task's name belongs to.
+
+    >>> kind_of_task("gym:gcd"), kind_of_task("math")
+    ('gym', 'math')
+    """
+    return "gym" if name.startswith(GYM) else name
+
+
+def resolve_task(task: TaskConfig) -> TaskConfig:
+    """Unset fields take the task's own values; a field that the task does not use is refused."""
+    kind = kind_of_task(task.name)
+    if kind not in TASK_FIELDS or task.name == "gym":
+        known = [name if name != "gym" else f"{GYM}NAME" for name in TASK_FIELDS]
+        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
+    own = TASK_FIELDS[kind]
+    unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
+    for key in dataclasses.fields(task):
+        if key.name not in ("name", *own, *unset):
+            owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
+            hint = f", or choose --task {owners[0].replace('gym', 'gym:NAME')}" if owners else ""
+            raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
+    _check_task(task)
+    chosen = {} if task.held_out_path is None else {"held_out_share": None}
+    task = dataclasses.replace(task, **{key: value for key, value in (own | chosen).items() if key in unset})
+    if task.template is not None and "{prompt}" not in task.template:
+        raise SoleraError(f"task.template is {shown(task.template)}, without {{prompt}}, the place of the problem")
+    task_parts(task)
+    return task
+
+
+def _check_task(task: TaskConfig) -> None:
+    if task.name == "jsonl" and not task.path:
+        raise SoleraError("task.path is unset; jsonl needs a file of problems: --task.path FILE.jsonl")
+    if task.name in ("gsm8k", "math") and not (task.path or task.held_out_path):
+        known = {"gsm8k": "openai/gsm8k:main", "math": "HuggingFaceH4/MATH-500"}[task.name]
+        raise SoleraError(
+            "task.path is unset, and nothing is fetched unasked: name a folder with train.jsonl and test.jsonl, a file "
+            f"or a hub name such as {known} (for evaluation alone: task.held_out_path)"
+        )
+    if task.held_out_path is not None and task.held_out_share is not None:
+        raise SoleraError("task.held_out_path and task.held_out_share both say what is held out: choose one")
+    lowest, highest = {"arithmetic": (1, 4), "countdown": (2, 6)}.get(task.name, (0, LARGEST))
+    if task.level is not None and not lowest <= task.level <= highest:
+        levels = f"levels {lowest} to {highest}" if highest < LARGEST else f"levels from {lowest}"
+        raise SoleraError(f"task.level is {task.level}; {task.name} has {levels}")
+    if task.name == "mixture" and not task.parts:
+        raise SoleraError('task.parts is empty: name the tasks of the mixture, such as ["gsm8k=FOLDER", "gym:gcd@1"]')
+    if task.weights and (len(task.weights) != len(task.parts) or not all(weight > 0 for weight in task.weights)):
+        raise SoleraError(
+            f"task.weights is {list(task.weights)} for {len(task.parts)} parts: give one number above 0 for each"
+        )
+
+
+def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
+    """The resolved tasks of a mixture by the names they have in it; of any other task, itself.
+
+    >>> list(task_parts(TaskConfig("mixture", parts=("gym:gcd@1", "gsm8k=data/gsm8k", "math=HuggingFaceH4/MATH-500"))))
+    ['gym:gcd@1', 'gsm8k', 'math MATH-500']
+    """
+    if task.name != "mixture":
+        return {task.name: task}
+    parts: dict[str, TaskConfig] = {}
+    for text in task.parts:
+        name, _, path = text.partition("=")
+        base, at, level = name.partition("@")
+        stem = Path(path).stem.partition(":")[0]
+        label = name if not path or stem == base else f"{base} {stem}"
+        if at and not re.fullmatch("[0-9]{1,3}", level):
+            raise SoleraError(f"task.parts: {text}: after @ stands a level, a whole number")
+        if base == "mixture" or label in parts:
+            raise SoleraError(
+                f"task.parts: {text}: {'a mixture in a mixture' if base == 'mixture' else 'is there twice'}"
+            )
+        try:
+            parts[label] = resolve_task(TaskConfig(base, level=int(level) if at else None, path=path or None))
+        except SoleraError as error:
+            raise SoleraError(f"task.parts: {text}: {error}") from None
+    return parts

@@ -1,0 +1,343 @@
+"""The course of a run, from its folder to its result, and models evaluated."""
+
+import errno
+import json
+import shutil
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from solera import config as configuration
+from solera.build import (
+    NO_OWN_CODE,
+    OwnCode,
+    build_exam,
+    build_loop,
+    build_task,
+    device_of,
+    evaluation_sampling,
+    line_reader,
+    resolved,
+    sinks_of,
+)
+from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
+from solera.config import Config
+from solera.engines.absent import NoEngine
+from solera.errors import SoleraError, one_line
+from solera.evaluate.candidates import (
+    OWN_CODE,
+    Candidate,
+    candidates,
+    other_tasks,
+    own_code,
+    read_own_code,
+    settings,
+)
+from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.interruption import Interruption
+from solera.learner.batch import need_behaviour
+from solera.loop import Loop
+from solera.models import loading
+from solera.models.codec import TokenizerCodec
+from solera.models.language_model import LanguageModel
+from solera.models.loading import Reader
+from solera.objectives.objective import Objective, compose
+from solera.objectives.table import notices, resolve_config
+from solera.process import alone, rare_garbage_collection, torch_for
+from solera.protocols import Codec, Task, Weights
+from solera.records import Manifest, Rollout, Sampling
+from solera.report.html import write_report
+from solera.report.plot import plot_run
+from solera.report.sinks import Several, need_wandb, read_metrics
+from solera.store.database import place_of, refuse_taken
+from solera.store.drawing import draws_from
+from solera.store.exchange import read_lines
+from solera.store.ledger import Ledger
+from solera.sync.rules import SyncRule, SyncState
+
+
+class InterruptedRunError(SoleraError):
+    """The run was asked to stop and did, with a checkpoint written."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    folder: Path
+    accuracy_before: float
+    accuracy_after: float
+    accuracy_max: float
+    accuracy_mean: float
+    """Over all evaluations of the run."""
+    seconds: float
+    plot: Path
+    report: Path
+    model: Path
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One dictionary a step, as in `metrics.jsonl`."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+
+def train(
+    config: Config,
+    console: Console | None = None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+    objective: Objective | None = None,
+    rule: SyncRule | None = None,
+) -> Result:
+    """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
+
+    `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
+    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
+    batch when the engine gets new weights.
+    """
+    console = console or Console(stderr=True)
+    own = OwnCode(task, tuple(rewards), objective, rule)
+    config = resolved(config)
+    for sentence in notices(config):
+        _say(console, sentence)
+    return _run(config, console, None, own)
+
+
+def resume(
+    folder: Path | str,
+    console: Console | None = None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+    objective: Objective | None = None,
+    rule: SyncRule | None = None,
+) -> Result:
+    """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
+    folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
+    if not (folder / "config.toml").is_file():
+        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
+    if (folder / "model").exists():
+        raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
+    config, names = _settings_of(folder), read_own_code(folder)
+    if names != own.names():
+        raise SoleraError(
+            f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
+            f"go on with {_resume_call(folder, names)}"
+        )
+    return _run(config, console or Console(stderr=True), folder, own)
+
+
+def _settings_of(folder: Path) -> Config:
+    """The resolved config that a run's folder holds."""
+    file = folder / "config.toml"
+    config = configuration.load(file)
+    if config.run.name is None:
+        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
+    try:
+        return resolve_config(config)
+    except SoleraError as error:
+        raise configuration.located(error, file, config) from error
+
+
+def evaluate_models(
+    models: list[str],
+    config: Config | None = None,
+    k: tuple[int, ...] = (),
+    checkpoints: bool = False,
+    console: Console | None = None,
+    advance: Callable[[str, int, int], None] = lambda model, made, total: None,
+    *,
+    task: Callable[[Codec], Task] | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+) -> Evaluation:
+    """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
+
+    A model is a folder, a hub name, `embedded`, or a run's folder; `checkpoints` takes all that a run's folder holds.
+    Without a config the settings are those of the first run among them; a run that was trained with a task or rewards
+    of one's own needs them here too. `advance` hears after each turn which model, how many attempts were made now, and
+    how many the model makes in all.
+    """
+    own = OwnCode(task, tuple(rewards))
+    if (strangers := own_code(models)) and not own.names():
+        raise SoleraError(
+            f"{strangers[0]} was trained with a task or rewards of its user's own code: evaluate it from Python with "
+            f"solera.evaluate_models([{strangers[0]!r}], task=...) or rewards=[...]"
+        )
+    console = console or Console(stderr=True)
+    chosen = candidates(models, checkpoints)
+    config = resolve_config(config or settings(models))
+    check_k(k, config)
+    for run in other_tasks(models, config):
+        _say(console, f"{run} was trained on another task; every model is given the same problems here")
+    if not k and config.evaluate.samples > 1:
+        k = (config.evaluate.samples,)
+    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
+    _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
+    return result
+
+
+def _examine(
+    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
+) -> Examined:
+    device, compute = device_of(config)
+    model, codec = loading.load(candidate.path, device)
+    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
+    greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
+    samples = config.evaluate.samples if sampled.temperature > 0 else 0
+
+    def made(attempts: int) -> None:
+        advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
+
+    with torch_for(model, config.run.threads):
+        first = exam.attempt(greedy, advance=made)
+        more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
+    return Examined(candidate, first, more, k)
+
+
+def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
+    """A new run where there is no folder yet, else the rest of the run in it."""
+    device, compute = device_of(config)
+    checkpoint = latest(folder / "checkpoints") if folder else None
+    model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
+    if config.lora.rank and not checkpoint:
+        model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
+    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    if config.report.wandb is not None:
+        need_wandb()
+    data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    _refuse_unknown(config, own.objective or compose(config.objective), data)
+    version = checkpoint.state.version if checkpoint else 0
+    resumed = folder is not None
+    folder = folder or make_folder(config, own)
+    start = time.perf_counter()
+    with _advised(folder, _go_on(folder, own)), ExitStack() as closing:
+        closing.enter_context(alone(folder))
+        store = Ledger(place_of(config.store.url, folder))
+        closing.callback(store.close)
+        if resumed:
+            state = checkpoint.state if checkpoint else None
+            store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
+        for imported in data:
+            store.add_imported(imported)
+        sink = Several(sinks_of(config, folder, console, version))
+        closing.callback(sink.close)
+        with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
+
+            def stop() -> bool:
+                return interruption.wanted() or getattr(console, "reader_left", False)
+
+            loop = build_loop(
+                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
+            )
+            _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
+            finished = loop.run(restore(loop, checkpoint))
+    if not finished:
+        raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
+    with _advised(folder, _go_on(folder, own)):
+        unfinished = folder / f"{UNFINISHED}model"
+        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
+        publish(unfinished, folder / "model")
+    with _advised(folder, f"solera report {folder}"):
+        return _result(folder, console, time.perf_counter() - start)
+
+
+def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
+    vocabulary = model.module.get_input_embeddings().num_embeddings
+    return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+
+
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None
+
+
+def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
+    """A new folder for the run, with the resolved config in it from the first moment."""
+    folder = configuration.new_folder(config)
+    refuse_taken(place_of(config.store.url, folder))
+    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.mkdir(parents=True)
+        (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
+        if own.names():
+            (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
+        publish(unfinished, folder)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the run's folder cannot be made: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
+    return folder
+
+
+def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
+    """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
+    if checkpoint is None:
+        return SyncState(due=not isinstance(loop.engine, NoEngine))
+    state, tensors = checkpoint.state, checkpoint.tensors
+    loop.learner.lineage = state.lineage
+    try:
+        loop.learner.restore(state.version, tensors["learner"])
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
+    loop.collector.position = state.position
+    held = Manifest(state.lineage, state.sync.engine_version, ())
+    loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
+        loop.probe.restore(tensors["probe"])
+    return state.sync
+
+
+def _result(folder: Path, console: Console, seconds: float) -> Result:
+    rows = read_metrics(folder / "metrics.jsonl")
+    if not any(row.get("tokens/trained") for row in rows):
+        _say(console, "nothing was learned: in no batch did a group's rewards differ (easier problems?)")
+    accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
+    return Result(
+        folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
+        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
+    )  # fmt: skip
+
+
+@contextmanager
+def _advised(folder: Path, command: str) -> Iterator[None]:
+    """A full disk, say, ends the run; what to do then is said with it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
+        raise OSError(error.errno, said, error.filename or str(folder)) from error
+
+
+def _go_on(folder: Path, own: OwnCode) -> str:
+    return _resume_call(folder, own.names()) if own.names() else f"solera train --resume {folder}"
+
+
+def _resume_call(folder: Path, names: list[str]) -> str:
+    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in names)])})"
+
+
+def _say_if_fewer(console: Console, config: Config, found: int) -> None:
+    if found < config.evaluate.problems:
+        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems")
+
+
+def _say(console: Console, sentence: str) -> None:
+    console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
