@@ -41,7 +41,7 @@ class Attempt(Rollout):
 
     @classmethod
     def written(cls, prompt: Prompt, completion: Completion, text: str) -> "Attempt":
-        return cls(**vars(Rollout.of(prompt, completion)), text=text)
+        return cls(**{**vars(Rollout.of(prompt, completion)), "text": text})
 
 
 class Check(NamedTuple):
