@@ -23,7 +23,7 @@ from solera.bench.options import BenchOptions
 from solera.errors import SoleraError
 
 Measured = dict[str, list[dict[str, Any]]]
-PEAK_FLOPS = {"NVIDIA H200": 790e12, "NVIDIA H100": 790e12}
+PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Matrix products in bfloat16 that were measured on such a machine, a second."""
 
 

@@ -16,6 +16,8 @@ MOST_ROWS = 2_000
 """Steps of a run that a page holds; of a longer run it holds every second, third … step and every evaluation."""
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
+STALE = f"{WASTE}stale"
+"""Of the tokens trained on; every other waste is of those that were not."""
 
 
 def columns(run: RunFolder) -> dict[str, Any]:
@@ -87,13 +89,15 @@ def _verdicts(run: RunFolder) -> str | None:
 
 
 def _wasted(run: RunFolder) -> str | None:
-    """Tokens drawn in vain, reason by reason, the largest first, as shares of all that was generated."""
+    """Tokens drawn in vain, reason by reason, the largest first, as shares of all that was drawn: what was trained on
+    and what was not. Text may be drawn that the run did not generate, and more than once."""
     names = {name for row in run.rows for name in row if name.startswith(WASTE)}
-    lost, generated = {name: run.total(name) for name in names}, run.total("tokens/generated")
+    lost = {name: run.total(name) for name in names}
+    drawn = run.total("tokens/trained") + sum(lost.values()) - lost.get(STALE, 0)
     said = [
-        f"{name.removeprefix(WASTE).replace('_', ' ')} {lost[name] / generated:.0%}"
+        f"{name.removeprefix(WASTE).replace('_', ' ')} {lost[name] / drawn:.0%}"
         for name in sorted(lost, key=lambda name: (-lost[name], name))
-        if generated and lost[name] > 0
+        if drawn and lost[name] > 0
     ]
     return ", ".join(said) or None
 
