@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from solera import collector
 from solera.bench.options import WARM_UP, BenchOptions
 from solera.build import build_loop, build_task, resolved
 from solera.config import (
@@ -105,7 +106,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
-    """Add up seconds in the engine while a batch is drawn, seconds of proving that weights arrived (digests on both
+    """Add up seconds in the engine while batches are written, seconds of proving that weights arrived (digests on both
     sides and the canary), and tokens that go through the learner's model while it learns."""
     engine, learner, delivery = loop.engine, loop.learner, loop.delivery
     cutting = learner._cut
@@ -116,9 +117,9 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
         return micros
 
     decode = timed(engine._complete, "time/decode", spent)  # type: ignore[attr-defined]
-    object.__setattr__(loop, "draw", during(loop.draw, engine, "_complete", decode))
-    object.__setattr__(learner, "update", during(learner.update, learner, "_cut", cut))
-    object.__setattr__(delivery, "_prove", timed(delivery._prove, "time/proof", spent))
+    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_complete", decode)
+    vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
+    vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
     describe = digest.describe
     for module in list(sys.modules.values()):  # in whichever room it is called
         if vars(module).get("describe") is describe:
@@ -138,13 +139,13 @@ def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float
 
 
 def during(method: Callable[..., Any], owner: object, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """`method`, while which runs `owner` has another `name`."""
+    """`method`; while it runs, `owner` has another `name`."""
     usual = getattr(owner, name)
 
     def call(*given: Any) -> Any:
-        object.__setattr__(owner, name, replacement)
+        setattr(owner, name, replacement)
         result = method(*given)
-        object.__setattr__(owner, name, usual)
+        setattr(owner, name, usual)
         return result
 
     return call
