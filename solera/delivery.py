@@ -21,8 +21,9 @@ CANARY_SHARE = 0.005
 class Delivery:
     """Sends weights and checks them: tensor by tensor against their digests, then by a canary.
 
-    The canary is a few fixed prompts that the engine continues with fixed seeds, in the way it writes data; the learner
-    scores what came. Whatever an engine says it holds, it cannot write so with other weights.
+    The engine is not told the digests, so it can name them only by reading what it holds. The canary is a few fixed
+    prompts that it continues with fixed seeds, in the way it writes data; the learner scores what came. Whatever an
+    engine says it holds, it cannot write so with other weights.
     """
 
     def __init__(
@@ -61,9 +62,9 @@ class Delivery:
         return {"sync/faults": 0.0}
 
     def _deliver(self) -> None:
-        weights = self.learner.weights(self.engine.dtype)
-        sent = weights.manifest
-        wrong = proof.difference(sent, self.engine.load(weights), self._sent)
+        dtype = self.engine.dtype
+        sent = self.learner.manifest(dtype)
+        wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent

@@ -61,9 +61,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """Versioned weights on their way: what they are, and their tensors one by one."""
+    """Versioned weights on their way: whose they are, and their tensors one by one. Their digests stay with the sender:
+    whoever takes them can name the values only by reading them."""
 
-    manifest: Manifest
+    lineage: str
+    version: int
     tensors: Iterator[tuple[str, Any]]
 
 

@@ -78,11 +78,11 @@ class InProcessEngine:
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         specs = describe((name, own[name]) for name in arrived)
-        self.held = Manifest(weights.manifest.lineage, weights.manifest.version, specs)
+        self.held = Manifest(weights.lineage, weights.version, specs)
         return self.held
 
     def weights(self) -> Weights:
-        return Weights(self.held, iter(self.model.parameters().items()))
+        return Weights(self.held.lineage, self.held.version, iter(self.model.parameters().items()))
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         loop = asyncio.get_running_loop()

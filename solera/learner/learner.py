@@ -117,15 +117,18 @@ class Learner:
             )
 
     def weights(self, dtype: str) -> Weights:
-        """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
-        for whoever takes them: all of them together may not fit beside the model."""
+        """The current weights under their version, cast to `dtype`, for whoever takes them."""
+        return Weights(self.lineage, self.version, self._cast(dtype))
+
+    def manifest(self, dtype: str) -> Manifest:
+        """What `weights` are, to compare with what arrived."""
+        return Manifest(self.lineage, self.version, describe(self._cast(dtype)))
+
+    def _cast(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
+        """One by one: all of them together may not fit beside the model."""
         kind = getattr(torch, dtype.removeprefix("torch."))
         named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
-
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            return ((name, p.detach().to(kind)) for name, p in named.items())
-
-        return Weights(Manifest(self.lineage, self.version, describe(tensors())), tensors())
+        return ((name, p.detach().to(kind)) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
