@@ -1,5 +1,8 @@
 """Linear layers that take the same input, multiplied as one: decoding is many small products, each a kernel."""
 
+from itertools import accumulate
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,13 +16,13 @@ class Sibling(nn.Linear):
     where a model gives siblings different inputs.
     """
 
-    all_weights: Tensor
     first: int
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.is_grad_enabled() or not torch.compiler.is_compiling():
             return super().forward(input)
-        part = nn.functional.linear(input, self.all_weights)[..., self.first : self.first + self.out_features]
+        whole = nn.functional.linear(input, self.weight.all_siblings)  # type: ignore[attr-defined]
+        part = whole[..., self.first : self.first + self.out_features]
         return part if self.bias is None else part + self.bias
 
 
@@ -28,16 +31,17 @@ def join(module: nn.Module) -> None:
     for part in module.modules():
         for names in SIBLINGS:
             several = [getattr(part, name, None) for name in names]
-            if all(type(linear) is nn.Linear for linear in several):
+            if all(type(linear) in (nn.Linear, Sibling) for linear in several):
                 _join([linear for linear in several if linear is not None])
 
 
 def _join(several: list[nn.Linear]) -> None:
-    all_weights = torch.cat([linear.weight.detach() for linear in several])
-    first = 0
-    for linear in several:
-        linear.weight.data = all_weights[first : first + linear.out_features]
+    """What they lie in is remembered with the weights, which another module may have for its own."""
+    weights: list[Any] = [linear.weight for linear in several]
+    if not all(hasattr(weight, "all_siblings") for weight in weights):
+        together = torch.cat([weight.detach() for weight in weights])
+        for weight, place in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
+            weight.data, weight.all_siblings = place, together
+    for linear, first in zip(several, accumulate(map(len, weights), initial=0), strict=False):
         linear.__class__ = Sibling
-        linear.register_buffer("all_weights", all_weights, persistent=False)
         linear.first = first  # type: ignore[assignment]
-        first += linear.out_features

@@ -1,5 +1,7 @@
 """Siblings share one product where they are compiled without gradients, and are plain linear layers everywhere else."""
 
+import copy
+
 import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
@@ -73,6 +75,34 @@ def test_weights_written_in_place_are_those_multiplied():
         for own, new in zip(model.parameters(), other.parameters(), strict=True):
             own.copy_(new.mul_(1.5))
     torch.testing.assert_close(logits(model), logits(other))
+
+
+def test_modules_that_share_weights_share_what_they_lie_in():
+    first, other = make("llama"), make("llama")
+    second = copy.deepcopy(first, {id(parameter): parameter for parameter in first.parameters()})
+    for model in (first, second):
+        siblings.join(model)
+        compiled(model)
+        logits(model)
+    with torch.no_grad():
+        for own, new in zip(first.parameters(), other.parameters(), strict=True):
+            own.copy_(new.mul_(1.5))
+    expected = logits(other)
+    for model in (first, second):
+        torch.testing.assert_close(logits(model), expected)
+
+
+def test_a_copy_has_weights_of_its_own():
+    model = make("llama")
+    siblings.join(model)
+    twin = copy.deepcopy(model)
+    expected = logits(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    siblings.join(twin)
+    compiled(twin)
+    torch.testing.assert_close(logits(twin), expected)
 
 
 def test_gradients_reach_every_sibling():
