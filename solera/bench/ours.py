@@ -120,10 +120,10 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
     vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_complete", decode)
     vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
     vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
-    describe = digest.describe
-    for module in list(sys.modules.values()):  # in whichever room it is called
-        if vars(module).get("describe") is describe:
-            vars(module)["describe"] = timed(describe, "time/proof", spent)
+    for function in (digest.describe, digest.locate):
+        for module in list(sys.modules.values()):  # in whichever room it is called
+            if vars(module).get(function.__name__) is function:
+                vars(module)[function.__name__] = timed(function, "time/proof", spent)
 
 
 def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
