@@ -26,12 +26,14 @@ def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
     assert "107,904 parameters" in done.stdout
     rounds = json.loads(path.read_text())["rounds"]
     assert {name: len(several) for name, several in rounds.items()} == {"Solera, v = 1": 1, "Solera, v = 2": 1}
-    for several in rounds.values():
+    for name, several in rounds.items():
         for one in several:
             assert len(one["steps"]) == 3
             for step in one["steps"]:
                 parts = step["time/generate"] + step["time/learn"] + step["time/sync"]
-                assert 0 < step["time/decode"] < step["time/generate"]
+                assert (
+                    name == "Solera, v = 2" or 0 < step["time/decode"] < step["time/generate"]
+                )  # v = 2: beside learning
                 assert 0 <= step["time/proof"] <= step["time/sync"]
                 assert (step["time/proof"] > 0) == (step["time/sync"] > 0)
                 assert parts + step["time/diagnose"] < step["whole"]
