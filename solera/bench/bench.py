@@ -41,7 +41,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
     with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
         if options.random_weights:
             status.update("writing random weights")
-            written = random_model.write(options.random_weights, options.model, Path(folder, "model"))
+            written = random_model.write(options.random_weights, options.model, Path(folder, "model"), options.device)
             options = dataclasses.replace(options, model=written)
         for number in range(options.rounds):
             for name, measure in _variants(options, Path(folder)).items():
