@@ -86,7 +86,7 @@ def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
 
 
 A, B = TensorSpec("a", (2, 3), "torch.float32", 11), TensorSpec("b", (2, 3), "torch.float32", 12)
-SENT, BEFORE = Manifest("run", 7, (A, B)), Manifest("run", 4, (replace(A, digest=1), replace(B, digest=2)))
+SENT, BEFORE = Manifest("run", 7, (A, B)), Manifest("run", 4, (A._replace(digest=1), B._replace(digest=2)))
 
 
 def test_what_was_sent_passes():
@@ -105,13 +105,13 @@ def test_what_was_sent_passes():
         (replace(SENT, lineage="other"), "weights of another run"),
         (replace(BEFORE, version=7), "version 7 is stamped but not applied: all tensors are those of version 4"),
         (replace(SENT, tensors=(A,)), "tensor b did not arrive"),
-        (replace(SENT, tensors=(replace(A, name="c"),)), r"tensor a \(and 1 more\) did not arrive"),
-        (replace(SENT, tensors=(A, replace(B, shape=(5,)))), r"tensor b arrived as torch.float32 \[5\], sent as"),
-        (replace(SENT, tensors=(A, replace(B, dtype="torch.float16"))), "tensor b arrived as torch.float16"),
-        (replace(SENT, tensors=(A, B, replace(B, name="c"))), "was not sent: c"),
-        (replace(SENT, tensors=(A, replace(B, digest=2))), "tensor b is stale: it still has its values of version 4"),
-        (replace(SENT, tensors=(replace(A, digest=12), replace(B, digest=11))), "swapped: .* the values of b"),
-        (replace(SENT, tensors=(A, replace(B, digest=13))), "tensor b arrived with other values"),
+        (replace(SENT, tensors=(A._replace(name="c"),)), r"tensor a \(and 1 more\) did not arrive"),
+        (replace(SENT, tensors=(A, B._replace(shape=(5,)))), r"tensor b arrived as torch.float32 \[5\], sent as"),
+        (replace(SENT, tensors=(A, B._replace(dtype="torch.float16"))), "tensor b arrived as torch.float16"),
+        (replace(SENT, tensors=(A, B, B._replace(name="c"))), "was not sent: c"),
+        (replace(SENT, tensors=(A, B._replace(digest=2))), "tensor b is stale: it still has its values of version 4"),
+        (replace(SENT, tensors=(A._replace(digest=12), B._replace(digest=11))), "swapped: .* the values of b"),
+        (replace(SENT, tensors=(A, B._replace(digest=13))), "tensor b arrived with other values"),
     ],
 )
 def test_what_differs_is_named(held, says):
