@@ -108,5 +108,6 @@ if __name__ == "__main__":
             sys.argv[1], sys.argv[2] if sys.argv[2] != "-" else None, prompts, new_tokens=tokens, threads=8,
             steps=max(steps, 2 * v),
         )  # fmt: skip
-        config = override(configure(options, v), "diagnose", every=1)
+        # one thing at a time, or a part's seconds would hold another's
+        config = override(override(configure(options, v), "diagnose", every=1), "collect", overlap=False)
         report(v, *measure(override(config, "evaluate", problems=100)))

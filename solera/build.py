@@ -1,6 +1,7 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, never, sync_rule
+from solera.sync.rules import SyncRule, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
 from solera.tasks.gym import Gym
@@ -104,7 +105,8 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
+    overlaps = _has_room_beside(model) if config.collect.overlap is None else config.collect.overlap
+    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute, overlaps)
     reference = None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
@@ -143,16 +145,23 @@ def build_loop(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
-        stop, config.reward.truncated == "mask",
+        stop, config.reward.truncated == "mask", kept_for(config.sync) if overlaps and own.rule is None else 0,
     )  # fmt: skip
 
 
-def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
+def _has_room_beside(model: LanguageModel) -> bool:
+    """Whether something computes or idles while the learner's own processor cores are busy."""
+    return model.device.type == "cuda" or torch.get_num_threads() < (os.cpu_count() or 1)
+
+
+def _engine(
+    config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype, overlaps: bool
+) -> Engine:
     if not configuration.writes(config.draw):
         return NoEngine(str(compute))
     return InProcessEngine(
         model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
-        config.model.compile,
+        config.model.compile, overlaps,
     )  # fmt: skip
 
 

@@ -239,6 +239,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             loop = build_loop(
                 config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
             )
+            closing.callback(loop.collector.close)
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(restore(loop, checkpoint))
     if not finished:

@@ -41,7 +41,10 @@ def _continuous(
 
 
 class InProcessEngine:
-    """Continues texts in batches: every request made before the event loop comes round again shares one."""
+    """Continues texts in batches: every request made before the event loop comes round again shares one.
+
+    With `beside`, a GPU decodes in a stream of its own: another thread's work there goes on meanwhile.
+    """
 
     def __init__(
         self,
@@ -50,6 +53,7 @@ class InProcessEngine:
         max_rows: int,
         compute: torch.dtype,
         compiled: bool = False,
+        beside: bool = False,
     ) -> None:
         self.model = model
         self.end_token_ids = end_token_ids
@@ -59,6 +63,7 @@ class InProcessEngine:
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
         self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
+        self._stream = torch.cuda.Stream(model.device) if beside and model.device.type == "cuda" else None
 
     def load(self, weights: Weights) -> Manifest:
         """Copy the tensors into the engine's own weights."""
@@ -70,6 +75,8 @@ class InProcessEngine:
                     raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
                 own[name].copy_(tensor)
                 arrived.append(name)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
         specs = describe((name, own[name]) for name in arrived)
         self.held = Manifest(weights.lineage, weights.version, specs)
         return self.held
@@ -117,10 +124,10 @@ class InProcessEngine:
             )
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
-        if self._continuous:
-            decoded = self._continuous.decode(texts, uniform_BT, sampling)
-        else:
-            with self._precision():
+        with torch.cuda.stream(self._stream), self._precision():
+            if self._continuous:
+                decoded = self._continuous.decode(texts, uniform_BT, sampling)
+            else:
                 decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
         lineage, version = self.held.lineage, self.held.version
         return [

@@ -4,6 +4,8 @@ The split is what lets logits be computed for a few tokens at a time. This file 
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -108,6 +110,20 @@ class LanguageModel:
         layers: Any = self.body.layers
         for layer in layers:
             layer.compile(dynamic=True)
+
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Without what was compiled: for prompts, whose time is in matrix products and whose shapes are many. torch's
+        own switch for this would reach other models, in other threads, too."""
+        layers: Any = self.body.layers
+        compiled = [layer._compiled_call_impl for layer in layers]
+        try:
+            for layer in layers:
+                layer._compiled_call_impl = None
+            yield
+        finally:
+            for layer, call in zip(layers, compiled, strict=True):
+                layer._compiled_call_impl = call
 
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
         """The same weights in memory of their own, not trained. Buffers keep their type: rotary frequencies rounded to

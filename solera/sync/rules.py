@@ -1,5 +1,6 @@
 """When the engine gets new weights: pure functions of where the run stands and of what was measured."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,6 +89,11 @@ def saying_where_too_coarse(
         return rule(state, version, diagnosis)
 
     return decide
+
+
+def kept_for(config: SyncConfig) -> float:
+    """Batches for which the engine keeps its weights after a sync, whatever is measured meanwhile."""
+    return {"adaptive": config.v_min, "never": math.inf}.get(config.rule, config.period)
 
 
 def sync_rule(config: SyncConfig, say: Callable[[str], None] = lambda sentence: None) -> SyncRule:
