@@ -3,7 +3,7 @@
 python benchmarks/brake_costs.py MODEL PROBLEMS [PROMPTS NEW_TOKENS STEPS]     PROBLEMS as `solera bench` takes them
 
 Every batch is judged here, so that each part is seen often; shares are for the defaults, one batch in so many. A step
-is what is left without diagnosis. The copy of the weights is no part of the proof.
+is what is left without diagnosis. The copy of the weights is no part of the proof; at v = 1 there is none.
 """
 
 import sys
@@ -25,7 +25,7 @@ from solera.delivery import CANARY_SHARE
 from solera.engines import in_process
 from solera.loop import Loop
 from solera.models import loading
-from solera.models.digest import describe
+from solera.models.digest import describe, locate
 from solera.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
@@ -54,8 +54,9 @@ def wait() -> None:
 def watch(loop: Loop) -> Spent:
     spent: Spent = defaultdict(list)
     looping.account = timed(spent, "figures of the batch", looping.account)
-    in_process.describe = timed(spent, "digests of the engine", describe)
-    loop.learner.manifest = timed(spent, "digests of the learner", loop.learner.manifest)
+    in_process.describe = timed(spent, "proof, engine", describe)
+    in_process.locate = timed(spent, "proof, engine", locate)
+    loop.learner.manifest = timed(spent, "proof, learner", loop.learner.manifest)
     loop.delivery._prove = timed(spent, "canary", loop.delivery._prove)
     for part in ("renew", "score", "judge"):
         setattr(loop.probe, part, timed(spent, part, getattr(loop.probe, part)))
@@ -91,11 +92,12 @@ def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
     step = median(row["moment"] - before["moment"] - row["time/diagnose"] for before, row in counted)
     cost = {name: median(seconds[1:]) for name, seconds in spent.items()}
     every = DiagnoseConfig().every
-    proof = (cost["digests of the learner"] + cost["digests of the engine"]) / v
+    proof = cost["proof, learner"] + cost["proof, engine"]
     probe = (cost["renew"] + 2 * cost["judge"]) / every  # scored once before the update and once after
     print(f"v = {v}: a step {step:.3f} s;", {name: f"{1e3 * value:.2f} ms" for name, value in cost.items()})
     print(
-        f"v = {v}: proof {proof / step:.3%} of a step for digests and up to {CANARY_SHARE:.1%} for canaries; diagnosis "
+        f"v = {v}: comparing what arrived takes {proof / v / step:.3%} of a step ({proof / step:.2%} of that with a "
+        f"sync), canaries up to {CANARY_SHARE:.1%}; diagnosis "
         f"{cost['figures of the batch'] / step:.2%} for figures of every batch and {probe / step:.2%} for the probe",
         flush=True,
     )

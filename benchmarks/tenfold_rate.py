@@ -1,6 +1,6 @@
 """The learning rate is raised tenfold in mid-run: does a sync rule keep the divergence where it was set?
 
-python benchmarks/tenfold_rate.py SEEDS PROCESSES RULE...     RULE: adaptive, or a period v; as 0,1,2,3 2 adaptive 10
+python benchmarks/tenfold_rate.py SEEDS PROCESSES RULE...    RULE: adaptive or a period v; as in 0,1,2,3 2 adaptive 1 10
 
 The demo's model and task: 20 batches at its own rate bring the model to where it learns fastest, 160 follow at a tenth
 of it, and 60 at ten times that. At every sync, the divergence (`tv_token`, on the probe, after the last batch before

@@ -42,7 +42,7 @@ from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, kept_for, never, sync_rule
+from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
 from solera.tasks.gym import Gym
@@ -106,8 +106,7 @@ def build_loop(
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     overlaps = _has_room_beside(model) if config.collect.overlap is None else config.collect.overlap
-    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute, overlaps)
-    reference = None
+    writes, reference = configuration.writes(config.draw), None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
@@ -116,13 +115,17 @@ def build_loop(
         compiled=config.model.compile,
     )  # fmt: skip
     supply = store_of(config, store, learner)
+    shared = own.rule is None and always_fresh(config.sync) and learner.working.model.module.dtype == compute
+    engine: Engine = NoEngine(str(compute))
+    if writes:
+        engine = _engine(config, learner, codec, compute, overlaps, shared)
     collector = Collector(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
     delivery = Delivery(
         learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
-        retry=config.sync.on_fault == "retry", say=say,
+        retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, learner.working.model, codec, task, compute), evaluation_sampling(config),
@@ -155,13 +158,13 @@ def _has_room_beside(model: LanguageModel) -> bool:
 
 
 def _engine(
-    config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype, overlaps: bool
-) -> Engine:
-    if not configuration.writes(config.draw):
-        return NoEngine(str(compute))
+    config: Config, learner: Learner, codec: TokenizerCodec, compute: torch.dtype, overlaps: bool, shared: bool
+) -> InProcessEngine:
+    """With weights of its own, or with the learner's where its own would never be older."""
+    model = learner.working.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
     return InProcessEngine(
-        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
-        config.model.compile, overlaps,
+        model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile, beside=overlaps,
+        shared=shared,
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """What it holds, to be given back to it when a run is resumed."""
+        """What it holds in memory of its own, to be given back to it when a run is resumed."""
         ...
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:

@@ -283,3 +283,21 @@ def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     result = short_run('sync = { period = 2, on_fault = "retry" }', name="goes-on")
     assert calls == [0, 2, 2, 4]
     assert [row["sync/faults"] for row in result.metrics if "sync/faults" in row] == [0, 1, 0]
+
+
+def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):
+    """Nothing is copied and no digest taken; a parameter that no longer is the learner's is a fault."""
+    engine = InProcessEngine(learner.working.model.sharing(), (END,), 8, torch.float32, shared=True)
+    sharing = Delivery(learner, engine, PROMPTS, SAMPLING, retry=False, say=print, canary_share=math.inf, shared=True)
+    sharing.deliver()
+    for _ in range(3):
+        learn(learner)
+        own, theirs = engine.model.parameters(), learner.model.parameters()
+        assert all(own[name].data_ptr() == theirs[name].data_ptr() for name in own)
+        sharing.deliver()
+        assert (engine.held.lineage, engine.held.version) == ("run", learner.version)
+    assert dict(engine.weights().tensors) == {}
+    own[KEY] = torch.nn.Parameter(own[KEY].clone())
+    learn(learner)
+    with pytest.raises(SyncFaultError, match=f"tensor {KEY} arrived with other values"):
+        sharing.deliver()

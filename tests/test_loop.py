@@ -14,6 +14,7 @@ from solera import running
 from solera.collector import Collector
 from solera.engines.in_process import InProcessEngine
 from solera.models import loading
+from solera.models.language_model import LanguageModel
 from solera.report.sinks import read_metrics
 
 
@@ -105,6 +106,23 @@ def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, mo
     assert alone[0] == beside[0]
     assert alone[1] == 0
     assert beside[1] >= 2
+
+
+def test_weights_shared_with_the_learner_give_the_same_run_as_a_copy(short_run, monkeypatch):
+    """At v = 1, whatever else: several passes, a lag of waiting batches."""
+    shared = []
+    sharing = LanguageModel.sharing
+    monkeypatch.setattr(LanguageModel, "sharing", lambda model: shared.append(1) or sharing(model))
+
+    def told(name: str) -> list[dict[str, float]]:
+        rows = short_run("sync = { period = 1 }\nlearn = { passes = 2 }\ncollect = { offset = 1 }", name=name).metrics
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    first = told("shared")
+    assert len(shared) == 1
+    monkeypatch.setattr("solera.build.always_fresh", lambda sync: False)
+    assert told("copied") == first
+    assert len(shared) == 1
 
 
 def test_nothing_is_written_ahead_of_a_sync(short_run, monkeypatch):

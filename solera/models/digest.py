@@ -42,6 +42,11 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
     )
 
 
+def locate(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
+    """The same for tensors in memory that both sides share: where they lie stands for what they hold."""
+    return tuple(TensorSpec(name, tuple(t.shape), _name(t.dtype), t.data_ptr()) for name, t in named)
+
+
 @cache
 def _name(dtype: torch.dtype) -> str:
     return str(dtype)

@@ -27,6 +27,8 @@ class LanguageModel:
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
+        named = dict(module.named_parameters())
+        self._parameters = {name: p for name, p in named.items() if MARK in name} or named
         text_config = module.config.get_text_config()
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
         self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -41,8 +43,7 @@ class LanguageModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
         alone."""
-        named = dict(self.module.named_parameters())
-        return {name: p for name, p in named.items() if MARK in name} or named
+        return self._parameters
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)
@@ -131,7 +132,17 @@ class LanguageModel:
         module = copy.deepcopy(self.module).eval().requires_grad_(False)
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
-        return LanguageModel(module)
+        return self._called_alike(module)
+
+    def sharing(self) -> "LanguageModel":
+        """Another model of the very same parameters: what changes here changes there."""
+        same = {id(parameter): parameter for parameter in self.module.parameters()}
+        return self._called_alike(copy.deepcopy(self.module, same).eval())
+
+    def _called_alike(self, module: PreTrainedModel) -> "LanguageModel":
+        other = LanguageModel(module)
+        other.takes_any_mask, other.can_take_plans = self.takes_any_mask, self.can_take_plans
+        return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
         """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""

@@ -96,6 +96,11 @@ def kept_for(config: SyncConfig) -> float:
     return {"adaptive": config.v_min, "never": math.inf}.get(config.rule, config.period)
 
 
+def always_fresh(config: SyncConfig) -> bool:
+    """Whether the engine never writes with older weights than the learner's."""
+    return config.rule == "every" and config.period == 1
+
+
 def sync_rule(config: SyncConfig, say: Callable[[str], None] = lambda sentence: None) -> SyncRule:
     if config.rule == "adaptive":
         assert config.set_point is not None  # checked with the config
