@@ -81,7 +81,7 @@ def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
             loop.run(SyncState())
             for _ in range(3):
                 loop.learner.version += 1
-                loop.delivery._next_canary = -1.0
+                loop.delivery._next_canary = -1.0  # shared weights have one only now and then
                 loop.delivery.deliver()
         store.close()
     return sink.rows, spent
@@ -95,9 +95,10 @@ def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
     proof = cost["proof, learner"] + cost["proof, engine"]
     probe = (cost["renew"] + 2 * cost["judge"]) / every  # scored once before the update and once after
     print(f"v = {v}: a step {step:.3f} s;", {name: f"{1e3 * value:.2f} ms" for name, value in cost.items()})
+    canaries = CANARY_SHARE if v == 1 else cost["canary"] / v / step
     print(
         f"v = {v}: comparing what arrived takes {proof / v / step:.3%} of a step ({proof / step:.2%} of that with a "
-        f"sync), canaries up to {CANARY_SHARE:.1%}; diagnosis "
+        f"sync), canaries {canaries:.2%}; diagnosis "
         f"{cost['figures of the batch'] / step:.2%} for figures of every batch and {probe / step:.2%} for the probe",
         flush=True,
     )
