@@ -72,6 +72,22 @@ def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, samplin
         assert_written(decoder.decode(prompts, numbers, sampling), expected)
 
 
+def test_compiled_layers_write_the_same_with_weights_that_came_later(tiny):
+    """Query, key and value are one product then, and values a part of it."""
+    prompts, numbers = requests()
+    other = planned(tiny, torch.float32)
+    with torch.no_grad():
+        for parameter in other.parameters().values():
+            parameter.mul_(1.1)
+    decoder = ContinuousDecoder(other, (END,), 200, compiled=True)
+    decoder.decode(prompts, numbers, SAMPLING)
+    with torch.no_grad():
+        for own, new in zip(other.parameters().values(), tiny.parameters().values(), strict=True):
+            own.copy_(new)
+    expected = decode(tiny.copy(torch.float32), prompts, numbers, SAMPLING, (END,))
+    assert_written(decoder.decode(prompts, numbers, SAMPLING), expected)
+
+
 def test_the_kernel_draws_from_the_distribution():
     """χ² over 1,000 tokens, 200,000 seeded samples, against its 0.999 quantile; the log-probabilities are exact."""
     from solera.engines import kernels

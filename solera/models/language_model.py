@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
-from solera.models import attention
+from solera.models import attention, siblings
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
@@ -107,10 +107,14 @@ class LanguageModel:
         return self
 
     def compile_layers(self) -> None:
-        """Fuse the small operations of every layer; all layers share what is compiled."""
+        """Fuse the small operations of every layer, and products of the same input; all layers share what is compiled.
+        From then on weights must be written to in place."""
+        from solera.models import compiling
+
+        siblings.join(self.body)
         layers: Any = self.body.layers
         for layer in layers:
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True, options=compiling.OPTIONS)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
