@@ -143,7 +143,7 @@ def build_loop(
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
-        (own.rule or sync_rule(config.sync)) if writes else never, evaluator, sink,
+        (own.rule or sync_rule(config.sync, say)) if writes else never, evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),

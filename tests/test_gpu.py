@@ -13,6 +13,7 @@ from solera.engines.in_process import InProcessEngine
 from solera.learner.batch import collate
 from solera.learner.head import ScoredHead
 from solera.models import loading
+from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
 from solera.streams import uniforms
@@ -219,3 +220,13 @@ def test_behaviour_logp_of_a_real_model_errs_no_more_than_a_plain_pass_and_does_
     )
     assert np.mean(ours) < 1.2 * np.mean(theirs)
     assert np.mean(late) < 1.5 * np.mean(ours)
+
+
+def test_digests_are_those_of_the_cpu():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(BLOCK + 70_001, generator=generator)
+    named = {
+        "long": values, "short": values[:3], "sliced": values[5:40_000], "turned": values[:6000].view(60, 100).T,
+        "half": values[:50_000].bfloat16(), "double": values[:777].double(), "one": values[:1], "again": values[:3],
+    }  # fmt: skip
+    assert describe((name, value.cuda()) for name, value in named.items()) == describe(named.items())

@@ -118,7 +118,7 @@ class Learner:
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype`, for whoever takes them."""
-        return Weights(self.lineage, self.version, self._cast(dtype))
+        return Weights(self.lineage, self.version, ((name, p.detach()) for name, p in self._cast(dtype)))
 
     def manifest(self, dtype: str, shared: bool = False) -> Manifest:
         """What `weights` are, to compare with what arrived, or with what an engine that shares them has."""
@@ -128,7 +128,7 @@ class Learner:
         """One by one: all of them together may not fit beside the model."""
         kind = getattr(torch, dtype.removeprefix("torch."))
         named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
-        return ((name, p.detach().to(kind)) for name, p in named.items())
+        return ((name, p.to(kind)) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
