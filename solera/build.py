@@ -243,7 +243,7 @@ def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
     automatic = "bfloat16" if device.type == "cuda" else "float32"
     chosen = automatic if config.model.compute == "auto" else config.model.compute
-    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
+    return device, getattr(torch, chosen)
 
 
 def sinks_of(config: Config, folder: Path, console: Console, version: int) -> list[Sink]:

@@ -17,6 +17,8 @@ from solera.models import attention, siblings
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
+SHORT = (torch.bfloat16, torch.float16)
+
 
 class LanguageModel:
     """Weights that turn token ids into hidden states, and hidden states into logits."""
@@ -82,9 +84,9 @@ class LanguageModel:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def multiplies_exactly(self, hidden: Tensor) -> bool:
-        """Whether logits are nothing but a product of bfloat16 matrices on a GPU, which can be summed in float32."""
+        """Whether logits are nothing but a product of 16-bit matrices on a GPU, which can be summed in float32."""
         plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
-        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16
+        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype and hidden.dtype in SHORT
 
     @property
     def takes_plans(self) -> bool:
@@ -150,7 +152,7 @@ class LanguageModel:
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
         """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
-        planned = self.device.type == "cuda" and self.can_take_plans and dtype in (torch.bfloat16, torch.float16)
+        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
         if planned:
             return self.copy(dtype).with_plans()
         return self.copy(dtype) if copied else self
@@ -212,7 +214,7 @@ class LanguageModel:
 
 
 def multiply(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
-    """Logits in float32 from bfloat16, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
+    """Logits in float32 from 16-bit numbers, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
     return torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
 
 
