@@ -168,4 +168,5 @@ def _machine(options: BenchOptions, rounds: Measured) -> str:
         f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__} · "
         f"{options.prompts} × {options.group} responses of up to {options.new_tokens} tokens (mean "
         f"{statistics.fmean(tokens):.0f}) · ours: {ours['parameters']:,} parameters, {ours['types']}"
+        + "".join(f" · {name}: {several[0]['types']}" for name, several in rounds.items() if name.startswith("TRL"))
     )
