@@ -15,7 +15,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.streams import stream_seed
-from solera.tasks.final import boxed_answer, tagged_answer
+from solera.tasks.final import after_thinking, boxed_answer, tagged_answer
 from solera.tasks.judges import Judges, NoVerdictError, judges
 from solera.tasks.prompting import encode_problem
 
@@ -106,7 +106,8 @@ def is_held_out(question: str) -> bool:
 
 async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:
     r"""The task's own score, between 0 and 1, of what stands inside the last `<answer>…</answer>`, else inside the last
-    `\boxed{…}`, else of the whole text."""
+    `\boxed{…}`, else of the whole text; what is thought before is passed over."""
+    text = after_thinking(text)
     answer, boxed = tagged_answer(text), boxed_answer(text)
     if answer is None and boxed is not None and boxed.complete:
         answer = boxed.text
