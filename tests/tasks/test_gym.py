@@ -8,6 +8,7 @@ import pytest
 from solera.errors import SoleraError
 from solera.tasks.graders import GRADERS
 from solera.tasks.gym import Gym, check_gym, gym, is_held_out
+from solera.tasks.gym import score as in_process_score
 from solera.tasks.judges import NoVerdictError, judges
 from solera.tasks.mathematics import math
 from tests.tasks.parts import Letters
@@ -89,6 +90,23 @@ def test_hostile_answers_neither_hang_nor_crash_nor_are_rewarded():
     for text in HOSTILE:
         assert not GRADERS["number"](text, "7.5", True)
         assert not GRADERS["countdown"](text, "3 5 7 = 26", True)
+
+
+def test_nonsense_does_not_pass_where_the_packages_own_grader_lets_it():
+    name = "game_of_life_halting"
+    from reasoning_gym import create_dataset
+
+    problems = create_dataset(name, seed=0, size=500)
+    assert problems.score_answer("nonsense", problems[0]) == 1.0
+    truths = {True: 0, False: 0}
+    for position in range(12):
+        truth = problems[position]["answer"]
+        truths[truth] += 1
+        assert in_process_score(name, None, position, str(truth)) == 1.0
+        assert in_process_score(name, None, position, str(truth).lower()) == 1.0
+        assert in_process_score(name, None, position, str(not truth)) == 0.0
+        assert in_process_score(name, None, position, "nonsense") == 0.0
+    assert min(truths.values()) > 0
 
 
 def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
