@@ -75,7 +75,7 @@ def test_mathematics_by_hub_name_with_answers_or_with_boxed_solutions(monkeypatc
         "HuggingFaceH4/MATH-500": {"problem": "1+1?", "solution": "so $\\boxed{2}$.", "answer": "2", "level": 1},
         "math-ai/aime24": {"id": 60, "problem": "9*9?", "solution": "\\boxed{81}", "url": "x"},
     }
-    monkeypatch.setattr(datasets, "load_dataset", lambda name, **_: {"test": [rows[name]]})
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **_: {"test": [rows[path]]})
     for name, answer in (("HuggingFaceH4/MATH-500", "2"), ("math-ai/aime24", "\\boxed{81}")):
         task = Jsonl(resolve_task(TaskConfig("math", held_out_path=name)), Chatty(), 0, None, frozenset({"math"}))
         (prompt,) = task.held_out(9)
