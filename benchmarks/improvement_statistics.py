@@ -1,6 +1,6 @@
 """Does the improvement estimate keep its word? Policies small enough that the true improvement is a sum.
 
-python benchmarks/improvement_statistics.py [TRIPLES] [UPDATES]
+python benchmarks/improvement_statistics.py [TRIPLES UPDATES SEED PROCESSES]
 
 First random triples (π, π_k, α): the identity must be exact and no bound violated. Then updates: a policy with
 parameters shared by all prompts is fitted to a batch of stale data, and the update is judged on probes as a run judges
@@ -8,7 +8,10 @@ it. Truth is the change of the expected reward over all prompts. Axes: `_X` all 
 answers, `_F` features.
 """
 
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +22,7 @@ from solera.diagnosis.verdict import CERTIFIED, HARMFUL
 
 PROMPTS, ANSWERS, FEATURES = 500, 8, 25
 BATCH, GROUP = 24, 8
+UPDATES_A_WORLD = 20
 PROBES = 32
 """Probes on which each update is judged."""
 
@@ -137,18 +141,24 @@ def trial(world: World, probe: int, group: int) -> Trial:
     )
 
 
-def shares(updates: int, probe: int, group: int, seed: int) -> dict[str, float]:
-    """Covered of all probes; true of what was certified and called harmful; certified of the improvements larger than
-    three standard errors of the estimate."""
-    rng = np.random.default_rng(seed)
-    worlds = [World(rng) for _ in range(-(-updates // 20))]
-    truth, error, covered, certified, harmful = np.array(
-        [trial(worlds[u // 20], probe, group) for u in range(updates)]
-    ).T
+def world_trials(number: int, seed: int, probe: int, group: int) -> list[Trial]:
+    world = World(np.random.default_rng([seed, number]))
+    return [trial(world, probe, group) for _ in range(UPDATES_A_WORLD)]
+
+
+def shares(updates: int, probe: int, group: int, seed: int, each=map) -> dict[str, float]:
+    """Covered of all probes, and the standard error of that over worlds; true of what was certified and called
+    harmful; certified of the improvements larger than three standard errors of the estimate."""
+    worlds = range(-(-updates // UPDATES_A_WORLD))
+    found_WUQ = np.array(list(each(partial(world_trials, seed=seed, probe=probe, group=group), worlds)))
+    truth, error, covered, certified, harmful = found_WUQ.reshape(-1, len(Trial._fields)).T
+    covered_W = found_WUQ[..., Trial._fields.index("covered")].mean(1)
     large = truth > 3 * error
     return {
+        "updates": len(truth),
         "updates that improve": float((truth > 0).mean()),
         "covered": float(covered.mean()),
+        "its standard error": float(covered_W.std(ddof=1) / len(covered_W) ** 0.5),
         "certified": float(certified.mean()),
         "of them improve": ratio(certified[truth > 0].sum(), certified.sum()),
         "called harmful": float(harmful.mean()),
@@ -163,8 +173,9 @@ def ratio(part: float, whole: float) -> float:
 
 
 if __name__ == "__main__":
-    count, updates = (int(number) for number in sys.argv[1:3]) if len(sys.argv) > 2 else (10_000, 250)
-    print(count, "triples:", triples(count, np.random.default_rng(0)))
-    for probe, group in ((64, 4), (32, 8), (32, 4), (16, 8)):
-        found = shares(updates, probe, group, seed=0)
-        print(f"probe of {probe} x {group}:", {name: round(share, 3) for name, share in found.items()}, flush=True)
+    count, updates, seed, processes = map(int, sys.argv[1:5] or (10_000, 260, 0, 1))
+    print(count, "triples:", triples(count, np.random.default_rng(seed)))
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        for probe, group in ((64, 4), (32, 8), (32, 4), (16, 8)):
+            found = shares(updates, probe, group, seed, partial(pool.map, chunksize=4))
+            print(f"probe of {probe} x {group}:", {name: round(share, 4) for name, share in found.items()}, flush=True)

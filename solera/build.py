@@ -1,6 +1,7 @@
 """From a config to objects: the one place that knows concrete classes."""
 
 import dataclasses
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, never, sync_rule
+from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
 from solera.tasks.gym import Gym
@@ -104,8 +105,8 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    writes, engine = configuration.writes(config.draw), _engine(config, model, codec, compute)
-    reference = None
+    overlaps = _has_room_beside(model) if config.collect.overlap is None else config.collect.overlap
+    writes, reference = configuration.writes(config.draw), None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
@@ -114,13 +115,17 @@ def build_loop(
         compiled=config.model.compile,
     )  # fmt: skip
     supply = store_of(config, store, learner)
+    shared = own.rule is None and always_fresh(config.sync) and learner.working.model.module.dtype == compute
+    engine: Engine = NoEngine(str(compute))
+    if writes:
+        engine = _engine(config, learner, codec, compute, overlaps, shared)
     collector = Collector(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
     )  # fmt: skip
     delivery = Delivery(
         learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
-        retry=config.sync.on_fault == "retry", say=say,
+        retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
         build_exam(config, learner.working.model, codec, task, compute), evaluation_sampling(config),
@@ -143,16 +148,23 @@ def build_loop(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
-        stop, config.reward.truncated == "mask",
+        stop, config.reward.truncated == "mask", kept_for(config.sync) if overlaps and own.rule is None else 0,
     )  # fmt: skip
 
 
-def _engine(config: Config, model: LanguageModel, codec: TokenizerCodec, compute: torch.dtype) -> Engine:
-    if not configuration.writes(config.draw):
-        return NoEngine(str(compute))
+def _has_room_beside(model: LanguageModel) -> bool:
+    """Whether something computes or idles while the learner's own processor cores are busy."""
+    return model.device.type == "cuda" or torch.get_num_threads() < (os.cpu_count() or 1)
+
+
+def _engine(
+    config: Config, learner: Learner, codec: TokenizerCodec, compute: torch.dtype, overlaps: bool, shared: bool
+) -> InProcessEngine:
+    """With weights of its own, or with the learner's where its own would never be older."""
+    model = learner.working.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
     return InProcessEngine(
-        model.for_compute(compute, copied=True), codec.end_token_ids, config.engine.max_rows, compute,
-        config.model.compile,
+        model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile, beside=overlaps,
+        shared=shared,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ ROUNDS = 4
 
 
 class Collector:
-    """Generates as far as pacing allows. This one waits for what it generates; the loop does not know that.
+    """Generates as far as pacing allows, when asked (`ensure`) or ahead of that in a thread of its own (`begin`).
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
     `members` of each group are written here, all where unset; others may come from elsewhere.
@@ -44,6 +44,10 @@ class Collector:
         self.seed = seed
         self.position = 0
         """Next problem of the task's stream."""
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="solera-collector")
+        self._begun: Future[list[Rollout]] | None = None
+        self._last = 0
+        """Groups that the last call of `ensure` found missing."""
 
     def ensure(self, groups: int) -> int:
         """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
@@ -51,30 +55,52 @@ class Collector:
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
         over; what is still missing then is left to the next call.
         """
-        generated = 0
-        for _ in range(ROUNDS):
+        generated, ahead = 0, self._begun.result() if self._begun else []
+        self._begun = None
+        for number in range(ROUNDS):
             missing = self.store.missing(groups, self.group_size, self.reserve)
+            self._last = self._last if number else missing
             if missing <= 0:
                 break
-            rollouts = self._write(missing)
+            rollouts = self._write(missing, ahead)
+            ahead = []
             generated += sum(rollout.length for rollout in rollouts)
             if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
         return generated
 
-    def _write(self, groups: int) -> list[Rollout]:
-        """Attempt the next problems of the stream, a group each."""
-        numbered = [(index, self.task.prompt(index)) for index in range(self.position, self.position + groups)]
+    def begin(self, groups: int) -> None:
+        """Attempt the next problems already, no more of them than were missing last time, for the next `ensure`.
+
+        Until that call the engine must keep its weights, and nobody else use it or the task. What was written and is
+        not missing then is thrown away: it will be written again, the same where the weights are.
+        """
+        if (count := min(groups, self._last)) > 0:
+            self._begun = self._worker.submit(self._attempt, self.position, count)
+
+    def close(self) -> None:
+        """Wait for what was begun."""
+        self._worker.shutdown()
+
+    def _write(self, groups: int, ahead: list[Rollout]) -> list[Rollout]:
+        """The next problems of the stream, a group each, as far as they are not attempted already."""
+        rollouts = ahead[: groups * self.members]
+        done = len(rollouts) // self.members
+        if done < groups:
+            rollouts += self._attempt(self.position + done, groups - done)
+        self.store.add(rollouts)
+        self.position += groups
+        return rollouts
+
+    def _attempt(self, first: int, groups: int) -> list[Rollout]:
+        numbered = [(index, self.task.prompt(index)) for index in range(first, first + groups)]
         attempts = [
             (prompt, stream_seed(seed_of_prompt, g))
             for index, prompt in numbered
             for seed_of_prompt in [stream_seed(self.seed, index)]
             for g in range(self.members)
         ]
-        rollouts = attempt_all(self.task, self.engine, attempts, self.sampling)
-        self.store.add(rollouts)
-        self.position += groups
-        return rollouts
+        return attempt_all(self.task, self.engine, attempts, self.sampling)
 
 
 def attempt_all(

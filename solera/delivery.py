@@ -21,8 +21,11 @@ CANARY_SHARE = 0.005
 class Delivery:
     """Sends weights and checks them: tensor by tensor against their digests, then by a canary.
 
-    The canary is a few fixed prompts that the engine continues with fixed seeds, in the way it writes data; the learner
-    scores what came. Whatever an engine says it holds, it cannot write so with other weights.
+    The engine is not told the digests, so it can name them only by reading what it holds. The canary is a few fixed
+    prompts that it continues with fixed seeds, in the way it writes data; the learner scores what came. Whatever an
+    engine says it holds, it cannot write so with other weights.
+
+    Where the engine has the learner's memory (`shared`) nothing is copied, and what is compared is where it lies.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class Delivery:
         retry: bool,
         say: Callable[[str], None],
         canary_share: float = CANARY_SHARE,
+        shared: bool = False,
     ) -> None:
         self.learner = learner
         self.engine = engine
@@ -43,6 +47,7 @@ class Delivery:
         self.retry = retry
         self.say = say
         self.canary_share = canary_share
+        self.shared = shared
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
         self._next_canary = -math.inf
@@ -61,9 +66,9 @@ class Delivery:
         return {"sync/faults": 0.0}
 
     def _deliver(self) -> None:
-        weights = self.learner.weights(self.engine.dtype)
-        sent = weights.manifest
-        wrong = proof.difference(sent, self.engine.load(weights), self._sent)
+        dtype = self.engine.dtype
+        sent = self.learner.manifest(dtype, self.shared)
+        wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent

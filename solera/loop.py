@@ -44,6 +44,9 @@ class Loop:
     saver: Saver
     stop: Callable[[], bool]
     mask_truncated: bool
+    kept_for: float = 0
+    """Batches for which the engine surely keeps its weights after a sync: within them the next one is written while
+    the present one is learned from. 0: never so."""
 
     def run(self, sync: SyncState) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
@@ -66,6 +69,7 @@ class Loop:
                 sync = sync.done(learner.version)
             with clock("time/generate"):
                 generated, groups = self.draw()
+            self.begin_next(step, sync)
             with clock("time/diagnose"):
                 proximal = self.probe.score(step)
             with clock("time/learn"):
@@ -117,6 +121,11 @@ class Loop:
             more, groups = self.supply(wanted)
             generated += more
         return generated, groups
+
+    def begin_next(self, step: int, sync: SyncState) -> None:
+        """Let the next batch be written meanwhile, where neither a sync nor an evaluation comes before it."""
+        if step + 1 < min(self.steps, sync.engine_version + self.kept_for) and not self.evaluator.due(step + 1):
+            self.collector.begin(self.collect.prompts)
 
     def supply(self, wanted: int) -> tuple[int, list[Group]]:
         """That many groups, written as far as they are missing, and the tokens generated."""

@@ -61,9 +61,11 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Weights:
-    """Versioned weights on their way: what they are, and their tensors one by one."""
+    """Versioned weights on their way: whose they are, and their tensors one by one. Their digests stay with the sender:
+    whoever takes them can name the values only by reading them."""
 
-    manifest: Manifest
+    lineage: str
+    version: int
     tensors: Iterator[tuple[str, Any]]
 
 
@@ -78,7 +80,7 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> Weights:
-        """What it holds, to be given back to it when a run is resumed."""
+        """What it holds in memory of its own, to be given back to it when a run is resumed."""
         ...
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:

@@ -53,7 +53,7 @@ from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
 from solera.process import alone, rare_garbage_collection, torch_for
 from solera.protocols import Codec, Task, Weights
-from solera.records import Manifest, Rollout, Sampling
+from solera.records import Rollout, Sampling
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
@@ -239,6 +239,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             loop = build_loop(
                 config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
             )
+            closing.callback(loop.collector.close)
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(restore(loop, checkpoint))
     if not finished:
@@ -296,8 +297,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
-    held = Manifest(state.lineage, state.sync.engine_version, ())
-    loop.engine.load(Weights(held, iter(tensors["engine"].items())))
+    loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(tensors["engine"].items())))
     if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
         loop.probe.restore(tensors["probe"])
     return state.sync

@@ -1,6 +1,7 @@
 """The collector: pacing, seeds, and one error where many attempts fail together."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -54,6 +55,52 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
     assert collector.ensure(5) == 3 * generated
     assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
     assert collector.position == generated
+
+
+@pytest.mark.parametrize(("held", "written_ahead", "missing"), [(0, 5, 5), (3, 2, 5), (0, 5, 2), (0, 5, 7), (0, 5, 0)])
+def test_what_was_begun_is_taken_and_the_rest_written(held, written_ahead, missing):
+    """As many as were missing before are attempted ahead; the store gets the stream in its order, each problem once."""
+    task, store = Echo(), Counting(held)
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    before, store.held = len(task.asked), 0
+    first = collector.position
+    collector.begin(9)
+    store.held = 7 - missing
+    collector.ensure(7)
+    assert [r.prompt_key for r in store.added][3 * first :] == [
+        f"p/{i}" for i in range(first, first + missing) for _ in range(3)
+    ]
+    assert len(task.asked) - before == 3 * max(written_ahead, missing)
+    assert collector.position == first + missing
+    collector.close()
+
+
+def test_nothing_is_begun_where_nothing_was_missing():
+    task, store = Echo(), Counting(5)
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    collector.begin(5)
+    collector.close()
+    assert not task.asked
+
+
+def test_attempts_begun_run_in_a_thread_of_their_own_and_their_error_comes_with_the_next_batch():
+    task, store, threads = Echo(), Counting(0), []
+
+    async def failing(prompt, generate):
+        threads.append(threading.current_thread())
+        raise ValueError("no answer")
+
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    task.run = failing
+    collector.begin(5)
+    collector.close()
+    assert threading.main_thread() not in threads
+    assert threads
+    with pytest.raises(ValueError, match="no answer"):
+        collector.ensure(9)
 
 
 async def ungraded(prompt, generate) -> Rollout:

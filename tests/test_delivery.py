@@ -1,5 +1,5 @@
-"""Ten ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose
-digests are of the memory it writes with."""
+"""Ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose digests
+are of the memory it writes with."""
 
 import dataclasses
 import math
@@ -26,6 +26,8 @@ from tests.conftest import END, VOCABULARY
 NORM, QUERY, KEY = (f"model.layers.0.{n}.weight" for n in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj"))
 SAMPLING = Sampling(1.0, 8)
 PROMPTS = [Prompt("a", (3, 4, 5)), Prompt("b", (6, 7))]
+Stamp = tuple[str, int]
+"""Lineage and version: all that an engine is told besides the tensors."""
 
 
 @pytest.fixture
@@ -59,12 +61,12 @@ class Faulty:
         self.engine = InProcessEngine(learner.model.copy(dtype), (END,), max_rows=8, compute=dtype)
         self.dtype = self.engine.dtype
         self.fault, self.late, self.generated = "", list[Weights](), 0
-        self.history: list[tuple[Manifest, dict[str, torch.Tensor]]] = []
+        self.history: list[tuple[Stamp, dict[str, torch.Tensor]]] = []
 
     def load(self, weights: Weights) -> Manifest:
-        sent = {name: tensor.clone() for name, tensor in weights.tensors}
-        held = getattr(self, self.fault or "honest")(weights.manifest, sent)
-        self.history.append((weights.manifest, sent))
+        stamp, sent = (weights.lineage, weights.version), {name: tensor.clone() for name, tensor in weights.tensors}
+        held = getattr(self, self.fault or "honest")(stamp, sent)
+        self.history.append((stamp, sent))
         return held
 
     async def generate(self, *request):
@@ -74,56 +76,66 @@ class Faulty:
             self.engine.load(self.late.pop())
         return completion
 
-    def honest(self, manifest: Manifest, sent: dict[str, torch.Tensor]) -> Manifest:
-        return self.engine.load(Weights(manifest, iter(sent.items())))
+    def honest(self, stamp: Stamp, sent: dict[str, torch.Tensor]) -> Manifest:
+        return self.engine.load(Weights(*stamp, iter(sent.items())))
 
-    def nothing_delivered(self, manifest, sent):
+    def nothing_delivered(self, stamp, sent):
         return self.engine.held
 
-    def one_tensor_missing(self, manifest, sent):
-        return self.honest(manifest, {name: tensor for name, tensor in sent.items() if name != KEY})
+    def one_tensor_missing(self, stamp, sent):
+        return self.honest(stamp, {name: tensor for name, tensor in sent.items() if name != KEY})
 
-    def one_tensor_stale(self, manifest, sent):
-        return self.honest(manifest, sent | {KEY: self.history[-1][1][KEY]})
+    def one_tensor_stale(self, stamp, sent):
+        return self.honest(stamp, sent | {KEY: self.history[-1][1][KEY]})
 
-    def tensors_swapped(self, manifest, sent):
-        return self.honest(manifest, sent | {KEY: sent[QUERY], QUERY: sent[KEY]})
+    def tensors_swapped(self, stamp, sent):
+        return self.honest(stamp, sent | {KEY: sent[QUERY], QUERY: sent[KEY]})
 
-    def bit_damage(self, manifest, sent):
+    def bit_damage(self, stamp, sent):
         sent[NORM].view(torch.int32)[3] ^= 1  # the last bit of one number
-        return self.honest(manifest, sent)
+        return self.honest(stamp, sent)
 
-    def wrong_cast(self, manifest, sent):
-        return self.honest(manifest, {name: tensor.half().float() for name, tensor in sent.items()})
+    def wrong_cast(self, stamp, sent):
+        return self.honest(stamp, {name: tensor.half().float() for name, tensor in sent.items()})
 
-    def wrong_dtype(self, manifest, sent):
-        self.honest(manifest, sent)
-        return dataclasses.replace(manifest, tensors=describe((n, t.bfloat16()) for n, t in sent.items()))
+    def wrong_dtype(self, stamp, sent):
+        self.honest(stamp, sent)
+        return Manifest(*stamp, describe((n, t.bfloat16()) for n, t in sent.items()))
 
-    def older_version(self, manifest, sent):
+    def older_version(self, stamp, sent):
         return self.honest(*self.history[0])
 
-    def another_lineage(self, manifest, sent):
-        return self.honest(dataclasses.replace(manifest, lineage="other"), sent)
+    def another_lineage(self, stamp, sent):
+        return self.honest(("other", stamp[1]), sent)
 
-    def delivered_late(self, manifest, sent):
-        self.late.append(Weights(manifest, iter(sent.items())))
-        return manifest
+    def delivered_late(self, stamp, sent):
+        self.late.append(Weights(*stamp, iter(sent.items())))
+        return self.honest(stamp, self.history[-1][1])
 
-    def stamped_late(self, manifest, sent):
-        self.engine.held = dataclasses.replace(self.engine.held, version=manifest.version)
-        return self.delivered_late(manifest, sent)
+    def stamped_not_applied(self, stamp, sent):
+        self.engine.held = Manifest(*stamp, self.engine.held.tensors)
+        return self.engine.held
 
-    def stamped_not_applied(self, manifest, sent):
-        self.engine.held = manifest
-        return manifest
+    def read_not_applied(self, stamp, sent):
+        return self.honest(stamp, self.history[-1][1])
 
-    def read_not_applied(self, manifest, sent):
-        return self.honest(manifest, self.history[-1][1])
+    def claimed_unread(self, stamp, sent):
+        """Says what an honest engine would, as far as it goes without reading a value."""
+        self.engine.held = Manifest(*stamp, tuple(dataclasses.replace(s, digest=0) for s in self.engine.held.tensors))
+        return self.engine.held
 
-    def read_late(self, manifest, sent):
-        self.late.append(Weights(manifest, iter(sent.items())))
-        return self.honest(manifest, self.history[-1][1])
+    def parcel_not_applied(self, stamp, sent):
+        """Digests of what it was given, not of what it writes with."""
+        self.engine.held = Manifest(*stamp, describe(sent.items()))
+        return self.engine.held
+
+    def parcel_late(self, stamp, sent):
+        self.late.append(Weights(*stamp, iter(sent.items())))
+        return self.parcel_not_applied(stamp, sent)
+
+    def parcel_late_unstamped(self, stamp, sent):
+        self.late.append(Weights(*stamp, iter(sent.items())))
+        return Manifest(*stamp, describe(sent.items()))
 
 
 def delivery(
@@ -147,13 +159,19 @@ FAULTS = {
     "wrong_dtype": "arrived as torch.bfloat16 .*sent as torch.float32",
     "older_version": "an older version arrived, the engine holds version 0",
     "another_lineage": r"weights of another run \(other, sent run\)",
-    "delivered_late": r"delivered after the next generation had begun \(stamped with version 2 of this run\)",
-    "stamped_late": r"delivered after the next generation had begun \(log-probabilities differ",
-    "stamped_not_applied": r"says it holds these weights but does not write with them \(log-probabilities differ",
+    "delivered_late": r"delivered after the next generation had begun \(log-probabilities differ",
+    "stamped_not_applied": "version 3 is stamped but not applied: all tensors are those of version 2",
+    "read_not_applied": "version 3 is stamped but not applied: all tensors are those of version 2",
+    "claimed_unread": "arrived with other values than were sent",
+}
+PARCEL_FAULTS = {
+    "parcel_not_applied": r"says it holds these weights but does not write with them \(log-probabilities differ",
+    "parcel_late": r"delivered after the next generation had begun \(log-probabilities differ",
+    "parcel_late_unstamped": r"delivered after the next generation had begun \(stamped with version 2 of this run\)",
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS | PARCEL_FAULTS)
 def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
     engine = Faulty(learner)
     deliver = delivery(learner, engine).deliver
@@ -161,22 +179,14 @@ def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
         assert deliver() == {"sync/faults": 0.0}
         learn(learner)
     engine.fault = fault
-    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{FAULTS[fault]}") as stopped:
+    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{(FAULTS | PARCEL_FAULTS)[fault]}") as stopped:
         deliver()
     assert isinstance(stopped.value, SoleraError)
     assert "\n" not in str(stopped.value)
 
 
-READ_FROM_MEMORY = {
-    name: says for name, says in FAULTS.items() if name not in ("delivered_late", "stamped_late", "stamped_not_applied")
-} | {
-    "read_late": r"delivered after the next generation had begun \(log-probabilities differ",
-    "read_not_applied": "version 3 is stamped but not applied: all tensors are those of version 2",
-}
-
-
-@pytest.mark.parametrize("fault", READ_FROM_MEMORY)
-def test_digests_of_the_engines_memory_need_no_canary(learner, fault):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_is_caught_at_a_sync_that_has_no_canary(learner, fault):
     engine = Faulty(learner)
     deliver = delivery(learner, engine, canary_share=1e-9).deliver
     for _ in range(3):
@@ -184,11 +194,11 @@ def test_digests_of_the_engines_memory_need_no_canary(learner, fault):
         learn(learner)
     assert engine.generated == len(PROMPTS)  # at the first sync only
     engine.fault = fault
-    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{READ_FROM_MEMORY[fault]}"):
+    with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{FAULTS[fault]}"):
         deliver()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS | PARCEL_FAULTS)
 def test_retry_sends_once_more_and_says_why(learner, fault):
     engine, said = Faulty(learner), list[str]()
     sender = delivery(learner, engine, retry=True, said=said)
@@ -196,14 +206,14 @@ def test_retry_sends_once_more_and_says_why(learner, fault):
         sender.deliver()
         learn(learner)
 
-    def once(manifest, sent) -> Manifest:
+    def once(stamp, sent) -> Manifest:
         engine.fault = ""
-        return getattr(engine, fault)(manifest, sent)
+        return getattr(engine, fault)(stamp, sent)
 
     engine.once, engine.fault = once, "once"
     assert sender.deliver() == {"sync/faults": 1.0}
     assert len(said) == 1 and said[0].startswith("sync of version 2: ") and said[0].endswith("; sending again")
-    assert engine.engine.held == learner.weights("torch.float32").manifest
+    assert engine.engine.held == learner.manifest("torch.float32")
 
 
 def test_a_fault_that_stays_stops_the_run_after_one_retry(learner):
@@ -224,7 +234,7 @@ def test_weights_too_coarse_to_show_a_small_step_are_caught_by_bits(learner):
     engine = Faulty(learner, torch.bfloat16)
     deliver = delivery(learner, engine).deliver
     deliver()
-    engine.fault = "stamped_not_applied"
+    engine.fault = "parcel_not_applied"
 
     def learn_until_caught() -> None:
         for _ in range(100):
@@ -254,7 +264,7 @@ def test_the_sender_casts_to_the_engines_type(learner):
         return ((name, p.detach().bfloat16()) for name, p in learner.model.parameters().items())
 
     weights = learner.weights("torch.bfloat16")
-    assert weights.manifest.tensors == describe(cast())
+    assert learner.manifest("torch.bfloat16").tensors == describe(cast())
     assert all(
         torch.equal(tensor, expected) for (_, tensor), (_, expected) in zip(weights.tensors, cast(), strict=True)
     )
@@ -264,7 +274,7 @@ def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     real, calls = InProcessEngine.load, []
 
     def forgets_the_second(self, weights):
-        calls.append(weights.manifest.version)
+        calls.append(weights.version)
         return self.held if len(calls) == 2 else real(self, weights)
 
     monkeypatch.setattr(InProcessEngine, "load", forgets_the_second)
@@ -274,3 +284,21 @@ def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     result = short_run('sync = { period = 2, on_fault = "retry" }', name="goes-on")
     assert calls == [0, 2, 2, 4]
     assert [row["sync/faults"] for row in result.metrics if "sync/faults" in row] == [0, 1, 0]
+
+
+def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):
+    """Nothing is copied and no digest taken; a parameter that no longer is the learner's is a fault."""
+    engine = InProcessEngine(learner.working.model.sharing(), (END,), 8, torch.float32, shared=True)
+    sharing = Delivery(learner, engine, PROMPTS, SAMPLING, retry=False, say=print, canary_share=math.inf, shared=True)
+    sharing.deliver()
+    for _ in range(3):
+        learn(learner)
+        own, theirs = engine.model.parameters(), learner.model.parameters()
+        assert all(own[name].data_ptr() == theirs[name].data_ptr() for name in own)
+        sharing.deliver()
+        assert (engine.held.lineage, engine.held.version) == ("run", learner.version)
+    assert dict(engine.weights().tensors) == {}
+    own[KEY] = torch.nn.Parameter(own[KEY].clone())
+    learn(learner)
+    with pytest.raises(SyncFaultError, match=f"tensor {KEY} arrived with other values"):
+        sharing.deliver()

@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+import threading
 import tomllib
 from dataclasses import replace
 
@@ -10,8 +11,10 @@ import torch
 
 from solera import config as configuration
 from solera import running
+from solera.collector import Collector
 from solera.engines.in_process import InProcessEngine
 from solera.models import loading
+from solera.models.language_model import LanguageModel
 from solera.report.sinks import read_metrics
 
 
@@ -70,6 +73,64 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(short_run):
     first = told(5, "a")
     assert told(5, "b") == first
     assert told(6, "c") != first
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "sync = { period = 4 }",
+        'sync = { rule = "never" }\ncollect = { offset = 2, OVERLAP }',
+        'sync = { rule = "adaptive", set_point = 0.01, v_min = 3 }\ndiagnose = { probe_prompts = 8 }',
+        'sync = { period = 3 }\nobjective = { name = "grpo", refill = true }\nevaluate = { every = 2 }',
+    ],
+)
+def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, monkeypatch, settings):
+    """And it is: at as many steps as the sync rule leaves room for."""
+    threads = []
+    complete = InProcessEngine._complete
+
+    def noting(engine, requests):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return complete(engine, requests)
+
+    monkeypatch.setattr(InProcessEngine, "_complete", noting)
+
+    def told(overlap: str) -> tuple[list[dict[str, float]], int]:
+        threads.clear()
+        field = f"overlap = {overlap}"
+        toml = settings.replace("OVERLAP", field) if "OVERLAP" in settings else f"{settings}\ncollect = {{ {field} }}"
+        rows = short_run(f"{toml}\nrun = {{ steps = 9 }}", name=overlap).metrics
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows], threads.count(False)
+
+    alone, beside = told("false"), told("true")
+    assert alone[0] == beside[0]
+    assert alone[1] == 0
+    assert beside[1] >= 2
+
+
+def test_weights_shared_with_the_learner_give_the_same_run_as_a_copy(short_run, monkeypatch):
+    """At v = 1, whatever else: several passes, a lag of waiting batches."""
+    shared = []
+    sharing = LanguageModel.sharing
+    monkeypatch.setattr(LanguageModel, "sharing", lambda model: shared.append(1) or sharing(model))
+
+    def told(name: str) -> list[dict[str, float]]:
+        rows = short_run("sync = { period = 1 }\nlearn = { passes = 2 }\ncollect = { offset = 1 }", name=name).metrics
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+    first = told("shared")
+    assert len(shared) == 1
+    monkeypatch.setattr("solera.build.always_fresh", lambda sync: False)
+    assert told("copied") == first
+    assert len(shared) == 1
+
+
+def test_nothing_is_written_ahead_of_a_sync(short_run, monkeypatch):
+    """With v = 4 and nine batches, those after the first, fifth and ninth: 1, 2, 3 and 5, 6, 7."""
+    begun = []
+    monkeypatch.setattr(Collector, "begin", lambda self, groups: begun.append(self.store.watermark() // 64))
+    short_run("sync = { period = 4 }\ncollect = { overlap = true }\nrun = { steps = 9 }")
+    assert begun == [1, 2, 3, 5, 6, 7]
 
 
 def test_the_runs_folder_is_complete(short_run):

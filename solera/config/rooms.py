@@ -141,6 +141,9 @@ class CollectConfig:
     """Whole batches that wait in the store before they are learned from: a constant lag on top of the sync period."""
     refill_rounds: int = 3
     """With `objective.refill`: how often a batch may be topped up in place of masked groups."""
+    overlap: bool | None = None
+    """Write the next batch while the present one is learned from, where no sync comes between them: the same run,
+    sooner. Unset: on a GPU, and where a processor core is left for it."""
 
 
 @dataclass(frozen=True)

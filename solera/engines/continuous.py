@@ -7,7 +7,6 @@ a processor without graphs the same steps run one by one.
 from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -169,7 +168,7 @@ class ContinuousDecoder:
                 texts = PackedTexts.of([Text(int(s), n) for s, n in zip(at, length, strict=False)]).to(device)
                 position_N = np.concatenate([np.arange(n) for n in length])
                 place_N = torch.arange(begin, begin + sum(length), device=device)
-                with _eagerly():
+                with self.model.uncompiled():
                     self.model.hidden(
                         torch.from_numpy(np.concatenate(tokens)).to(device)[None],
                         torch.from_numpy(position_N).to(device)[None],
@@ -224,7 +223,7 @@ class ContinuousDecoder:
                 self.step(memory, rows, sampling)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be learning
             self.step(memory, rows, sampling)
         memory.row_table.copy_(kept)
         self._graphs[rows, sampling] = graph
@@ -323,8 +322,3 @@ def _bucket(rows: int, most: int | None = None) -> int:
     while size < rows:
         size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
     return size if most is None else min(size, most)
-
-
-def _eagerly() -> AbstractContextManager[object]:
-    """Without compiled layers: for prompts, whose time is in matrix products, a compilation does not pay."""
-    return torch.compiler.set_stance("force_eager")

@@ -12,7 +12,7 @@ import torch
 
 from solera.engines.decoding import decode
 from solera.errors import SoleraError
-from solera.models.digest import describe
+from solera.models.digest import describe, locate
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling
@@ -41,7 +41,11 @@ def _continuous(
 
 
 class InProcessEngine:
-    """Continues texts in batches: every request made before the event loop comes round again shares one."""
+    """Continues texts in batches: every request made before the event loop comes round again shares one.
+
+    With `beside`, a GPU decodes in a stream of its own: another thread's work there goes on meanwhile. A `shared` model
+    has the learner's parameters for its own: it is always up to date, and a sync only changes the version.
+    """
 
     def __init__(
         self,
@@ -50,32 +54,40 @@ class InProcessEngine:
         max_rows: int,
         compute: torch.dtype,
         compiled: bool = False,
+        beside: bool = False,
+        shared: bool = False,
     ) -> None:
         self.model = model
         self.end_token_ids = end_token_ids
         self.max_rows = max_rows
         self.compute = compute
+        self.shared = shared
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
         self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
+        self._stream = torch.cuda.Stream(model.device) if beside and model.device.type == "cuda" else None
 
     def load(self, weights: Weights) -> Manifest:
-        """Copy the tensors into the engine's own weights."""
+        """Copy the tensors into the engine's own weights, but for those that are."""
         own = self.model.parameters()
         arrived = []
         with torch.no_grad():
             for name, tensor in weights.tensors:
                 if name not in own or own[name].shape != tensor.shape:
                     raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
-                own[name].copy_(tensor)
+                if own[name].data_ptr() != tensor.data_ptr():
+                    own[name].copy_(tensor)
                 arrived.append(name)
-        specs = describe((name, own[name]) for name in arrived)
-        self.held = Manifest(weights.manifest.lineage, weights.manifest.version, specs)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
+        specs = (locate if self.shared else describe)((name, own[name]) for name in arrived)
+        self.held = Manifest(weights.lineage, weights.version, specs)
         return self.held
 
     def weights(self) -> Weights:
-        return Weights(self.held, iter(self.model.parameters().items()))
+        own = {} if self.shared else self.model.parameters()
+        return Weights(self.held.lineage, self.held.version, iter(own.items()))
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         loop = asyncio.get_running_loop()
@@ -117,10 +129,10 @@ class InProcessEngine:
             )
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
-        if self._continuous:
-            decoded = self._continuous.decode(texts, uniform_BT, sampling)
-        else:
-            with self._precision():
+        with torch.cuda.stream(self._stream), self._precision():
+            if self._continuous:
+                decoded = self._continuous.decode(texts, uniform_BT, sampling)
+            else:
                 decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
         lineage, version = self.held.lineage, self.held.version
         return [

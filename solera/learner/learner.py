@@ -21,7 +21,7 @@ from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
 from solera.learner.working import Working, micro_batch_tokens
-from solera.models.digest import describe
+from solera.models.digest import describe, locate
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
@@ -117,15 +117,18 @@ class Learner:
             )
 
     def weights(self, dtype: str) -> Weights:
-        """The current weights under their version, cast to `dtype` one by one, once for their digests and once more
-        for whoever takes them: all of them together may not fit beside the model."""
+        """The current weights under their version, cast to `dtype`, for whoever takes them."""
+        return Weights(self.lineage, self.version, self._cast(dtype))
+
+    def manifest(self, dtype: str, shared: bool = False) -> Manifest:
+        """What `weights` are, to compare with what arrived, or with what an engine that shares them has."""
+        return Manifest(self.lineage, self.version, (locate if shared else describe)(self._cast(dtype)))
+
+    def _cast(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
+        """One by one: all of them together may not fit beside the model."""
         kind = getattr(torch, dtype.removeprefix("torch."))
         named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
-
-        def tensors() -> Iterator[tuple[str, Tensor]]:
-            return ((name, p.detach().to(kind)) for name, p in named.items())
-
-        return Weights(Manifest(self.lineage, self.version, describe(tensors())), tensors())
+        return ((name, p.detach().to(kind)) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""

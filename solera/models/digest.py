@@ -41,6 +41,11 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
     )
 
 
+def locate(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
+    """The same for tensors in memory that both sides share: where they lie stands for what they hold."""
+    return tuple(TensorSpec(name, tuple(t.shape), str(t.dtype), t.data_ptr()) for name, t in named)
+
+
 def _carry(total: int, new: int) -> int:
     return (total * _CARRY + new) % 2**64
 

@@ -4,6 +4,8 @@ The split is what lets logits be computed for a few tokens at a time. This file 
 """
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ class LanguageModel:
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
+        named = dict(module.named_parameters())
+        self._parameters = {name: p for name, p in named.items() if MARK in name} or named
         text_config = module.config.get_text_config()
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
         self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
@@ -39,8 +43,7 @@ class LanguageModel:
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
         alone."""
-        named = dict(self.module.named_parameters())
-        return {name: p for name, p in named.items() if MARK in name} or named
+        return self._parameters
 
     def new_cache(self) -> DynamicCache:
         return DynamicCache(config=self.module.config)
@@ -109,13 +112,37 @@ class LanguageModel:
         for layer in layers:
             layer.compile(dynamic=True)
 
+    @contextmanager
+    def uncompiled(self) -> Iterator[None]:
+        """Without what was compiled: for prompts, whose time is in matrix products and whose shapes are many. torch's
+        own switch for this would reach other models, in other threads, too."""
+        layers: Any = self.body.layers
+        compiled = [layer._compiled_call_impl for layer in layers]
+        try:
+            for layer in layers:
+                layer._compiled_call_impl = None
+            yield
+        finally:
+            for layer, call in zip(layers, compiled, strict=True):
+                layer._compiled_call_impl = call
+
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
         """The same weights in memory of their own, not trained. Buffers keep their type: rotary frequencies rounded to
         bfloat16 would drift away from the learner's with every position."""
         module = copy.deepcopy(self.module).eval().requires_grad_(False)
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
-        return LanguageModel(module)
+        return self._called_alike(module)
+
+    def sharing(self) -> "LanguageModel":
+        """Another model of the very same parameters: what changes here changes there."""
+        same = {id(parameter): parameter for parameter in self.module.parameters()}
+        return self._called_alike(copy.deepcopy(self.module, same).eval())
+
+    def _called_alike(self, module: PreTrainedModel) -> "LanguageModel":
+        other = LanguageModel(module)
+        other.takes_any_mask, other.can_take_plans = self.takes_any_mask, self.can_take_plans
+        return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
         """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""

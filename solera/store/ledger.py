@@ -90,8 +90,8 @@ class Ledger:
     def add(self, new: list[Rollout]) -> list[int]:
         now = time.time()
         for rollout in new:
-            parts = {(reward.part, reward.revision) for reward in rollout.rewards}
-            if len(parts) < len(rollout.rewards):
+            given = rollout.rewards
+            if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
                 raise SoleraError(
                     f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
                 )

@@ -1,5 +1,6 @@
 """When the engine gets new weights: pure functions of where the run stands and of what was measured."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,16 @@ def adaptive(
         measured, set_point = None if measured is None else 1 - measured, 1 - set_point
     near = measured is not None and measured * (1 + 1 / (2 * batches)) >= set_point
     return replace(state, due=batches >= v_max or (near and batches >= v_min))
+
+
+def kept_for(config: SyncConfig) -> float:
+    """Batches for which the engine keeps its weights after a sync, whatever is measured meanwhile."""
+    return {"adaptive": config.v_min, "never": math.inf}.get(config.rule, config.period)
+
+
+def always_fresh(config: SyncConfig) -> bool:
+    """Whether the engine never writes with older weights than the learner's."""
+    return config.rule == "every" and config.period == 1
 
 
 def sync_rule(config: SyncConfig) -> SyncRule:

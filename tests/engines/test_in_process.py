@@ -12,7 +12,7 @@ from solera.engines.sampling import sample
 from solera.errors import SoleraError
 from solera.learner.learner import Weights
 from solera.models.language_model import LanguageModel
-from solera.records import Completion, Manifest, Sampling
+from solera.records import Completion, Sampling
 from solera.streams import uniforms
 from tests.conftest import END, VOCABULARY, random_prompt
 
@@ -186,7 +186,7 @@ def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):
     with torch.no_grad():
         for parameter in sender.parameters().values():
             parameter.mul_(1.1)
-    weights = Weights(Manifest("run", 17, ()), iter(sender.parameters().items()))
+    weights = Weights("run", 17, iter(sender.parameters().items()))
     held = engine.load(weights)
     assert (held.lineage, held.version) == ("run", 17)
     for name, parameter in model.parameters().items():
@@ -200,4 +200,4 @@ def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):
 
 def test_load_refuses_what_does_not_fit(engine):
     with pytest.raises(SoleraError, match="tensor nonsense"):
-        engine.load(Weights(Manifest("run", 1, ()), iter([("nonsense", torch.zeros(2))])))
+        engine.load(Weights("run", 1, iter([("nonsense", torch.zeros(2))])))

@@ -122,11 +122,11 @@ def test_kl_to_the_reference_is_zero_while_it_is_the_policy(tiny):
 def test_weights_name_every_tensor_once_with_its_version(tiny):
     learner = make_learner(tiny)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    weights = learner.weights("torch.float64")
-    assert (weights.manifest.lineage, weights.manifest.version) == ("test", 1)
+    weights, manifest = learner.weights("torch.float64"), learner.manifest("torch.float64")
+    assert (weights.lineage, weights.version) == (manifest.lineage, manifest.version) == ("test", 1)
     tensors = dict(weights.tensors)
-    assert [spec.name for spec in weights.manifest.tensors] == list(tensors)
-    assert all(spec.shape == tuple(tensors[spec.name].shape) for spec in weights.manifest.tensors)
+    assert [spec.name for spec in manifest.tensors] == list(tensors)
+    assert all(spec.shape == tuple(tensors[spec.name].shape) for spec in manifest.tensors)
 
 
 def test_gradient_clipping_bounds_the_step(tiny):

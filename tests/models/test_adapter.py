@@ -118,8 +118,9 @@ def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny):
     learner = make_learner(model, objective=resolve(ObjectiveConfig("reinforce")), lr=0.05)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     weights = learner.weights(engine.dtype)
-    assert [spec.name for spec in weights.manifest.tensors] == list(model.parameters())
-    assert all(MARK in spec.name for spec in weights.manifest.tensors)
+    named = learner.manifest(engine.dtype).tensors
+    assert [spec.name for spec in named] == list(model.parameters())
+    assert all(MARK in spec.name for spec in named)
     prompt = (3, 5, 7)
 
     def error() -> float:
