@@ -201,7 +201,7 @@ def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny, co
     assert engine.model.takes_plans and learner.working.separate
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     weights = learner.weights(engine.dtype)
-    assert [spec.name for spec in weights.manifest.tensors] == list(model.parameters())
+    assert [spec.name for spec in learner.manifest(engine.dtype).tensors] == list(model.parameters())
     policy = LanguageModel(learner.working.model.copy(torch.float32).module.to("cpu"))
     policy.module.requires_grad_(False).set_attn_implementation("sdpa")
 
