@@ -1,7 +1,7 @@
 """Processes that grade in place of this one, each question with a time limit.
 
 A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
-A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so
+A process that takes too long dies, and the next question goes to a new one. The limit is of computing time, so
 that verdicts do not depend on how busy the machine is.
 """
 
@@ -10,10 +10,12 @@ import atexit
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
@@ -73,6 +75,7 @@ class Judge:
         self._module = module
         self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end)
 
     def ask(self, function: str, arguments: tuple[Any, ...], limit: int) -> Any:
         process = self._process or self._begin()
@@ -93,16 +96,16 @@ class Judge:
         environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "solera.tasks.judge", self._module], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        atexit.register(process.kill)
         try:
             reply = self._reply(process, START)
         except NoVerdictError as error:
             raise SoleraError(f"the grading process of {self._module} did not start: {error}") from error
         if "missing" in reply:
             self._end()
-            raise SoleraError(f"{reply['missing']} is not installed: pip install 'solera[{self._extra}]'")
+            what = f"{reply['missing']} is not installed" if reply["missing"] else reply["why"]
+            raise SoleraError(f"{what}: pip install 'solera[{self._extra}]'")
         return process
 
     def _reply(self, process: subprocess.Popen[bytes], limit: float) -> dict[str, Any]:
@@ -119,7 +122,16 @@ class Judge:
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            atexit.unregister(self._process.kill)
+            _kill(self._process)
             self._process = None
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and its child, which are a group of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):
+            pipe.close()
+    process.wait()

@@ -9,7 +9,7 @@ from solera.errors import SoleraError
 from solera.tasks.graders import GRADERS
 from solera.tasks.gym import Gym, check_gym, gym, is_held_out
 from solera.tasks.gym import score as in_process_score
-from solera.tasks.judges import NoVerdictError, judges
+from solera.tasks.judges import MOST, NoVerdictError, judges
 from solera.tasks.mathematics import math
 from tests.tasks.parts import Letters
 
@@ -110,10 +110,15 @@ def test_nonsense_does_not_pass_where_the_packages_own_grader_lets_it():
 
 def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
     court = judges("tests.tasks.slow", "none")
-    for function in ("compute", "die", "fail"):
+    for function in ("compute", "die", "fail", "leave"):
         with pytest.raises(NoVerdictError):
             court.ask(function, limit=1)
         assert court.ask("double", 21) == 42
+    for _ in range(2 * MOST):
+        court.ask("kill_the_parent")
+        with pytest.raises(NoVerdictError):
+            court.ask("die")
+    assert court.ask("double", 21) == 42
     start = time.monotonic()
     with pytest.raises(NoVerdictError, match="longer than"):
         court.ask("sleep", limit=1)
