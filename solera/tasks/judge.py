@@ -7,6 +7,7 @@ a child of this process: one that dies is replaced by another in no time, with t
 import importlib
 import json
 import math
+import mmap
 import os
 import resource
 import sys
@@ -30,20 +31,25 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     print(json.dumps({"value": None}), file=replies, flush=True)
-    while not _served(module, replies):
-        print(json.dumps({"error": "it computed for too long, or its process died"}), file=replies, flush=True)
+    asked = mmap.mmap(-1, 1)  # shared with the child: whether it owes a reply
+    while not _served(module, replies, asked):
+        if asked[0]:
+            print(json.dumps({"error": "it computed for too long, or its process died"}), file=replies, flush=True)
 
 
-def _served(module: Any, replies: TextIO) -> bool:
+def _served(module: Any, replies: TextIO, asked: mmap.mmap) -> bool:
     """Whether a child has answered everything there was to ask."""
     child = os.fork()
     if child:
         return os.waitpid(child, 0)[1] == 0
     for line in sys.stdin:
-        function, arguments, seconds = json.loads(line)
+        asked[0] = 1
+        token, function, arguments, seconds = json.loads(line)
         spent = math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
         resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))  # beyond it, SIGXCPU
-        print(json.dumps(_reply(module, function, arguments)), file=replies, flush=True)
+        reply = json.dumps({"token": token} | _reply(module, function, arguments))
+        asked[0] = 0
+        print(reply, file=replies, flush=True)
     os._exit(0)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import atexit
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -78,12 +79,14 @@ class Judge:
         atexit.register(self._end)
 
     def ask(self, function: str, arguments: tuple[Any, ...], limit: int) -> Any:
-        process = self._process or self._begin()
+        process, token = self._process or self._begin(), secrets.token_hex(8)
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps([function, arguments, limit]).encode() + b"\n")
+            process.stdin.write(json.dumps([token, function, arguments, limit]).encode() + b"\n")
             process.stdin.flush()
             reply = self._reply(process, PATIENCE * limit)
+            if "value" in reply and reply.get("token") != token:  # what is graded may write to any file that is open
+                raise NoVerdictError("a reply was forged")
         except (BrokenPipeError, NoVerdictError) as error:
             self._end()
             raise NoVerdictError(str(error)) from error
@@ -118,7 +121,10 @@ class Judge:
             if not part:
                 raise NoVerdictError("it computed for too long, or its process died")
             line += part
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise NoVerdictError("more than a reply came back") from error
 
     def _end(self) -> None:
         if self._process is not None:

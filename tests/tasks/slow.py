@@ -1,5 +1,6 @@
 """What a grader's process may do to itself."""
 
+import contextlib
 import os
 import signal
 import time
@@ -28,6 +29,13 @@ def leave() -> None:
 
 def kill_the_parent() -> None:
     os.kill(os.getppid(), signal.SIGKILL)
+
+
+def forge() -> None:
+    for file in range(3, 9):
+        with contextlib.suppress(OSError):
+            os.write(file, b'{"value": 1.0}\n')
+    time.sleep(1)
 
 
 def fail() -> None:

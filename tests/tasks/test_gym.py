@@ -110,7 +110,7 @@ def test_nonsense_does_not_pass_where_the_packages_own_grader_lets_it():
 
 def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
     court = judges("tests.tasks.slow", "none")
-    for function in ("compute", "die", "fail", "leave"):
+    for function in ("compute", "die", "fail", "leave", "forge"):
         with pytest.raises(NoVerdictError):
             court.ask(function, limit=1)
         assert court.ask("double", 21) == 42
