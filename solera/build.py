@@ -143,7 +143,7 @@ def build_loop(
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
-        (own.rule or sync_rule(config.sync)) if writes else never, evaluator, sink,
+        (own.rule or sync_rule(config.sync, say)) if writes else never, evaluator, sink,
         Saver(
             folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
@@ -243,7 +243,7 @@ def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
     automatic = "bfloat16" if device.type == "cuda" else "float32"
     chosen = automatic if config.model.compute == "auto" else config.model.compute
-    return device, {"float32": torch.float32, "bfloat16": torch.bfloat16}[chosen]
+    return device, getattr(torch, chosen)
 
 
 def sinks_of(config: Config, folder: Path, console: Console, version: int) -> list[Sink]:

@@ -15,7 +15,8 @@ from solera.sync.proof import Canary, SyncFaultError
 CANARY_TOKENS = 2
 """Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
 CANARY_SHARE = 0.005
-"""Share of the time that canaries may take. Where syncs come faster than that, some are proved by digests alone."""
+"""Share of the time that canaries may take where the engine has the learner's own memory. Elsewhere every sync has one.
+"""
 
 
 class Delivery:
@@ -25,7 +26,8 @@ class Delivery:
     prompts that it continues with fixed seeds, in the way it writes data; the learner scores what came. Whatever an
     engine says it holds, it cannot write so with other weights.
 
-    Where the engine has the learner's memory (`shared`) nothing is copied, and what is compared is where it lies.
+    Where the engine has the learner's memory (`shared`) nothing is copied, what is compared is where it lies, and a
+    canary comes only now and then.
     """
 
     def __init__(
@@ -37,7 +39,6 @@ class Delivery:
         *,
         retry: bool,
         say: Callable[[str], None],
-        canary_share: float = CANARY_SHARE,
         shared: bool = False,
     ) -> None:
         self.learner = learner
@@ -46,7 +47,6 @@ class Delivery:
         self.sampling = Sampling(sampling.temperature, min(CANARY_TOKENS, sampling.max_tokens))
         self.retry = retry
         self.say = say
-        self.canary_share = canary_share
         self.shared = shared
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
@@ -88,7 +88,7 @@ class Delivery:
         # One that repeats the last is no new mark: steps too small to show must add up against the first.
         self._canary = before if before is not None and canary.repeats(before) else canary
         now = time.perf_counter()
-        self._next_canary = now + (now - start) / self.canary_share
+        self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
     def _write(self) -> Canary:
         async def write() -> list[Completion]:

@@ -316,8 +316,7 @@ class Use:
     revision: int | None = None
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """Name, shape and dtype of one weight tensor, and a digest of its values (`models/digest.py`)."""
 
     name: str

@@ -1,7 +1,6 @@
 """Ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose digests
 are of the memory it writes with."""
 
-import dataclasses
 import math
 from collections.abc import Iterator
 
@@ -121,7 +120,7 @@ class Faulty:
 
     def claimed_unread(self, stamp, sent):
         """Says what an honest engine would, as far as it goes without reading a value."""
-        self.engine.held = Manifest(*stamp, tuple(dataclasses.replace(s, digest=0) for s in self.engine.held.tensors))
+        self.engine.held = Manifest(*stamp, tuple(s._replace(digest=0) for s in self.engine.held.tensors))
         return self.engine.held
 
     def parcel_not_applied(self, stamp, sent):
@@ -143,10 +142,9 @@ def delivery(
     engine: Faulty,
     retry: bool = False,
     said: list[str] | None = None,
-    canary_share: float = math.inf,
 ) -> Delivery:
     say = [].append if said is None else said.append
-    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say, canary_share=canary_share)
+    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say)
 
 
 FAULTS = {
@@ -186,16 +184,17 @@ def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_is_caught_at_a_sync_that_has_no_canary(learner, fault):
+def test_those_of_an_honest_account_are_caught_without_a_canary_too(learner, fault):
     engine = Faulty(learner)
-    deliver = delivery(learner, engine, canary_share=1e-9).deliver
+    sender = delivery(learner, engine)
     for _ in range(3):
-        deliver()
+        sender.deliver()
         learn(learner)
+        sender._next_canary = math.inf
     assert engine.generated == len(PROMPTS)  # at the first sync only
     engine.fault = fault
     with pytest.raises(SyncFaultError, match=f"^sync of version 3: .*{FAULTS[fault]}"):
-        deliver()
+        sender.deliver()
 
 
 @pytest.mark.parametrize("fault", FAULTS | PARCEL_FAULTS)
@@ -289,7 +288,7 @@ def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
 def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):
     """Nothing is copied and no digest taken; a parameter that no longer is the learner's is a fault."""
     engine = InProcessEngine(learner.working.model.sharing(), (END,), 8, torch.float32, shared=True)
-    sharing = Delivery(learner, engine, PROMPTS, SAMPLING, retry=False, say=print, canary_share=math.inf, shared=True)
+    sharing = Delivery(learner, engine, PROMPTS, SAMPLING, retry=False, say=print, shared=True)
     sharing.deliver()
     for _ in range(3):
         learn(learner)

@@ -1,6 +1,7 @@
 """Rounds of steps, ours and TRL's in turn, and the table of what they took."""
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
@@ -10,6 +11,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +21,17 @@ import transformers
 from rich.console import Console
 from rich.table import Table
 
-from solera.bench import peer
+from solera.bench import peer, random_model
 from solera.bench.options import BenchOptions
 from solera.errors import SoleraError
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Matrix products in bfloat16 that were measured on such a machine, a second."""
+COLUMNS = (
+    "", "whole step", "generate", "decode", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s",
+    "of peak", "memory",
+)  # fmt: skip
 
 
 def run(options: BenchOptions, console: Console) -> Measured:
@@ -32,18 +39,30 @@ def run(options: BenchOptions, console: Console) -> Measured:
     options = _settle(options)
     rounds: Measured = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
+        if options.random_weights:
+            status.update("writing random weights")
+            written = random_model.write(options.random_weights, options.model, Path(folder, "model"))
+            options = dataclasses.replace(options, model=written)
         for number in range(options.rounds):
-            for v in options.v:
-                status.update(f"round {number + 1} of {options.rounds}: v = {v}")
-                rounds[f"Solera, v = {v}"].append(_ours(options, v))
-            if options.trl_step:
-                status.update(f"round {number + 1} of {options.rounds}: TRL")
-                rounds["TRL"].append(peer.measure(options, Path(folder)))
+            for name, measure in _variants(options, Path(folder)).items():
+                status.update(f"round {number + 1} of {options.rounds}: {name}")
+                rounds[name].append(measure())
     console.print(_table(rounds))
     console.print(_machine(options, rounds), highlight=False)
     if options.json:
         Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
     return rounds
+
+
+def _variants(options: BenchOptions, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
+    variants: dict[str, Callable[[], dict[str, Any]]] = {
+        f"Solera, v = {v}": partial(_ours, options, v) for v in options.v
+    }
+    if options.trl_step:
+        variants["TRL"] = partial(peer.measure, options, folder)
+    if options.trl_vllm:
+        variants["TRL with vLLM"] = partial(peer.measure, options, folder, peer.VLLM)
+    return variants
 
 
 def _settle(options: BenchOptions) -> BenchOptions:
@@ -67,40 +86,46 @@ def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
 
 def _table(rounds: Measured) -> Table:
     table = Table(title="seconds a step: median (quartiles)")
-    columns = ("", "whole step", "decode", "other generate", "learn", "sync", "rest", "tokens/s", "of peak", "memory")
-    for column in columns:
+    for column in COLUMNS:
         table.add_column(column, justify="left" if not column else "right")
     for name, several in rounds.items():
         table.add_row(name, *_row(several))
-    if "TRL" in rounds:
-        for name, several in rounds.items():
-            if name != "TRL":
-                ratios = [
-                    _median(a, "whole") / _median(b, "whole") for a, b in zip(several, rounds["TRL"], strict=True)
-                ]
-                table.add_row(f"{name} / TRL", f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
+    peers = [name for name in rounds if name.startswith("TRL")]
+    for other, name in itertools.product(peers, rounds):
+        if name not in peers:
+            pairs = zip(rounds[name], rounds[other], strict=True)
+            ratios = [_median(a, "whole") / _median(b, "whole") for a, b in pairs]
+            table.add_row(f"{name} / {other}", f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
     return table
 
 
 def _row(several: list[dict[str, Any]]) -> list[str]:
+    """What the loop waits for, and `decode`: the engine's seconds, in which it may be learning already."""
     steps = [step for one in several for step in one["steps"]]
     memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
     if "time/learn" not in steps[0]:
-        return [_spread([step["whole"] for step in steps]), *[""] * 7, memory if several[0]["peak"] else ""]
-    decode, generate, learn, sync = (
-        [step[f"time/{name}"] for step in steps] for name in ("decode", "generate", "learn", "sync")
+        return [
+            _spread([step["whole"] for step in steps]),
+            *[""] * (len(COLUMNS) - 3),
+            memory if several[0]["peak"] else "",
+        ]
+    decode, generate, learn, sync, proof, diagnose = (
+        [step[f"time/{name}"] for step in steps]
+        for name in ("decode", "generate", "learn", "sync", "proof", "diagnose")
     )
     whole = [step["whole"] for step in steps]
-    rest = [w - g - le - sy for w, g, le, sy in zip(whole, generate, learn, sync, strict=True)]
-    speed = [step["tokens/generated"] / step["time/decode"] for step in steps if step["tokens/generated"]]
+    rest = [w - sum(parts) for w, *parts in zip(whole, generate, learn, sync, diagnose, strict=True)]
+    tokens = sum(step["tokens/generated"] for step in steps)
     return [
         _spread(whole),
-        f"{statistics.median(decode):.3f}",
-        f"{statistics.median([g - d for g, d in zip(generate, decode, strict=True)]):.3f}",
+        f"{statistics.median(generate):.3f}",
+        f"{statistics.fmean(decode):.3f}",
         f"{statistics.median(learn):.3f}",
         f"{statistics.fmean(sync):.4f}",
+        _with_share(proof, whole),
+        _with_share(diagnose, whole),
         f"{statistics.median(rest):.3f}",
-        f"{statistics.median(speed):,.0f}" if speed else "",
+        f"{tokens / sum(decode):,.0f}" if tokens else "",
         _share_of_peak(several),
         memory,
     ]
@@ -117,6 +142,11 @@ def _share_of_peak(several: list[dict[str, Any]]) -> str:
         for step in one["steps"]
     ]
     return f"{statistics.median(shares):.1%}"
+
+
+def _with_share(part: list[float], whole: list[float]) -> str:
+    """Means, as such parts are not there in every step."""
+    return f"{statistics.fmean(part):.4f} ({sum(part) / sum(whole):.1%})"
 
 
 def _median(one: dict[str, Any], name: str) -> float:

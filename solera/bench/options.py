@@ -6,6 +6,8 @@ from typing import Literal
 
 from solera.errors import SoleraError
 
+Size = Literal["tiny", "1.5b"]
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -13,6 +15,9 @@ class BenchOptions:
 
     model: str = "embedded"
     """A Hugging Face folder, a hub name or `embedded`."""
+    random_weights: Size | None = None
+    """A Llama of this size with random weights and the model's tokenizer in place of the model, on both sides. Its
+    responses hardly ever end before their limit nor earn a reward: add --unmasked, or nothing is learned from."""
     problems: str | None = None
     """JSONL with `prompt` (text, chat template applied) and `answer` (a number); unset: sums of two-digit numbers."""
     prompts: int = 32
@@ -45,6 +50,8 @@ class BenchOptions:
     """Responses in one forward and backward of TRL's."""
     trl_options: tuple[str, ...] = ()
     """Further fields of TRL's GRPOConfig, as NAME=JSON."""
+    trl_vllm: bool = False
+    """Measure TRL a second time, generating with vLLM inside its process."""
     json: str | None = None
     """File to write every measured step to."""
 
@@ -66,4 +73,6 @@ def check(options: BenchOptions) -> BenchOptions:
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
             raise SoleraError(f"--{name}: {path}: no such file")
+    if options.trl_vllm and options.trl_step is None:
+        raise SoleraError("--trl_vllm measures TRL's step: give the script that runs it with --trl_step")
     return options

@@ -1,16 +1,20 @@
 """Whole steps of ours in this process, with their parts: `python -m solera.bench.ours` takes one JSON object."""
 
 import dataclasses
+import itertools
 import json
 import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from solera import collector
 from solera.bench.options import WARM_UP, BenchOptions
 from solera.build import build_loop, build_task, resolved
 from solera.config import (
@@ -28,14 +32,14 @@ from solera.config import (
     TaskConfig,
 )
 from solera.loop import Loop
-from solera.models import loading
+from solera.models import digest, loading
 from solera.process import rare_garbage_collection, torch_for
 from solera.report.sinks import JsonLines
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 
-PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/store")
+PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
 
 
 def configure(options: BenchOptions, v: int) -> Config:
@@ -62,15 +66,17 @@ def configure(options: BenchOptions, v: int) -> Config:
 
 
 class Watching(JsonLines):
-    """Keeps every step's metrics and the moment it was logged."""
+    """Keeps every step's metrics, what was spent on it and the moment it was logged."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows: list[dict[str, float]] = []
+        self.spent: defaultdict[str, float] = defaultdict(float)
 
     def log(self, step: int, metrics: Any) -> None:
         super().log(step, metrics)
-        self.rows.append({**metrics, "moment": time.perf_counter()})
+        self.rows.append({**metrics, **self.spent, "moment": time.perf_counter()})
+        self.spent.clear()
 
 
 def measure(options: BenchOptions, v: int) -> dict[str, Any]:
@@ -82,16 +88,13 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         model, codec = loading.load(options.model, device)
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
         loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
-        spent = watch(loop)
+        watch(loop, sink.spent)
         with torch_for(model, options.threads), rare_garbage_collection():
             loop.run(SyncState())
         store.close()
         sink.close()
-    counted = list(zip(sink.rows, sink.rows[1:], spent[2:], strict=False))[WARM_UP - 1 : -1]
-    steps = [
-        {**dict.fromkeys(PARTS, 0.0), **row, **extra, "whole": row["moment"] - before["moment"]}
-        for before, row, extra in counted
-    ]
+    counted = list(itertools.pairwise(sink.rows))[WARM_UP - 1 : options.steps + WARM_UP - 1]
+    steps = [{**dict.fromkeys(PARTS, 0.0), **row, "whole": row["moment"] - before["moment"]} for before, row in counted]
     return {
         "v": v,
         "steps": steps,
@@ -102,34 +105,50 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
     }
 
 
-def watch(loop: Loop) -> list[dict[str, float]]:
-    """Seconds inside the engine while a batch is drawn, and tokens that went through the learner's model, by step."""
-    spent: list[dict[str, float]] = [{}]  # the first line is what comes before the first batch
-    engine, learner, drawing = loop.engine, loop.learner, loop.draw
-    decoding, cutting = engine._complete, learner._cut  # type: ignore[attr-defined]
-
-    def complete(requests: Any) -> Any:
-        start = time.perf_counter()
-        completions = decoding(requests)
-        spent[-1]["time/decode"] = spent[-1].get("time/decode", 0.0) + time.perf_counter() - start
-        return completions
-
-    def draw() -> Any:
-        spent.append({})
-        engine._complete = complete  # type: ignore[attr-defined]
-        drawn = drawing()
-        engine._complete = decoding  # type: ignore[attr-defined]
-        return drawn
+def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
+    """Add up seconds in the engine while batches are written, seconds of proving that weights arrived (digests on both
+    sides and the canary), and tokens that go through the learner's model while it learns."""
+    engine, learner, delivery = loop.engine, loop.learner, loop.delivery
+    cutting = learner._cut
 
     def cut(rollouts: Any) -> Any:
         micros = cutting(rollouts)
-        computed = sum(micro.token_RL.numel() for micro in micros)
-        spent[-1]["tokens/computed"] = spent[-1].get("tokens/computed", 0.0) + computed
+        spent["tokens/computed"] += sum(micro.token_RL.numel() for micro in micros)
         return micros
 
-    object.__setattr__(loop, "draw", draw)
-    object.__setattr__(learner, "_cut", cut)
-    return spent
+    decode = timed(engine._complete, "time/decode", spent)  # type: ignore[attr-defined]
+    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_complete", decode)
+    vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
+    vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
+    for function in (digest.describe, digest.locate):
+        for module in list(sys.modules.values()):  # in whichever room it is called
+            if vars(module).get(function.__name__) is function:
+                vars(module)[function.__name__] = timed(function, "time/proof", spent)
+
+
+def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
+    """`function`, whose seconds are added up under `name`."""
+
+    def call(*given: Any) -> Any:
+        start = time.perf_counter()
+        result = function(*given)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    return call
+
+
+def during(method: Callable[..., Any], owner: object, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """`method`; while it runs, `owner` has another `name`."""
+    usual = getattr(owner, name)
+
+    def call(*given: Any) -> Any:
+        setattr(owner, name, replacement)
+        result = method(*given)
+        setattr(owner, name, usual)
+        return result
+
+    return call
 
 
 if __name__ == "__main__":

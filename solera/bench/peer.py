@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from solera.bench.options import WARM_UP, BenchOptions
 from solera.errors import SoleraError
@@ -30,18 +31,23 @@ print(json.dumps({"marks": marks, "peak": peak}))
 """TRL's own `step_time` leaves its optimiser step out: the marks are taken where a step ends."""
 
 
-def measure(options: BenchOptions, folder: Path) -> dict[str, object]:
-    """Seconds a whole step; memory where there is a GPU."""
+VLLM = ("use_vllm=true", 'vllm_mode="colocate"')
+"""Fields of TRL's GRPOConfig with which vLLM generates, in TRL's own process."""
+
+
+def measure(options: BenchOptions, folder: Path, fields: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Seconds a whole step; memory where there is a GPU. `fields` of GRPOConfig come before those of the options."""
     assert options.trl_step is not None
     problems = Path(options.problems).resolve() if options.problems else _sums(folder / "sums.jsonl")
     model = EMBEDDED if options.model == "embedded" else Path(options.model).resolve()
     on_gpu = options.device == "cuda"
     responses = options.prompts * options.group
+    given = [part for field in (*fields, *options.trl_options) for part in ("--option", field)]
     command = [
         options.trl_python or sys.executable, "-c", WHOLE_STEPS, Path(options.trl_step).resolve(), model, problems,
         "--device", "cuda" if on_gpu else "cpu", "--prompts", options.prompts, "--group", options.group,
         "--new-tokens", options.new_tokens, "--micro-batch", min(options.trl_rows, responses) if on_gpu else responses,
-        "--steps", options.steps + WARM_UP, *(part for each in options.trl_options for part in ("--option", each)),
+        "--steps", options.steps + WARM_UP, *given,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(

@@ -35,11 +35,12 @@ class ModelConfig:
 
     path: Annotated[str, short("model", "path")] = "embedded"
     """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
-    compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. The
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. float16
+    (a GPU only) has an eighth of bfloat16's error, but no room for numbers above 65,504, which some models have. The
     learner's own weights are float32 always."""
     compile: bool = True
-    """On a GPU in bfloat16, fuse the small operations of every layer (torch.compile): some seconds at the start."""
+    """On a GPU in 16 bits, fuse the small operations of every layer (torch.compile): some seconds at the start."""
 
 
 @dataclass(frozen=True)

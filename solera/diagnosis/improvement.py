@@ -16,6 +16,8 @@ from solera.objectives.advantage import WHITEN_EPSILON, group_mean
 NORMAL_95 = 1.96
 STRAYS = 3.0
 """Standard errors by which the mean of w may miss 1 by chance."""
+NEGLIGIBLE = 0.05
+"""What it may miss 1 by in any case: so much of the policy unseen changes no verdict."""
 
 
 def deviation(alpha_B: Tensor, reward_B: Tensor) -> Tensor:
@@ -81,7 +83,8 @@ class Estimate:
     @property
     def covered(self) -> bool:
         """Whether the mean of w is 1 within its error; where it is not, α hardly writes what π writes."""
-        return self.mean_w_error is None or abs(self.mean_w - 1) <= STRAYS * self.mean_w_error
+        error = self.mean_w_error
+        return error is None or abs(self.mean_w - 1) <= max(STRAYS * error, NEGLIGIBLE)
 
 
 def estimate(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Estimate | None:

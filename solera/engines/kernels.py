@@ -32,7 +32,7 @@ def _attend_stretch(
 
 @triton.jit
 def _decode_attention(
-    query_ptr, key_ptr, value_ptr, pool_key, pool_value, out_ptr,
+    query_ptr, key_ptr, value_ptr, value_row, value_head, pool_key, pool_value, out_ptr,
     prompt_start, prompt_length, response_start, response_length, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
@@ -47,7 +47,7 @@ def _decode_attention(
     query = tl.load(query_ptr + at, mask=real, other=0.0)
     own = (row * HEADS + head) * DIM + d
     key = tl.load(key_ptr + own, mask=d < DIM, other=0.0)
-    value = tl.load(value_ptr + own, mask=d < DIM, other=0.0)
+    value = tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < DIM, other=0.0)
     start = tl.load(response_start + row)
     length = tl.load(response_length + row)
     place = ((start + length) * HEADS + head) * DIM + d
@@ -70,12 +70,17 @@ def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
     prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Write each row's new key and value behind its response, and attend to its prompt and response."""
+    """Write each row's new key and value behind its response, and attend to its prompt and response.
+
+    Values may lie among other numbers, as part of a larger product.
+    """
     rows, heads, dim = key_SHD.shape
+    if value_SHD.stride(2) != 1:
+        value_SHD = value_SHD.contiguous()
     group = query_SHD.shape[1] // heads
     out_SHD = torch.empty_like(query_SHD)
     _decode_attention[(rows, heads)](
-        query_SHD, key_SHD, value_SHD, pool_key, pool_value, out_SHD,
+        query_SHD, key_SHD, value_SHD, value_SHD.stride(0), value_SHD.stride(1), pool_key, pool_value, out_SHD,
         prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=64,

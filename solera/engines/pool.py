@@ -68,7 +68,7 @@ class Decoding:
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out_SHD = attend_pool(
-            query[:, :, 0].contiguous(), key[:, :, 0].contiguous(), value[:, :, 0].contiguous(),
+            query[:, :, 0].contiguous(), key[:, :, 0].contiguous(), value[:, :, 0],
             module.pool_key, module.pool_value,
             self.prompt_start_S, self.prompt_length_S, self.response_start_S, self.response_length_S, scale,
         )  # fmt: skip

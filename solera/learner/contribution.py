@@ -11,13 +11,13 @@ from solera.records import Rollout, age_band
 QUANTITIES = ("tokens", "weight", "clipped")
 
 
-def contribution(tokens: Tokens, silenced_T: Tensor | None) -> Tensor:
+def contribution(tokens: Tokens, silenced_T: Tensor | None, scale: float = 1.0) -> Tensor:
     """Of each response its tokens, the sum of their `|∂loss/∂ℓ|`, and how many of them the clip silenced. `[3, B]`
 
-    To be asked after the backward pass, with `logp_T` retaining its gradient.
+    To be asked after the backward pass of the loss times `scale`, with `logp_T` retaining its gradient.
     """
     one_T = torch.ones_like(tokens.logp_T)
-    weight_T = torch.zeros_like(one_T) if tokens.logp_T.grad is None else tokens.logp_T.grad.abs()
+    weight_T = torch.zeros_like(one_T) if tokens.logp_T.grad is None else tokens.logp_T.grad.abs() / scale
     clipped_T = torch.zeros_like(one_T) if silenced_T is None else silenced_T.to(one_T.dtype)
     sums = torch.zeros(len(QUANTITIES), len(tokens.responses.length_B), dtype=one_T.dtype, device=one_T.device)
     return sums.index_add_(1, tokens.response_T, torch.stack([one_T, weight_T, clipped_T]).detach())

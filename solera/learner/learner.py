@@ -5,7 +5,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -54,6 +54,16 @@ class Part:
     def take(self, value_T: Tensor) -> Tensor:
         """Of the tokens that take part."""
         return value_T if self.taking_T is None else value_T[self.taking_T]
+
+
+@dataclass(eq=False)
+class Learned:
+    """What a backward pass over a minibatch found, part by part, and the norm of the gradient it left."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
+    contributions: list[Tensor] = field(default_factory=list)
+    norm: Tensor = field(default_factory=lambda: torch.zeros(()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +128,7 @@ class Learner:
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype`, for whoever takes them."""
-        return Weights(self.lineage, self.version, self._cast(dtype))
+        return Weights(self.lineage, self.version, ((name, p.detach()) for name, p in self._cast(dtype)))
 
     def manifest(self, dtype: str, shared: bool = False) -> Manifest:
         """What `weights` are, to compare with what arrived, or with what an engine that shares them has."""
@@ -128,7 +138,7 @@ class Learner:
         """One by one: all of them together may not fit beside the model."""
         kind = getattr(torch, dtype.removeprefix("torch."))
         named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
-        return ((name, p.detach().to(kind)) for name, p in named.items())
+        return ((name, p.to(kind)) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
@@ -212,31 +222,42 @@ class Learner:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         if self.config.gradient_checkpointing:
             self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache
-        self._optimiser.zero_grad(set_to_none=True)
-        statistic, losses = self._statistic(minibatch), []
-        for part in minibatch:
-            tokens = self._tokens(part)
-            tokens.logp_T.retain_grad()
-            if len(minibatch) == 1:
-                statistic = self.objective.statistic_of([tokens])
-            loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
-            loss.backward()
-            self.working.pass_on_gradients()
-            losses.append(loss.detach())
-            accounts.append(account)
-            moved = contribution(tokens, account.silenced_T)
-            part.contribution = moved if part.contribution is None else part.contribution + moved
+        scale = self.working.loss_scale
+        learned = self._differentiate(minibatch, scale)
+        while scale > 1 and not math.isfinite(learned.norm):
+            scale /= 16
+            learned = self._differentiate(minibatch, scale)
         if self.config.gradient_checkpointing:
             self.working.model.module.eval()  # evaluation must not meet it
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        size = float(norm)
+        accounts += learned.accounts
+        for part, moved in zip(minibatch, learned.contributions, strict=True):
+            part.contribution = moved if part.contribution is None else part.contribution + moved
+        norm, size = learned.norm, float(learned.norm)
         if size > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
         self._optimiser.step()
         self.working.follow()
-        return float(torch.stack(losses).sum()), size
+        return float(torch.stack(learned.losses).sum()), size
+
+    def _differentiate(self, minibatch: list[Part], scale: float) -> Learned:
+        """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""
+        self._optimiser.zero_grad(set_to_none=True)
+        statistic, learned = self._statistic(minibatch), Learned()
+        for part in minibatch:
+            tokens = self._tokens(part)
+            tokens.logp_T.retain_grad()
+            if len(minibatch) == 1:
+                statistic = self.objective.statistic_of([tokens])
+            loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
+            (loss if scale == 1 else loss * scale).backward()
+            self.working.pass_on_gradients(scale)
+            learned.losses.append(loss.detach())
+            learned.accounts.append(account)
+            learned.contributions.append(contribution(tokens, account.silenced_T, scale))
+        learned.norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return learned
 
     @torch.no_grad()
     def _statistic(self, minibatch: list[Part]) -> Tensor | None:

@@ -10,7 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
+
+LOSS_SCALE = 2.0**15
+"""What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
+that is too much for a gradient, it is taken again with less."""
 
 
 class Working:
@@ -21,6 +26,11 @@ class Working:
         self.model = masters.for_compute(compute)
         self.compute = compute
         self.separate = self.model is not masters
+        if compute == torch.float16 and not self.separate:
+            raise SoleraError(
+                "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
+            )
+        self.loss_scale = LOSS_SCALE if compute == torch.float16 else 1.0
         self._to: list[Tensor] = list(self.model.parameters().values())
         self._from: list[Tensor] = list(masters.parameters().values())
         if self.separate:
@@ -42,13 +52,16 @@ class Working:
             torch._foreach_copy_(self._to, self._from)
 
     @torch.no_grad()
-    def pass_on_gradients(self) -> None:
-        """Add what a backward pass left on the copy to the masters' gradients."""
+    def pass_on_gradients(self, scale: float) -> None:
+        """Add what the backward pass of a loss times `scale` left on the copy to the masters' gradients."""
         if not self.separate:
             return
         for own, master in zip(self._to, self._from, strict=True):
             if own.grad is not None:
-                master.grad = own.grad.float() if master.grad is None else master.grad.add_(own.grad)
+                if master.grad is None:
+                    master.grad = own.grad.float() if scale == 1 else own.grad.float().div_(scale)
+                else:
+                    master.grad.add_(own.grad, alpha=1 / scale)
                 own.grad = None
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from solera.records import TensorSpec
 
 BLOCK = 1 << 22
-"""Elements summed at once: what bounds the memory beside the tensors themselves."""
+"""Elements of a block, each with a weight of its own; on a CPU, what is summed at once and so bounds the memory."""
+GPU_BUNDLE = 1 << 28
+"""Elements summed at once on a GPU, where that takes no memory: what bounds the tensors that were cast for it."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN, _CARRY = -0x61C8864680B583EB, 0x5851F42D4C957F2D
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -29,9 +31,8 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
 
     def blocks() -> Iterator[Tensor]:
         for name, tensor in named:
-            flat_N = tensor.reshape(-1)
-            several = flat_N.split(BLOCK) if flat_N.numel() > BLOCK else (flat_N,)
-            facts.append((name, tuple(tensor.shape), str(tensor.dtype), len(several)))
+            several = tensor.reshape(-1).split(BLOCK) if tensor.numel() > BLOCK else (tensor,)
+            facts.append((name, tuple(tensor.shape), _name(tensor.dtype), len(several)))
             yield from several
 
     sums = [_sums(bundle) for bundle in _bundles(blocks())]
@@ -43,7 +44,12 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
 
 def locate(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
     """The same for tensors in memory that both sides share: where they lie stands for what they hold."""
-    return tuple(TensorSpec(name, tuple(t.shape), str(t.dtype), t.data_ptr()) for name, t in named)
+    return tuple(TensorSpec(name, tuple(t.shape), _name(t.dtype), t.data_ptr()) for name, t in named)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype)
 
 
 def _carry(total: int, new: int) -> int:
@@ -51,30 +57,35 @@ def _carry(total: int, new: int) -> int:
 
 
 def _bundles(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Blocks in their order, as many together as one block may hold: small tensors are summed in one go."""
+    """Blocks in their order, as many together as there is memory for: small tensors are summed in one go."""
     bundle, held = list[Tensor](), 0
-    for block_N in blocks:
-        if bundle and (held + block_N.numel() > BLOCK or block_N.dtype != bundle[0].dtype):
+    for block in blocks:
+        length, limit = block.numel(), GPU_BUNDLE if block.is_cuda else BLOCK
+        if bundle and (held + length > limit or block.dtype != bundle[0].dtype):
             yield bundle
             bundle, held = [], 0
-        bundle.append(block_N)
-        held += block_N.numel()
+        bundle.append(block)
+        held += length
     if bundle:
         yield bundle
 
 
 def _sums(bundle: list[Tensor]) -> Tensor:
     """`Σ_n w_n·x_n` of each block; whole numbers wrap round, so differences of running sums are exact."""
-    lengths = tuple(map(Tensor.numel, bundle))
-    ends, weight_N = _ends(bundle[0].device, lengths), _weights_of(bundle[0].device, lengths)
-    whole_N = torch.cat([bundle[0].new_zeros(1), *bundle])
+    device, lengths = bundle[0].device, tuple(map(Tensor.numel, bundle))
+    if device.type == "cuda":
+        from solera.models import kernels  # triton is there only where a GPU is
+
+        return kernels.weighted_sums([block.contiguous() for block in bundle], _weights(device))
+    ends, weight_N = _ends(device, lengths), _weights_of(device, lengths)
+    whole_N = torch.cat([bundle[0].new_zeros(1), *(block.reshape(-1) for block in bundle)])
     bits_N = whole_N.view(_INTEGERS[whole_N.element_size()])
     return bits_N.to(torch.int64).mul_(weight_N).cumsum_(0)[ends].diff()
 
 
 @lru_cache(maxsize=4096)
 def _ends(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
-    """Where each block of a bundle ends after a zero. Kept, since a GPU would be waited for at every new one."""
+    """Where each block of a bundle ends after a zero."""
     return torch.tensor([0, *accumulate(lengths)], device=device)
 
 

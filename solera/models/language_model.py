@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
-from solera.models import attention
+from solera.models import attention, siblings
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
+
+SHORT = (torch.bfloat16, torch.float16)
 
 
 class LanguageModel:
@@ -82,9 +84,9 @@ class LanguageModel:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def multiplies_exactly(self, hidden: Tensor) -> bool:
-        """Whether logits are nothing but a product of bfloat16 matrices on a GPU, which can be summed in float32."""
+        """Whether logits are nothing but a product of 16-bit matrices on a GPU, which can be summed in float32."""
         plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
-        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype == torch.bfloat16
+        return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype and hidden.dtype in SHORT
 
     @property
     def takes_plans(self) -> bool:
@@ -107,10 +109,14 @@ class LanguageModel:
         return self
 
     def compile_layers(self) -> None:
-        """Fuse the small operations of every layer; all layers share what is compiled."""
+        """Fuse the small operations of every layer, and products of the same input; all layers share what is compiled.
+        From then on weights must be written to in place."""
+        from solera.models import compiling
+
+        siblings.join(self.body)
         layers: Any = self.body.layers
         for layer in layers:
-            layer.compile(dynamic=True)
+            layer.compile(dynamic=True, options=compiling.OPTIONS)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -146,7 +152,7 @@ class LanguageModel:
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
         """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
-        planned = self.device.type == "cuda" and self.can_take_plans and dtype in (torch.bfloat16, torch.float16)
+        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
         if planned:
             return self.copy(dtype).with_plans()
         return self.copy(dtype) if copied else self
@@ -208,7 +214,7 @@ class LanguageModel:
 
 
 def multiply(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
-    """Logits in float32 from bfloat16, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
+    """Logits in float32 from 16-bit numbers, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
     return torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
 
 

@@ -8,6 +8,9 @@ from functools import partial
 from solera.config import DivergenceName, SyncConfig
 from solera.protocols import Metrics
 
+WITHIN = 0.3
+"""Share of its set-point that `adaptive` is meant to keep a divergence within."""
+
 
 @dataclass(frozen=True)
 class SyncState:
@@ -50,13 +53,42 @@ def adaptive(
     `set_point` now than one batch later; never before `v_min` batches, and after `v_max` in any case.
 
     A batch adds `D/n` after n batches that began at 0, so that is where `D + D/2n ≥ set_point`: readings at a sync lie
-    around the set-point, at v batches between syncs within about a share `1/2v` of it. `ess` falls from 1: D = 1 − ess.
+    around the set-point, at v batches between syncs within about a share `1/2v` of it, and where the pace has just
+    changed above it by one batch's movement at most. `ess` falls from 1: D = 1 − ess.
     """
-    batches, measured = version - state.engine_version, diagnosis.get(f"probe/{metric}")
-    if metric == "ess":
-        measured, set_point = None if measured is None else 1 - measured, 1 - set_point
-    near = measured is not None and measured * (1 + 1 / (2 * batches)) >= set_point
+    batches, share = version - state.engine_version, _share(diagnosis, metric, set_point)
+    near = share is not None and share * (1 + 1 / (2 * batches)) >= 1
     return replace(state, due=batches >= v_max or (near and batches >= v_min))
+
+
+def _share(diagnosis: Metrics, metric: DivergenceName, set_point: float) -> float | None:
+    """How much of the way to the set-point the policy has gone."""
+    measured = diagnosis.get(f"probe/{metric}")
+    if measured is None:
+        return None
+    return (1 - measured) / (1 - set_point) if metric == "ess" else measured / set_point
+
+
+def saying_where_too_coarse(
+    rule: SyncRule, metric: DivergenceName, set_point: float, say: Callable[[str], None]
+) -> SyncRule:
+    """The same rule, that says once where a single batch moves the policy so far that neither one batch nor two end
+    within `WITHIN` of the set-point."""
+    said = False
+
+    def decide(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
+        nonlocal said
+        share = _share(diagnosis, metric, set_point) if version - state.engine_version == 1 else None
+        if not said and share is not None and 2 * share > 1 + WITHIN and abs(share - 1) > WITHIN:
+            said = True
+            say(
+                f"a single batch takes {metric} to {diagnosis[f'probe/{metric}']:.3g}, so no rule can keep it within "
+                f"{WITHIN:.0%} of sync.set_point = {set_point:g}: lower learn.lr, or choose a set-point that several "
+                "batches lead to"
+            )
+        return rule(state, version, diagnosis)
+
+    return decide
 
 
 def kept_for(config: SyncConfig) -> float:
@@ -69,10 +101,11 @@ def always_fresh(config: SyncConfig) -> bool:
     return config.rule == "every" and config.period == 1
 
 
-def sync_rule(config: SyncConfig) -> SyncRule:
+def sync_rule(config: SyncConfig, say: Callable[[str], None] = lambda sentence: None) -> SyncRule:
     if config.rule == "adaptive":
         assert config.set_point is not None  # checked with the config
-        return partial(
+        rule = partial(
             adaptive, metric=config.metric, set_point=config.set_point, v_min=config.v_min, v_max=config.v_max
         )
+        return saying_where_too_coarse(rule, config.metric, config.set_point, say)
     return never if config.rule == "never" else partial(every, period=config.period)

@@ -26,13 +26,17 @@ def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
     assert "107,904 parameters" in done.stdout
     rounds = json.loads(path.read_text())["rounds"]
     assert {name: len(several) for name, several in rounds.items()} == {"Solera, v = 1": 1, "Solera, v = 2": 1}
-    for several in rounds.values():
+    for name, several in rounds.items():
         for one in several:
             assert len(one["steps"]) == 3
             for step in one["steps"]:
                 parts = step["time/generate"] + step["time/learn"] + step["time/sync"]
-                assert 0 < step["time/decode"] < step["time/generate"]
-                assert parts < step["whole"]
+                assert (
+                    name == "Solera, v = 2" or 0 < step["time/decode"] < step["time/generate"]
+                )  # v = 2: beside learning
+                assert 0 <= step["time/proof"] <= step["time/sync"]
+                assert (step["time/proof"] > 0) == (step["time/sync"] > 0)
+                assert parts + step["time/diagnose"] < step["whole"]
     synced = [step["time/sync"] > 0 for step in rounds["Solera, v = 2"][0]["steps"]]
     assert synced in ([True, False, True], [False, True, False])
 
@@ -44,6 +48,36 @@ def test_problems_of_a_file(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+STAND_IN = """
+import json, sys, time
+from types import SimpleNamespace
+from transformers.trainer_callback import DefaultFlowCallback
+open("calls.jsonl", "a").write(json.dumps(sys.argv[1:]) + chr(10))
+state = SimpleNamespace(global_step=0, max_steps=100)
+for _ in range(5):
+    time.sleep(0.4 if "use_vllm=true" in sys.argv else 0.2)
+    DefaultFlowCallback().on_step_end(SimpleNamespace(logging_strategy="no", eval_strategy="no", save_strategy="no"),
+                                      state, SimpleNamespace())
+"""
+"""Ends steps as TRL's trainer does, after a fixed time, and writes down how it was called."""
+
+
+def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
+    script, path = tmp_path / "stand_in.py", tmp_path / "steps.json"
+    calls = tmp_path / "calls.jsonl"
+    script.write_text(STAND_IN.replace("calls.jsonl", str(calls)))
+    done = bench(*SMALL, "--unmasked", "--random_weights", "tiny", "--trl_step", str(script), "--trl_vllm",
+                 "--json", str(path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "99,712 parameters" in done.stdout  # 39 · 64 + 2 · (2 · 64² + 2 · 64 · 32 + 3 · 64 · 192 + 2 · 64) + 64
+    assert "Solera, v = 1 / TRL with vLLM" in done.stdout
+    plain, with_vllm = (json.loads(line) for line in calls.read_text().splitlines())
+    assert with_vllm == [*plain, "--option", "use_vllm=true", "--option", 'vllm_mode="colocate"']
+    rounds = json.loads(path.read_text())["rounds"]
+    assert [step["whole"] for step in rounds["TRL"][0]["steps"]] == pytest.approx([0.2] * 3, abs=0.15)
+    assert [step["whole"] for step in rounds["TRL with vLLM"][0]["steps"]] == pytest.approx([0.4] * 3, abs=0.15)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -52,6 +86,7 @@ def test_problems_of_a_file(tmp_path):
         ({"v": ()}, "--v is"),
         ({"problems": "nowhere.jsonl"}, "--problems: nowhere.jsonl: no such file"),
         ({"trl_step": "nowhere.py"}, "--trl_step: nowhere.py: no such file"),
+        ({"trl_vllm": True}, "--trl_vllm measures TRL's step: give the script"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):

@@ -79,6 +79,29 @@ def test_readings_at_a_sync_lie_around_the_set_point(growth):
     assert 0.45 <= sum(readings) / len(readings) <= 0.55
 
 
+@pytest.mark.parametrize(
+    ("metric", "set_point", "readings", "coarse"),
+    [
+        ("tv_token", 0.1, [0.072, 0.128, 0.06], None),  # one batch is inside, or two of .06 would be
+        ("tv_token", 0.1, [0.02, 0.05, 0.2, 0.08], None),  # a jump, but not after a single batch
+        ("tv_token", 0.1, [0.12, 0.14, 0.15], "0.14"),  # said of the first, and once
+        ("tv_token", 0.1, [0.08, 0.068], "0.068"),  # two would be .136
+        ("ess", 0.9, [0.95, 0.91, 0.8], "0.8"),  # 1 − ess: half of the way, nine tenths, twice
+        ("ess", 0.9, [0.92, 0.88], None),
+    ],
+)
+def test_a_set_point_that_no_rule_can_keep_is_said_once(metric, set_point, readings, coarse):
+    said: list[str] = []
+    config = replace(ADAPTIVE, metric=metric, set_point=set_point, v_max=50)
+    rule, state = sync_rule(config, said.append), SyncState()
+    for k, reading in enumerate(readings):
+        state = rule(state.done(k) if state.due else state, k + 1, {f"probe/{metric}": reading})
+    assert [line.split(":")[0] for line in said] == [
+        f"a single batch takes {metric} to {found}, so no rule can keep it within 30% of sync.set_point = {set_point}"
+        for found in ([coarse] if coarse else [])
+    ]
+
+
 def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
     rule, state = sync_rule(ADAPTIVE), SyncState(False, engine_version=7, count=3)
     assert rule(state, 8, {"probe/tv_sequence": 0.9, "divergence/tv_token": 0.9, "probe/tv_token": 0.1}) == state
@@ -86,7 +109,7 @@ def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
 
 
 A, B = TensorSpec("a", (2, 3), "torch.float32", 11), TensorSpec("b", (2, 3), "torch.float32", 12)
-SENT, BEFORE = Manifest("run", 7, (A, B)), Manifest("run", 4, (replace(A, digest=1), replace(B, digest=2)))
+SENT, BEFORE = Manifest("run", 7, (A, B)), Manifest("run", 4, (A._replace(digest=1), B._replace(digest=2)))
 
 
 def test_what_was_sent_passes():
@@ -105,13 +128,13 @@ def test_what_was_sent_passes():
         (replace(SENT, lineage="other"), "weights of another run"),
         (replace(BEFORE, version=7), "version 7 is stamped but not applied: all tensors are those of version 4"),
         (replace(SENT, tensors=(A,)), "tensor b did not arrive"),
-        (replace(SENT, tensors=(replace(A, name="c"),)), r"tensor a \(and 1 more\) did not arrive"),
-        (replace(SENT, tensors=(A, replace(B, shape=(5,)))), r"tensor b arrived as torch.float32 \[5\], sent as"),
-        (replace(SENT, tensors=(A, replace(B, dtype="torch.float16"))), "tensor b arrived as torch.float16"),
-        (replace(SENT, tensors=(A, B, replace(B, name="c"))), "was not sent: c"),
-        (replace(SENT, tensors=(A, replace(B, digest=2))), "tensor b is stale: it still has its values of version 4"),
-        (replace(SENT, tensors=(replace(A, digest=12), replace(B, digest=11))), "swapped: .* the values of b"),
-        (replace(SENT, tensors=(A, replace(B, digest=13))), "tensor b arrived with other values"),
+        (replace(SENT, tensors=(A._replace(name="c"),)), r"tensor a \(and 1 more\) did not arrive"),
+        (replace(SENT, tensors=(A, B._replace(shape=(5,)))), r"tensor b arrived as torch.float32 \[5\], sent as"),
+        (replace(SENT, tensors=(A, B._replace(dtype="torch.float16"))), "tensor b arrived as torch.float16"),
+        (replace(SENT, tensors=(A, B, B._replace(name="c"))), "was not sent: c"),
+        (replace(SENT, tensors=(A, B._replace(digest=2))), "tensor b is stale: it still has its values of version 4"),
+        (replace(SENT, tensors=(A._replace(digest=12), B._replace(digest=11))), "swapped: .* the values of b"),
+        (replace(SENT, tensors=(A, B._replace(digest=13))), "tensor b arrived with other values"),
     ],
 )
 def test_what_differs_is_named(held, says):

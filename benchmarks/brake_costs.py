@@ -1,0 +1,116 @@
+"""What the proof of a sync and the diagnosis of an update cost, as shares of a step.
+
+python benchmarks/brake_costs.py MODEL PROBLEMS [PROMPTS NEW_TOKENS STEPS]     PROBLEMS as `solera bench` takes them
+
+Every batch is judged here, so that each part is seen often; shares are for the defaults, one batch in so many. A step
+is what is left without diagnosis. The copy of the weights is no part of the proof; at v = 1 there is none.
+"""
+
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from solera import loop as looping
+from solera.bench.options import WARM_UP, BenchOptions
+from solera.bench.ours import Watching, configure
+from solera.build import build_loop, build_task, device_of
+from solera.config import Config, DiagnoseConfig, override
+from solera.delivery import CANARY_SHARE
+from solera.engines import in_process
+from solera.loop import Loop
+from solera.models import loading
+from solera.models.digest import describe, locate
+from solera.process import rare_garbage_collection, torch_for
+from solera.store.database import place_of
+from solera.store.ledger import Ledger
+from solera.sync.rules import SyncState
+
+Spent = dict[str, list[float]]
+
+
+def timed(spent: Spent, name: str, function):
+    def call(*args):
+        wait()
+        start = time.perf_counter()
+        found = function(*args)
+        wait()
+        spent[name].append(time.perf_counter() - start)
+        return found
+
+    return call
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def watch(loop: Loop) -> Spent:
+    spent: Spent = defaultdict(list)
+    looping.account = timed(spent, "figures of the batch", looping.account)
+    in_process.describe = timed(spent, "proof, engine", describe)
+    in_process.locate = timed(spent, "proof, engine", locate)
+    loop.learner.manifest = timed(spent, "proof, learner", loop.learner.manifest)
+    loop.delivery._prove = timed(spent, "canary", loop.delivery._prove)
+    for part in ("renew", "score", "judge"):
+        setattr(loop.probe, part, timed(spent, part, getattr(loop.probe, part)))
+    return spent
+
+
+def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
+    device, compute = device_of(config)
+    with tempfile.TemporaryDirectory() as folder:
+        model, codec = loading.load(config.model.path, device)
+        for name, dtype in (("masters", None), ("engine's", compute)):
+            weights = [(key, p.detach().to(dtype or p.dtype)) for key, p in model.parameters().items()]
+            several: Spent = defaultdict(list)
+            for _ in range(20):
+                timed(several, "describe", describe)(weights)
+            size = sum(p.nbytes for _, p in weights) / 2**20
+            print(f"digests alone, {name} {size:.0f} MiB: {1e3 * median(several['describe']):.2f} ms", flush=True)
+        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
+        loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
+        spent = watch(loop)
+        with torch_for(model, config.run.threads), rare_garbage_collection():
+            loop.run(SyncState())
+            for _ in range(3):
+                loop.learner.version += 1
+                loop.delivery._next_canary = -1.0  # shared weights have one only now and then
+                loop.delivery.deliver()
+        store.close()
+    return sink.rows, spent
+
+
+def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
+    counted = list(pairwise(rows[:-1]))[WARM_UP:]
+    step = median(row["moment"] - before["moment"] - row["time/diagnose"] for before, row in counted)
+    cost = {name: median(seconds[1:]) for name, seconds in spent.items()}
+    every = DiagnoseConfig().every
+    proof = cost["proof, learner"] + cost["proof, engine"]
+    probe = (cost["renew"] + 2 * cost["judge"]) / every  # scored once before the update and once after
+    print(f"v = {v}: a step {step:.3f} s;", {name: f"{1e3 * value:.2f} ms" for name, value in cost.items()})
+    canaries = CANARY_SHARE if v == 1 else cost["canary"] / v / step
+    print(
+        f"v = {v}: comparing what arrived takes {proof / v / step:.3%} of a step ({proof / step:.2%} of that with a "
+        f"sync), canaries {canaries:.2%}; diagnosis "
+        f"{cost['figures of the batch'] / step:.2%} for figures of every batch and {probe / step:.2%} for the probe",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    prompts, tokens, steps = map(int, sys.argv[3:6] or (64, 256, 12))
+    for v in (1, 10):
+        options = BenchOptions(
+            sys.argv[1], sys.argv[2] if sys.argv[2] != "-" else None, prompts, new_tokens=tokens, threads=8,
+            steps=max(steps, 2 * v),
+        )  # fmt: skip
+        # one thing at a time, or a part's seconds would hold another's
+        config = override(override(configure(options, v), "diagnose", every=1), "collect", overlap=False)
+        report(v, *measure(override(config, "evaluate", problems=100)))

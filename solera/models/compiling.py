@@ -1,0 +1,29 @@
+"""What torch's compiler is told beside its defaults. Importing this brings the compiler along, a second of a start."""
+
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch.fx import Graph, Node
+
+_PURE = (torch.ops.aten.permute.default, torch.ops.aten.view.default, torch.ops.aten.mm.default)
+
+
+class ComputedOnce(CustomGraphPass):
+    """A product that a graph asks for several times is computed once; torch itself sees to that in training only."""
+
+    def __call__(self, graph: Graph) -> None:
+        seen: dict[Any, Node] = {}
+        for node in list(graph.nodes):
+            if node.op == "call_function" and node.target in _PURE:
+                same = seen.setdefault((node.target, node.args), node)
+                if same is not node:
+                    node.replace_all_uses_with(same)
+                    graph.erase_node(node)
+
+    def uuid(self) -> Any:
+        return get_hash_for_files((__file__,))
+
+
+OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
+"""One object for all layers: another would be another compiler to torch, and nothing compiled shared."""

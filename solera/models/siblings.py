@@ -1,0 +1,47 @@
+"""Linear layers that take the same input, multiplied as one: decoding is many small products, each a kernel."""
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class Sibling(nn.Linear):
+    """A linear layer that, compiled without gradients, takes its part of the product of all its siblings.
+
+    Each asks for the whole product, and `compiling.ComputedOnce` lets them share it. So nothing is wrong, only slow,
+    where a model gives siblings different inputs.
+    """
+
+    first: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or not torch.compiler.is_compiling():
+            return super().forward(input)
+        whole = nn.functional.linear(input, self.weight.all_siblings)  # type: ignore[attr-defined]
+        part = whole[..., self.first : self.first + self.out_features]
+        return part if self.bias is None else part + self.bias
+
+
+def join(module: nn.Module) -> None:
+    """Lay the weights of siblings one after the other in memory. From then on they must be written to in place."""
+    for part in module.modules():
+        for names in SIBLINGS:
+            several = [getattr(part, name, None) for name in names]
+            if all(type(linear) in (nn.Linear, Sibling) for linear in several):
+                _join([linear for linear in several if linear is not None])
+
+
+def _join(several: list[nn.Linear]) -> None:
+    """What they lie in is remembered with the weights, which another module may have for its own."""
+    weights: list[Any] = [linear.weight for linear in several]
+    if not all(hasattr(weight, "all_siblings") for weight in weights):
+        together = torch.cat([weight.detach() for weight in weights])
+        for weight, place in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
+            weight.data, weight.all_siblings = place, together
+    for linear, first in zip(several, accumulate(map(len, weights), initial=0), strict=False):
+        linear.__class__ = Sibling
+        linear.first = first  # type: ignore[assignment]
