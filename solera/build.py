@@ -153,8 +153,8 @@ def build_loop(
 
 
 def _has_room_beside(model: LanguageModel) -> bool:
-    """Whether something computes or idles while the learner's own processor cores are busy."""
-    return model.device.type == "cuda" or torch.get_num_threads() < (os.cpu_count() or 1)
+    """Whether a processor core is idle while the learner computes on others."""
+    return model.device.type == "cpu" and torch.get_num_threads() < (os.cpu_count() or 1)
 
 
 def _engine(
