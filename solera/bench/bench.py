@@ -41,7 +41,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
     with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
         if options.random_weights:
             status.update("writing random weights")
-            written = random_model.write(options.random_weights, options.model, Path(folder, "model"))
+            written = random_model.write(options.random_weights, options.model, Path(folder, "model"), options.device)
             options = dataclasses.replace(options, model=written)
         for number in range(options.rounds):
             for name, measure in _variants(options, Path(folder)).items():
@@ -168,4 +168,5 @@ def _machine(options: BenchOptions, rounds: Measured) -> str:
         f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__} · "
         f"{options.prompts} × {options.group} responses of up to {options.new_tokens} tokens (mean "
         f"{statistics.fmean(tokens):.0f}) · ours: {ours['parameters']:,} parameters, {ours['types']}"
+        + "".join(f" · {name}: {several[0]['types']}" for name, several in rounds.items() if name.startswith("TRL"))
     )

@@ -17,16 +17,17 @@ from solera.tasks.arithmetic import draw_pair
 WHOLE_STEPS = """
 import json, runpy, sys, time
 from transformers.trainer_callback import DefaultFlowCallback as Flow
-marks, on_step_end = [], Flow.on_step_end
-def marking(self, *arguments, **keywords):
+marks, types, on_step_end = [], set(), Flow.on_step_end
+def marking(self, arguments, *others, **keywords):
     marks.append(time.perf_counter())
-    return on_step_end(self, *arguments, **keywords)
+    types.add(f"weights {keywords['model'].dtype}, trained as they are" + ", bfloat16 autocast" * arguments.bf16)
+    return on_step_end(self, arguments, *others, **keywords)
 Flow.on_step_end = marking
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 import torch
 peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-print(json.dumps({"marks": marks, "peak": peak}))
+print(json.dumps({"marks": marks, "peak": peak, "types": types.pop().replace("torch.", "")}))
 """
 """TRL's own `step_time` leaves its optimiser step out: the marks are taken where a step ends."""
 
@@ -57,7 +58,7 @@ def measure(options: BenchOptions, folder: Path, fields: tuple[str, ...] = ()) -
         raise SoleraError(f"TRL's step failed: {done.stderr.strip().splitlines()[-1] if done.stderr else 'no output'}")
     marked = next(json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"marks'))
     whole = [after - before for before, after in itertools.pairwise(marked["marks"])][WARM_UP - 1 :]
-    return {"steps": [{"whole": seconds} for seconds in whole], "peak": marked["peak"]}
+    return {"steps": [{"whole": seconds} for seconds in whole], "peak": marked["peak"], "types": marked["types"]}
 
 
 def _sums(path: Path) -> Path:

@@ -21,17 +21,22 @@ SHAPES: dict[Size, dict[str, int]] = {
 }  # fmt: skip
 
 
-def write(size: Size, tokenizer_of: str, folder: Path) -> str:
-    """An ordinary Hugging Face folder: bfloat16, seeded, tied embeddings, the tokenizer of another model."""
+def write(size: Size, tokenizer_of: str, folder: Path, device: str) -> str:
+    """An ordinary Hugging Face folder: bfloat16, seeded, tied embeddings, the tokenizer of another model.
+
+    Numbers are drawn on `device`: one core of a CPU takes a minute for a billion and a half.
+    """
     tokenizer = AutoTokenizer.from_pretrained(find(tokenizer_of))
     config = LlamaConfig(
         vocab_size=len(tokenizer), max_position_embeddings=8192, tie_word_embeddings=True, **SHAPES[size],
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
         model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # float32 would take twice the memory
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder, max_shard_size="1GB")
     tokenizer.save_pretrained(folder)
+    del model
+    torch.cuda.empty_cache()
     return str(folder)

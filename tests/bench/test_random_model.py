@@ -8,7 +8,7 @@ from solera.models.source import EMBEDDED
 
 
 def test_the_same_bfloat16_weights_each_time_and_the_tokenizer_of_the_other_model(tmp_path):
-    first, second = (random_model.write("tiny", "embedded", tmp_path / name) for name in ("first", "second"))
+    first, second = (random_model.write("tiny", "embedded", tmp_path / name, "cpu") for name in ("first", "second"))
     models = [AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (first, second)]
     for name, tensor in models[0].items():
         assert tensor.dtype == torch.bfloat16
