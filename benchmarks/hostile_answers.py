@@ -1,9 +1,9 @@
 """A thousand hostile answers to every grader: how long each takes, and whether one is rewarded.
 
-usage: hostile_answers.py [--count 1000] [--seed 0] [--only GRADER ...]
+usage: hostile_answers.py [--count 1000] [--seed 0] [--only GRADER ...] [--list]
 
-None of the answers is right, so every verdict but 0 is a wrong reward. reasoning-gym's graders may give a few
-hundredths for any text at all; such a score is compared with what a wrong answer gets.
+None of the answers is right. Solera's own graders must give 0. reasoning-gym's tasks have scores of their own for text
+that resembles or contains the answer, so there a wrong reward is one that passes; the highest score is shown.
 """
 
 import argparse
@@ -16,6 +16,8 @@ from solera.tasks.graders import GRADERS
 from solera.tasks.gym import gym
 from solera.tasks.mathematics import math
 
+PASSES = 0.5
+"""The reward from which on an attempt passes (`evaluate.threshold`)."""
 BOMBS = (
     "9^{9^{9^{9}}}", "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "((10!)!)!", "1e999999999", "\\binom{10^9}{10^8}",
     "0^{-1}", "\\frac{1}{0}",
@@ -33,37 +35,13 @@ CODE = (
     "'; DROP TABLE rollouts; --",
 )  # fmt: skip
 PIECES = (
-    "9",
-    "(",
-    ")",
-    "{",
-    "}",
-    "[",
-    "\\frac{",
-    "\\sqrt{",
-    "^{",
-    "\\boxed{",
-    "####",
-    "<answer>",
-    "-",
-    ",",
-    "1,",
-    "\0",
-    "\u202e",
-    "😀",
-    "e9",
-    "/",
-    "%",
-)
+    "9", "(", ")", "{", "}", "[", "\\frac{", "\\sqrt{", "^{", "\\boxed{", "####", "<answer>", "-", ",", "1,", "\0",
+    "\u202e", "😀", "e9", "/", "%", "½", "²",
+)  # fmt: skip
 WRAPS = (
-    "{}",
-    "\\boxed{{{}}}",
-    "#### {}",
-    "<answer>{}</answer>",
-    "The answer is {}.",
-    "${}$",
+    "{}", "\\boxed{{{}}}", "#### {}", "<answer>{}</answer>", "The answer is {}.", "${}$",
     "<think>{0}</think><answer>{0}</answer>",
-)
+)  # fmt: skip
 
 
 def hostile(rng: random.Random) -> str:
@@ -79,19 +57,22 @@ def hostile(rng: random.Random) -> str:
     return rng.choice(WRAPS).format(text)
 
 
-GYM_TASKS = (
-    "complex_arithmetic", "polynomial_multiplication", "simple_integration", "countdown", "puzzle24", "cryptarithm",
-    "rubiks_cube", "graph_color",
-    "propositional_logic", "pool_matrix", "list_functions", "boxnet", "rush_hour", "word_ladder", "codeio",
-    "game_of_life", "sudoku",
-)  # fmt: skip
 Graded = Callable[[str], Awaitable[float]]
 
 
 def graders() -> dict[str, Graded]:
+    """Every grader as a function of the text that gives 0 for all that is not right."""
+    from reasoning_gym.factory import DATASETS
+
     def plain(name: str, answer: str) -> Graded:
         async def grade(text: str) -> float:
             return float(GRADERS[name](text, answer, True))
+
+        return grade
+
+    def form(name: str) -> Graded:
+        async def grade(text: str) -> float:
+            return float(GRADERS[name](text, "", True) and not has_form(name, text))
 
         return grade
 
@@ -101,9 +82,23 @@ def graders() -> dict[str, Graded]:
     answers = {"exact": "the answer", "verbatim": "the answer", "number": "123456789.5", "countdown": "3 5 7 = 26"}
     return {
         **{name: plain(name, answer) for name, answer in answers.items()},
+        **{name: form(name) for name in ("boxed", "marked", "think_answer")},
         "math": lambda text: math(text, "\\frac{\\sqrt{123457}}{7}", True),
-        **{f"gym:{name}": task(name) for name in GYM_TASKS},
+        **{f"gym:{name}": task(name) for name in sorted(DATASETS.keys() - {"composite"})},
     }
+
+
+def has_form(name: str, text: str) -> bool:
+    """The form by another way than the grader's: hostile text in a box is in a box."""
+    if name == "think_answer":
+        kept = (
+            text.replace("<think>", "\1").replace("</think>", "\2").replace("<answer>", "\3").replace("</answer>", "\4")
+        )
+        thought, said = kept[kept.find("\1") + 1 : kept.find("\2")], kept[kept.find("\3") + 1 : kept.find("\4")]
+        return kept.strip()[:1] == "\1" and kept.strip()[-1:] == "\4" and bool(thought.strip() and said.strip())
+    if name == "marked":
+        return text.count("####") == 1 and text.strip().splitlines()[-1].startswith("####")
+    return text.rfind("}") > text.rfind("\\boxed{") >= 0
 
 
 async def main(count: int, seed: int, only: list[str]) -> int:
@@ -111,21 +106,22 @@ async def main(count: int, seed: int, only: list[str]) -> int:
     texts, faults = [hostile(rng) for _ in range(count)], 0
     chosen = {name: grade for name, grade in graders().items() if not only or name in only}
     for name, grade in chosen.items():
-        for_nothing = await grade("<answer>no</answer>") if name.startswith("gym:") else 0.0
-        start, longest, wrong = time.monotonic(), 0.0, list[str]()
+        allowed = PASSES if name.startswith("gym:") else 1e-9
+        start, longest, highest, wrong = time.monotonic(), 0.0, 0.0, list[str]()
         for block in range(0, count, 50):
             several = texts[block : block + 50]
             begun = time.monotonic()
             scores = await asyncio.gather(*map(grade, several))
-            longest = max(longest, time.monotonic() - begun)
-            wrong += [text for text, score in zip(several, scores, strict=True) if score > max(for_nothing, 0.1)]
+            longest, highest = max(longest, time.monotonic() - begun), max(highest, *scores)
+            wrong += [text for text, score in zip(several, scores, strict=True) if score >= allowed]
         faults += len(wrong)
         print(
-            f"{name:32} {time.monotonic() - start:7.1f} s, slowest 50: {longest:5.1f} s, rewarded: {len(wrong)}",
+            f"{name:32} {time.monotonic() - start:7.1f} s, slowest 50: {longest:5.1f} s, "
+            f"wrong rewards: {len(wrong)}, highest score {highest:.2f}",
             flush=True,
         )
         for text in wrong[:3]:
-            print("   ", repr(text[:100]))
+            print("   ", repr(text[:100]), flush=True)
     print(f"{count} answers, {len(chosen)} graders, {faults} wrong rewards")
     return int(faults > 0)
 
@@ -135,5 +131,9 @@ if __name__ == "__main__":
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", default=[])
+    parser.add_argument("--list", action="store_true", help="only list the graders")
     options = parser.parse_args()
+    if options.list:
+        print(*graders())
+        raise SystemExit
     raise SystemExit(asyncio.run(main(options.count, options.seed, options.only)))

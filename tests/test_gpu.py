@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from solera import running
+from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
@@ -15,6 +18,7 @@ from solera.learner.head import ScoredHead
 from solera.models import loading
 from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
+from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.running import Result
 from solera.streams import uniforms
@@ -235,6 +239,67 @@ def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():
     for name, parameter in model.parameters().items():
         assert parameter.dtype == torch.float32
         assert torch.equal(parameter, before[name])
+
+
+def lora_run(root: Path, name: str, compiled: bool) -> str:
+    return f"""
+        run = {{ root = "{root}", name = "{name}", steps = 60, device = "cuda" }}
+        model = {{ compile = {str(compiled).lower()} }}
+        lora = {{ rank = 16, alpha = 32.0, export = "adapter" }}
+        collect = {{ prompts = 32 }}
+        objective = {{ beta = 0.001 }}
+        sync = {{ period = 2 }}
+        learn = {{ lr = 3e-3 }}
+        evaluate = {{ every = 0, problems = 200 }}
+        checkpoint = {{ every = 20, keep = 9 }}
+        report = {{ tensorboard = false, progress = false }}
+    """
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny, compiled):
+    pytest.importorskip("peft")
+    base = on_gpu(tiny, torch.float32)
+    base.check()
+    model = loading.with_adapter(base, LoraConfig(3, 6.0), "nowhere", seed=0)
+    engine = InProcessEngine(
+        model.for_compute(torch.bfloat16, copied=True), (END,), 64, torch.bfloat16, compiled=compiled
+    )
+    learner = make_learner(
+        model, resolve(ObjectiveConfig("reinforce")), compute=torch.bfloat16, compiled=compiled, lr=0.05
+    )
+    assert engine.model.takes_plans and learner.working.separate
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    weights = learner.weights(engine.dtype)
+    assert [spec.name for spec in learner.manifest(engine.dtype).tensors] == list(model.parameters())
+    policy = LanguageModel(learner.working.model.copy(torch.float32).module.to("cpu"))
+    policy.module.requires_grad_(False).set_attn_implementation("sdpa")
+
+    def error() -> float:
+        wanted, differences = ragged_requests(60, 6), []
+        for (prompt, sampling, _), completion in zip(wanted, ask(engine, wanted), strict=True):
+            exact = fresh_logp(policy, prompt, completion, sampling.temperature)
+            differences += list(np.abs(completion.behaviour_logp_T - exact))
+        return float(np.mean(differences))
+
+    assert error() > 0.1  # the engine's adapters are still the first ones
+    engine.load(weights)
+    assert error() < 0.02
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_adapters_learn_and_go_on_after_a_stop(tmp_path, monkeypatch, compiled):
+    pytest.importorskip("peft")
+    whole = running.train(parse(lora_run(tmp_path, "whole", compiled), "test"))
+    assert whole.accuracy_after > whole.accuracy_before + 0.2
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Interruption, "wanted", lambda self: next(calls) == 57)
+        with pytest.raises(running.InterruptedRunError):
+            running.train(parse(lora_run(tmp_path, "stopped", compiled), "test"))
+    resumed = running.resume(tmp_path / "stopped")
+    assert [row["step"] for row in resumed.metrics] == [row["step"] for row in whole.metrics]
+    assert abs(resumed.accuracy_after - whole.accuracy_after) < 0.1
 
 
 SMOL = os.environ.get("SOLERA_SMOLLM2")

@@ -11,8 +11,12 @@ from solera.tasks.final import final_answer
 
 LONGEST = 200
 """Characters of an expression: nothing longer is read, so that no text takes long."""
-_SIGNS = str.maketrans("×·⋅÷−–[]", "**" + "*/--()")
-_LATEX = ((r"\\(?:times|cdot|ast)", "*"), (r"\\div", "/"), (r"\\(?:left|right|[,;!])|\\?\$", ""))
+_SIGNS = str.maketrans("×·⋅∗∙÷−–[]", "*****/--()")
+_SPELLINGS = (
+    (r"\\(?:times|cdot|ast)", "*"), (r"\\div", "/"), (r"\\(?:left|right|[,;!()[\]])|\\?\$", ""),
+    (r"(?<=[0-9)]) ?x ?(?=[0-9(])", "*"), (r"\\text\{([^{}]*)\}", r"\1"),
+    (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))"),
+)  # fmt: skip
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
 }  # fmt: skip
@@ -25,7 +29,7 @@ def countdown(text: str, answer: str, finished: bool) -> bool:
     >>> [countdown(text, "3 5 7 = 26", True) for text in ("<answer>3 * 7 + 5</answer>", "7×3+5 = 26", "21 + 5")]
     [True, True, False]
     """
-    problem, final = countdown_problem(answer), final_answer(text.strip())
+    problem, final = countdown_problem(answer), final_answer(text.strip("`\n\t\r "))
     if problem is None or not (finished or final.complete):
         return False
     lines = final.text.strip().splitlines()
@@ -48,9 +52,9 @@ def evaluated(line: str, target: Fraction) -> tuple[Fraction | None, list[int]]:
     """
     if len(line) > LONGEST:
         return None, []
+    for spelling, plain in _SPELLINGS:
+        line = re.sub(spelling, plain, line)
     line = line.translate(_SIGNS)
-    for latex, sign in _LATEX:
-        line = re.sub(latex, sign, line)
     sides = [side.strip() for side in line.strip(" .*`").split("=")]
     if len(sides) == 2:
         sides = [side for side in sides if side != str(target)] or sides[:1]

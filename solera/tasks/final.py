@@ -6,7 +6,7 @@ from typing import NamedTuple
 READ = 50_000
 """Characters at the end of a text in which an answer is looked for, so that megabytes cost nothing."""
 _TAG = "<answer>", "</answer>"
-_BOXED = re.compile(r"\\(?:boxed|fbox) ?\{")
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _MARK = "####"
 _PHRASE = re.compile(r"(?i)\banswers?(?: is| are|:|\*\*:|:\*\*| =|=)[:\s*]{0,20}")
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
@@ -30,7 +30,7 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     >>> final_answer("#### 12\nDone"), final_answer("The answer is 3.5 m. I checked it twice.").text
     (Final(text='12', by='mark', complete=True), '3.5 m')
     """
-    text = text[-READ:]
+    text = after_thinking(text[-READ:])
     tagged = tagged_answer(text)
     if tagged is not None:
         inner = final_answer(tagged, phrases)
@@ -42,7 +42,7 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     if mark:
         line, newline, _ = after.lstrip().partition("\n")
         return Final(line, "mark", bool(newline))
-    phrase = _last_phrase(text) if phrases else None
+    phrase = last_match(_PHRASE, text) if phrases else None
     if phrase is not None:
         sentence = text[phrase.end() :]
         end = _SENTENCE_END.search(sentence)
@@ -52,11 +52,16 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     return Final(text, "whole", False)
 
 
+def after_thinking(text: str) -> str:
+    """What follows the last `</think>`; the whole text where nothing does."""
+    _, _, said = text.rpartition("</think>")
+    return said if said.strip() else text
+
+
 def boxed_answer(text: str) -> Final | None:
     r"""What stands inside the last `\boxed{…}`; the rest of the text, not complete, where its brace never closes."""
     text = text[-READ:]
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    match = _BOXED.match(text, start) if start >= 0 else None
+    match = last_match(_BOXED, text)
     if match is None:
         return None
     depth = 1
@@ -74,8 +79,8 @@ def tagged_answer(text: str) -> str | None:
     return text[start + len(_TAG[0]) : end] if start >= 0 else None
 
 
-def _last_phrase(text: str) -> re.Match[str] | None:
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     found = None
-    for found in _PHRASE.finditer(text):  # noqa: B007
+    for found in pattern.finditer(text):  # noqa: B007
         pass
     return found

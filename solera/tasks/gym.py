@@ -15,7 +15,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.streams import stream_seed
-from solera.tasks.final import boxed_answer, tagged_answer
+from solera.tasks.final import after_thinking, boxed_answer, tagged_answer
 from solera.tasks.judges import Judges, NoVerdictError, judges
 from solera.tasks.prompting import encode_problem
 
@@ -29,6 +29,9 @@ LANES = 2**22
 """Where a problem of the stream cannot be used, another is taken so much further on."""
 LONGEST = 10_000
 """Characters of an answer that are graded."""
+NONSENSE = "qwxz {["
+NONSENSE_SCORE = 0.5
+"""From here on nonsense has passed, and the task's grader is not asked any more."""
 PATIENCE = 120
 """Seconds of computing for generating some problems; a few tasks take a second for one."""
 
@@ -106,7 +109,8 @@ def is_held_out(question: str) -> bool:
 
 async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:
     r"""The task's own score, between 0 and 1, of what stands inside the last `<answer>…</answer>`, else inside the last
-    `\boxed{…}`, else of the whole text."""
+    `\boxed{…}`, else of the whole text; what is thought before is passed over."""
+    text = after_thinking(text)
     answer, boxed = tagged_answer(text), boxed_answer(text)
     if answer is None and boxed is not None and boxed.complete:
         answer = boxed.text
@@ -160,8 +164,22 @@ def questions(name: str, level: int | None, first: int, count: int) -> list[str]
 
 
 def score(name: str, level: int | None, position: int, answer: str) -> float:
-    dataset = _dataset(name, level, position // CHUNK)
-    return float(dataset.score_answer(answer, _entry(name, level, position)))
+    if _passes_nonsense(name, level, position):
+        return float(answer.casefold() == str(_entry(name, level, position)["answer"]).casefold())
+    return _score(name, level, position, answer)
+
+
+@lru_cache(maxsize=4096)
+def _passes_nonsense(name: str, level: int | None, position: int) -> bool:
+    """Whether the task's grader is broken: one takes any text at all for the truth value `True`."""
+    try:
+        return _score(name, level, position, NONSENSE) >= NONSENSE_SCORE
+    except Exception:  # a grader may refuse what it cannot read
+        return False
+
+
+def _score(name: str, level: int | None, position: int, answer: str) -> float:
+    return float(_dataset(name, level, position // CHUNK).score_answer(answer, _entry(name, level, position)))
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ It is read strictly and as a whole before a run begins; every complaint names fi
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -133,6 +133,7 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
         assert task.held_out_share is not None
         limit = task.held_out_share * 2**64
         held_out = [row for row in rows if int.from_bytes(row.prompt_digest) < limit]
+    rows, held_out = [_answered(row, task) for row in rows], [_answered(row, task) for row in held_out]
     for row in rows + held_out if graders & COMPARING else ():
         _check_answer(row, task.answer, graders & COMPARING)
     shown = {row.prompt_digest for row in held_out}
@@ -147,6 +148,13 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
             f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out"
         )
     return training, held_out
+
+
+def _answered(row: Row, task: TaskConfig) -> Row:
+    """The row with an answer column: MATH's own rows and some of AIME have it in a box of their solution alone."""
+    if task.name != "math" or task.answer in row.data or "solution" not in row.data:
+        return row
+    return replace(row, data={**row.data, str(task.answer): row.data["solution"]})
 
 
 def _rows(lines: Lines, prompt: str) -> list[Row]:

@@ -1,7 +1,7 @@
 """Processes that grade in place of this one, each question with a time limit.
 
 A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
-A process that takes too long is killed, and the next question goes to a new one. The limit is of computing time, so
+A process that takes too long dies, and the next question goes to a new one. The limit is of computing time, so
 that verdicts do not depend on how busy the machine is.
 """
 
@@ -9,11 +9,14 @@ import asyncio
 import atexit
 import json
 import os
+import secrets
 import select
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
@@ -73,14 +76,17 @@ class Judge:
         self._module = module
         self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
+        atexit.register(self._end)
 
     def ask(self, function: str, arguments: tuple[Any, ...], limit: int) -> Any:
-        process = self._process or self._begin()
+        process, token = self._process or self._begin(), secrets.token_hex(8)
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps([function, arguments, limit]).encode() + b"\n")
+            process.stdin.write(json.dumps([token, function, arguments, limit]).encode() + b"\n")
             process.stdin.flush()
             reply = self._reply(process, PATIENCE * limit)
+            if "value" in reply and reply.get("token") != token:  # what is graded may write to any file that is open
+                raise NoVerdictError("a reply was forged")
         except (BrokenPipeError, NoVerdictError) as error:
             self._end()
             raise NoVerdictError(str(error)) from error
@@ -93,16 +99,16 @@ class Judge:
         environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._process = process = subprocess.Popen(
             [sys.executable, "-m", "solera.tasks.judge", self._module], env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
-        atexit.register(process.kill)
         try:
             reply = self._reply(process, START)
         except NoVerdictError as error:
             raise SoleraError(f"the grading process of {self._module} did not start: {error}") from error
         if "missing" in reply:
             self._end()
-            raise SoleraError(f"{reply['missing']} is not installed: pip install 'solera[{self._extra}]'")
+            what = f"{reply['missing']} is not installed" if reply["missing"] else reply["why"]
+            raise SoleraError(f"{what}: pip install 'solera[{self._extra}]'")
         return process
 
     def _reply(self, process: subprocess.Popen[bytes], limit: float) -> dict[str, Any]:
@@ -115,11 +121,23 @@ class Judge:
             if not part:
                 raise NoVerdictError("it computed for too long, or its process died")
             line += part
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise NoVerdictError("more than a reply came back") from error
 
     def _end(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
-            atexit.unregister(self._process.kill)
+            _kill(self._process)
             self._process = None
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End the process and its child, which are a group of their own."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):
+            pipe.close()
+    process.wait()

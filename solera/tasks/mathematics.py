@@ -3,6 +3,7 @@
 import re
 from functools import lru_cache
 from typing import Any
+from unicodedata import normalize
 
 from solera.tasks.final import final_answer
 from solera.tasks.judges import NoVerdictError, judges
@@ -11,6 +12,23 @@ LONGEST = 1000
 """Characters of an expression; no answer is longer."""
 TAIL = 2000
 """Characters at the end of a text in which an answer is looked for that nothing points to."""
+
+_SIGNS = str.maketrans({
+    "−": "-", "–": "-", "×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "°": "^\\circ ",
+    "≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "€": "", "£": "", "¥": ""
+})  # fmt: skip
+_SPELLINGS = tuple(
+    (re.compile(spelling), latex)
+    for spelling, latex in (
+        (r"√ ?\(?([0-9A-Za-z]+)\)?", r"\\sqrt{\1}"),
+        (r"(?<![0-9.])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
+        (r"(?<=[0-9])[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z])", r"\\times 10^{\1}"),
+        ("~", " "),
+        (r"\\varnothing", r"\\emptyset"),
+        (r"(?i)\\text ?\{\s*(?:the )?(?:final )?answer(?: is)?:?\s*\}", ""),
+    )
+)
+"""What people write and math-verify does not read, or reads otherwise, as LaTeX."""
 
 
 async def math(text: str, answer: object, finished: bool) -> bool:
@@ -50,8 +68,26 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
     """Whether math-verify finds the two equal; of a text it looks for the expression itself."""
     from math_verify import verify
 
-    found = _parsed(expression if is_text else _in_a_box(expression))
-    return bool(found) and bool(verify(_gold(answer), found, timeout_seconds=None))
+    found = _parsed(as_latex(expression) if is_text else _in_a_box(expression))
+    same = verify(_gold(answer), found, timeout_seconds=None, allow_set_relation_comp=True)
+    return bool(found) and bool(same)
+
+
+def as_latex(expression: str) -> str:
+    r"""Signs and spellings as LaTeX has them.
+
+    >>> as_latex("3½ × x²"), as_latex("1.5e3 ≥ √2")
+    ('3\\frac{1}{2} \\times  x^{2}', '1.5\\times 10^{3} \\ge  \\sqrt{2}')
+    """
+    if not expression.isascii():
+        expression = re.sub(
+            "[¼½¾⅐-⅞]", lambda part: rf"\frac{{{normalize('NFKC', part[0]).replace('⁄', '}{')}}}", expression
+        )
+        expression = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda raised: f"^{{{normalize('NFKC', raised[0])}}}", expression)
+        expression = expression.translate(_SIGNS)
+    for spelling, latex in _SPELLINGS:
+        expression = spelling.sub(latex, expression)
+    return expression
 
 
 @lru_cache(maxsize=4096)
@@ -60,7 +96,7 @@ def _gold(answer: str) -> Any:
 
 
 def _in_a_box(expression: str) -> str:
-    return rf"\boxed{{{expression.strip().strip('$').rstrip('.')}}}"
+    return rf"\boxed{{{as_latex(expression).strip().strip('$').rstrip('.')}}}"
 
 
 def _parsed(text: str) -> Any:

@@ -50,6 +50,29 @@ def test_the_embedded_model_by_itself(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
+def test_several_tasks_in_one_table(tmp_path):
+    (tmp_path / "sums.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(40)))
+    parts = ("arithmetic@2", "arithmetic@3", "jsonl=sums.jsonl")
+    done = solera(
+        "eval", "embedded", "--task", "mixture", "--task.parts", *parts, "--problems", "30", *ON_CPU,
+        "--json", "out.json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (model,) = json.loads((tmp_path / "out.json").read_text())["models"]
+    passed = dict.fromkeys(("arithmetic@2", "arithmetic@3", "jsonl sums"), 0)
+    counts = passed.copy()
+    for problem in model["greedy"]["problems"]:
+        name = problem["key"].partition("/")[0]
+        counts[name] += 1
+        passed[name] += problem["passed"]
+    assert (counts["arithmetic@2"], counts["arithmetic@3"]) == (30, 30) and 0 < counts["jsonl sums"] < 20
+    for name, count in counts.items():
+        estimate = model["tasks"][name]["pass@1 greedy"]
+        assert (estimate["value"], estimate["problems"]) == (pytest.approx(passed[name] / count), count)
+        assert f"{name} ({count} problems)" in done.stdout
+    assert model["estimates"]["pass@1 greedy"]["value"] == pytest.approx(sum(passed.values()) / sum(counts.values()))
+
+
 def test_two_models_sampled_and_compared(tmp_path, run_folder):
     """All estimates again, from the counts of every problem."""
     done = solera(

@@ -1,11 +1,6 @@
-"""Graders: what counts as the answer, and that no text takes them long."""
+"""Graders: what counts as the answer."""
 
-import time
-from fractions import Fraction
-
-import pytest
-
-from solera.tasks.graders import exact, final_number, number, verbatim
+from solera.tasks.graders import exact, verbatim
 
 
 def test_exact_strips_verbatim_does_not_and_neither_takes_a_text_cut_off():
@@ -16,57 +11,3 @@ def test_exact_strips_verbatim_does_not_and_neither_takes_a_text_cut_off():
     assert verbatim("82", "82", True)
     assert not verbatim("82 ", "82", True)
     assert not verbatim("82", "82", False)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("42", 42), ("The answer is 42.", 42), ("42,", 42), ("-7", -7), ("−7", -7), ("+7", 7), ("007", 7),
-        ("x=-0.50", Fraction(-1, 2)),
-        ("5-3", 3), ("10-12", 12), ("(4)-1", 1), ("from 3 to -3", -3), (".5", Fraction(1, 2)), ("-.5", Fraction(-1, 2)),
-        ("1,234", 1234), ("1,234,567.89", Fraction(123456789, 100)), ("1,2", 2), ("2020,300", 300),
-        ("3/4", Fraction(3, 4)), ("-3/4", Fraction(-3, 4)), ("3 / 4", Fraction(3, 4)), ("6/8 of it", Fraction(3, 4)),
-        ("$12.50", Fraction(25, 2)), ("-$5", -5), ("$-5", -5), ("€3", 3), ("£1,000", 1000), ("50%", 50),
-        ("12.5 %", Fraction(25, 2)),
-        ("#### 42", 42), ("1 + 1 = 2\n#### 2\n(3 steps)", 2), ("####-3 and 4", -3), ("#### 1 #### 2", 2),
-        (r"\boxed{42}", 42), (r"\boxed{42} after 3 steps", 42), (r"\boxed{x = \{42\}} 7", 42),
-        (r"\boxed{1} \boxed{-2}", -2),
-        (r"\boxed{\frac{3}{4}}", Fraction(3, 4)), (r"\dfrac{1}{2}", Fraction(1, 2)),
-        (r"\boxed{-\frac{1}{2}}", Fraction(-1, 2)),
-        ("1e3", 1000), ("2.5E-1", Fraction(1, 4)), ("it is 6e", 6), ("2 apples and 3 pears", 3), ("x2", 2),
-        ("", None), ("none", None), ("-", None), ("3/0", None), ("####", None), (r"4 \boxed{}", None),
-        ("1" * 401, None),
-    ],
-)  # fmt: skip
-def test_the_number_a_text_comes_to(text, value):
-    assert final_number(text)[0] == value
-
-
-def test_number_compares_values_not_spellings():
-    assert number("0.750", "3/4", True)
-    assert number("so 1,000 dollars", "#### 1000.0", True)
-    assert not number("0.333", "1/3", True)
-    assert not number("no idea", "3", True)
-
-
-def test_a_number_cut_off_may_not_be_complete():
-    assert not number("the answer is 42", "42", False)
-    assert not number("the answer is 42.", "42", False)
-    assert not number("#### 42", "42", False)
-    assert not number(r"\boxed{42", "42", False)
-    assert number("42 it is, bec", "42", False)
-    assert number(r"\boxed{42}", "42", False)
-
-
-@pytest.mark.parametrize(
-    "piece",
-    ["9", "1,", ",111", "-", "{", "\\frac{", "9/", " ", "1e", "####", ".", "\\boxed{", "1.", "$", "}", "\\frac{1}{1"],
-)
-def test_no_text_takes_quadratic_time(piece):
-    def seconds(size: int) -> float:
-        start = time.process_time()
-        number(piece * (size // len(piece)), "1", True)
-        number("\\boxed{" + piece * (size // len(piece)), "1", True)
-        return time.process_time() - start
-
-    assert seconds(400_000) < max(40 * seconds(40_000), 0.2)  # quadratic would be 100 times

@@ -8,7 +8,8 @@ import pytest
 from solera.errors import SoleraError
 from solera.tasks.graders import GRADERS
 from solera.tasks.gym import Gym, check_gym, gym, is_held_out
-from solera.tasks.judges import NoVerdictError, judges
+from solera.tasks.gym import score as in_process_score
+from solera.tasks.judges import MOST, NoVerdictError, judges
 from solera.tasks.mathematics import math
 from tests.tasks.parts import Letters
 
@@ -91,12 +92,33 @@ def test_hostile_answers_neither_hang_nor_crash_nor_are_rewarded():
         assert not GRADERS["countdown"](text, "3 5 7 = 26", True)
 
 
+def test_nonsense_does_not_pass_where_the_packages_own_grader_lets_it():
+    name = "game_of_life_halting"
+    from reasoning_gym import create_dataset
+
+    problems = create_dataset(name, seed=0, size=500)
+    assert problems.score_answer("nonsense", problems[0]) == 1.0
+    other = {"True": "False", "False": "True"}
+    truths = [problems[position]["answer"] for position in range(12)]
+    assert set(truths) == set(other)
+    for position, truth in enumerate(truths):
+        for text in (truth, truth.lower()):
+            assert in_process_score(name, None, position, text) == 1.0
+        for text in (other[truth], "nonsense"):
+            assert in_process_score(name, None, position, text) == 0.0
+
+
 def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
     court = judges("tests.tasks.slow", "none")
-    for function in ("compute", "die", "fail"):
+    for function in ("compute", "die", "fail", "leave", "forge"):
         with pytest.raises(NoVerdictError):
             court.ask(function, limit=1)
         assert court.ask("double", 21) == 42
+    for _ in range(2 * MOST):
+        court.ask("kill_the_parent")
+        with pytest.raises(NoVerdictError):
+            court.ask("die")
+    assert court.ask("double", 21) == 42
     start = time.monotonic()
     with pytest.raises(NoVerdictError, match="longer than"):
         court.ask("sleep", limit=1)

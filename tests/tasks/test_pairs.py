@@ -1,33 +1,59 @@
-"""Every grader on hand-written pairs, at least a hundred where it compares with an answer."""
+"""Every grader on at least a hundred hand-written pairs."""
 
 import asyncio
 
 import pytest
 
 from solera.tasks.graders import GRADERS
+from solera.tasks.gym import gym
 from solera.tasks.mathematics import math
-from tests.tasks.pairs import COUNTDOWN, FORMS, MATH, NUMBER
+from tests.tasks.pairs.countdown import COUNTDOWN
+from tests.tasks.pairs.forms import FORMS
+from tests.tasks.pairs.gym import GYM, RESULTS, SUMS
+from tests.tasks.pairs.math import MATH
+from tests.tasks.pairs.number import NUMBER
+from tests.tasks.pairs.texts import TEXT
+
+PAIRS = {
+    "number": NUMBER, "countdown": COUNTDOWN,
+    "exact": [(text, answer, verdict) for text, answer, verdict, _ in TEXT],
+    "verbatim": [(text, answer, verdict) for text, answer, _, verdict in TEXT],
+    **{name: [(text, "", verdict) for text, verdict in pairs] for name, pairs in FORMS.items()},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "pairs"), [("number", NUMBER), ("countdown", COUNTDOWN)])
-def test_verdicts(name, pairs):
-    assert len(pairs) >= 100
-    wrong = [(text, answer, verdict) for text, answer, verdict in pairs if GRADERS[name](text, answer, True) != verdict]
+def test_there_are_a_hundred_different_pairs_for_every_grader():
+    for pairs in (*PAIRS.values(), MATH, GYM):
+        assert len({pair[:2] for pair in pairs}) == len(pairs) >= 100
+    assert PAIRS.keys() == GRADERS.keys()
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_verdicts(name):
+    wrong = [pair for pair in PAIRS[name] if GRADERS[name](pair[0], pair[1], True) != pair[2]]
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_forms(name):
-    wrong = [(text, verdict) for text, verdict in FORMS[name] if GRADERS[name](text, "", True) != verdict]
-    assert wrong == []
+@pytest.mark.parametrize("name", ["exact", "verbatim", "marked", "think_answer"])
+def test_a_response_cut_off_has_not_ended_as_it_should(name):
+    assert not any(GRADERS[name](text, answer, False) for text, answer, _ in PAIRS[name])
 
 
 def test_mathematics():
     async def verdicts():
         return await asyncio.gather(*(math(text, answer, True) for text, answer, _ in MATH))
 
-    assert len(MATH) >= 100
     wrong = [(pair, found) for pair, found in zip(MATH, asyncio.run(verdicts()), strict=True) if pair[2] != found]
+    assert wrong == []
+
+
+def test_sums_of_reasoning_gym():
+    assert {position: str(eval(terms)) for position, terms in SUMS.items()} == RESULTS
+
+    async def scores():
+        return await asyncio.gather(*(gym(text, ("chain_sum", None, position), True) for text, position, _ in GYM))
+
+    wrong = [(pair, found) for pair, found in zip(GYM, asyncio.run(scores()), strict=True) if pair[2] != found]
     assert wrong == []
 
 

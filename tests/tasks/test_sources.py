@@ -14,6 +14,7 @@ from solera.records import Prompt, Rollout
 from solera.tasks.countdown import Countdown, is_held_out
 from solera.tasks.expression import countdown_problem
 from solera.tasks.jsonl import Jsonl
+from solera.tasks.mathematics import math
 from solera.tasks.mixture import Mixture
 from tests.tasks.parts import Letters
 
@@ -65,6 +66,22 @@ def test_tables_are_read_by_datasets(tmp_path):
 
     datasets.Dataset.from_list(questions(5, 6, 7)).to_parquet(tmp_path / "test.parquet")
     assert len(gsm8k(path=str(tmp_path)).held_out(9)) == 3
+
+
+def test_mathematics_by_hub_name_with_answers_or_with_boxed_solutions(monkeypatch):
+    import datasets
+
+    rows = {
+        "HuggingFaceH4/MATH-500": {"problem": "1+1?", "solution": "so $\\boxed{2}$.", "answer": "2", "level": 1},
+        "math-ai/aime24": {"id": 60, "problem": "9*9?", "solution": "\\boxed{81}", "url": "x"},
+    }
+    monkeypatch.setattr(datasets, "load_dataset", lambda path, **_: {"test": [rows[path]]})
+    for name, answer in (("HuggingFaceH4/MATH-500", "2"), ("math-ai/aime24", "\\boxed{81}")):
+        task = Jsonl(resolve_task(TaskConfig("math", held_out_path=name)), Chatty(), 0, None, frozenset({"math"}))
+        (prompt,) = task.held_out(9)
+        assert prompt.data["answer"] == answer
+        assert asyncio.run(math(f"It is \\boxed{{{answer}}}.", prompt.data["answer"], True))
+        assert not asyncio.run(math("It is \\boxed{3}.", prompt.data["answer"], True))
 
 
 def test_nothing_is_fetched_unasked(tmp_path):

@@ -1,0 +1,147 @@
+"""The number that a text comes to, in any of the ways that people and models write one."""
+
+import re
+import unicodedata
+from fractions import Fraction
+from functools import lru_cache
+
+from solera.tasks.final import READ, after_thinking, final_answer, last_match
+
+LONGEST_NUMBER = 400
+"""Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
+
+_NUMBER = re.compile(
+    r"""(?: (?<![\w)\]}.]) (?P<sign>[-+]) )?+    # 5-3 ends in 3, not in -3
+        [$€£¥₹]?+ (?P<inner>(?<=[$€£¥₹])-)?+       # $-5 as well as -$5
+        (?<![A-Za-z0-9_^]) (?<![π√]/)              # not the 2 of CO2, of x_2, of cm^2 or of π/2
+        (?P<value> (?: [0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]++ ) (?:\.[0-9]++)?+ | \.[0-9]++ )
+        (?: [eE](?P<exponent>[-+]?[0-9]++)(?![A-Za-z]) )?+
+        (?: \^(?P<power>-?[0-9]++) )?+
+        (?: [ ]?/[ ]?(?P<divisor>[0-9]++) )?+
+        (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
+    re.VERBOSE,
+)
+_MONEY = r"(?=[$€£¥₹]?\.?[0-9])"
+_SPELLINGS = tuple(
+    (re.compile(spelling), plain)
+    for spelling, plain in (
+        (r"\\(?=[$%])", ""),
+        (r"(?<=[0-9])(?:,?\\[,!;: ]|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))", ","),  # 1\,000 and 1{,}000
+        (r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
+        (r"\^\{(-?[0-9]{1,9})\}", r"^\1"),
+        (r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*x]) ?10\^(-?[0-9]{1,9})", r"e\1"),
+        (r"(?<![0-9])\^(?:\{[^{}]{0,20}\}|-?[0-9]++)", ""),  # cm^2
+        (r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+        (r"\\sqrt ?(?:\[[^\]]{0,20}\])?(?:\{[^{}]{0,100}\}|[0-9])|√[0-9.]++", "√"),
+        (r"\\pi(?![A-Za-z])", "π"),
+        (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
+        (r"(?i)\bnegative " + _MONEY, "-"),
+        (r"(?<==) ?- " + _MONEY, "-"),
+        (r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
+    )
+)
+"""Ways to write a number that are put into one before it is read."""
+_SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
+_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
+_COMMAND = re.compile(r"\\[A-Za-z]++")
+_MIXED_NUMBER = re.compile(
+    r"(?<![0-9.,/])([0-9]{1,20})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
+    r"| (?:and )?([0-9]{1,20})/([0-9]{1,20})(?![0-9/]))"
+)
+_SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9.,])")
+
+
+def number(text: str, answer: str, finished: bool) -> bool:
+    """The number that the text comes to is the answer's. One at the very end of a text cut off may not be complete.
+
+    >>> number("so it costs $1,234.50.", "1234.5", True), number("3/4", "0.75", True), number("It is 42", "42", False)
+    (True, True, False)
+    """
+    found, whole = final_number(text)
+    return found is not None and (finished or whole) and found == answer_number(answer)
+
+
+def final_number(text: str) -> tuple[Fraction | None, bool]:
+    r"""The number a text comes to, and whether what follows it shows that it is complete.
+
+    That is the last one inside the last `\boxed{…}`; else, in what `final_answer` takes for the statement of the
+    answer, the first, or where an equation stands there the first after its last `=`; else the last of all.
+
+    >>> final_number(r"\boxed{\frac{3}{4}} in 2 steps"), final_number("1+1=2 #### 2 apples, 3 pears")[0]
+    ((Fraction(3, 4), True), Fraction(2, 1))
+    """
+    final = final_answer(text)
+    if final.by in ("boxed", "tag"):
+        return _last(_plain(_SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))))[
+            0
+        ], final.complete
+    if final.by != "whole":
+        statement = _plain(_signed(final.text) if final.by == "mark" else final.text)
+        match = _NUMBER.search(statement.rpartition("=")[2]) or _NUMBER.search(statement)
+        if match or final.by == "mark":
+            return (_value(match), final.complete or _is_whole(match)) if match else (None, False)
+    return _last(_plain(after_thinking(text[-READ:])))
+
+
+@lru_cache(maxsize=4096)
+def answer_number(answer: str) -> Fraction | None:
+    """The number an answer stands for: asked once for every response to a problem."""
+    return final_number(answer)[0]
+
+
+def _signed(text: str) -> str:
+    """A minus in front of all belongs to the number, though a space follows it."""
+    return re.sub(r"^[\s$]*[-−–] " + _MONEY, "-", text)
+
+
+def _plain(text: str) -> str:
+    if not text.isascii():
+        text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
+        text = _VULGAR_FRACTION.sub(_separate, text).translate(_SIGNS)
+    for spelling, plain in _SPELLINGS:
+        text = spelling.sub(plain, text)
+    text = _LATEX_FRACTION.sub(_fraction, _MIXED_NUMBER.sub(_improper, text))
+    return _COMMAND.sub(" ", text)
+
+
+def _separate(fraction: re.Match[str]) -> str:
+    """`½` is 1/2, `1½` is 1 1/2."""
+    return f"{fraction[1]}{' ' if fraction[1] else ''}{unicodedata.normalize('NFKC', fraction[2])}"
+
+
+def _fraction(fraction: re.Match[str]) -> str:
+    above, below = fraction[1].strip(), fraction[2].strip()
+    return f"-{above}/{below[1:]}" if below.startswith("-") else f"{above}/{below}"
+
+
+def _improper(mixed: re.Match[str]) -> str:
+    r"""`1\frac{1}{2}` and `1 1/2` are 3/2; `3 4/2` are two numbers."""
+    whole, part, divisor = (int(number) for number in mixed.groups() if number is not None)
+    return f"{whole * divisor + part}/{divisor}" if part < divisor else mixed[0]
+
+
+def _last(text: str) -> tuple[Fraction | None, bool]:
+    match = last_match(_NUMBER, text)
+    return (_value(match), _is_whole(match)) if match else (None, False)
+
+
+def _is_whole(match: re.Match[str]) -> bool:
+    """Whether no further digits could belong to it: `42.` may become 42.5."""
+    return bool(match.string[match.end() : match.end() + LONGEST_NUMBER].strip(" .,/^*"))
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    exponent, power, divisor = (
+        match[part] or unit for part, unit in (("exponent", "0"), ("power", "1"), ("divisor", "1"))
+    )
+    if match.end() - match.start() > LONGEST_NUMBER or match["irrational"]:
+        return None
+    size = Fraction(match["value"].replace(",", ""))
+    if max(abs(int(exponent)), abs(int(power)) * len(match["value"])) > LONGEST_NUMBER or not int(divisor):
+        return None
+    if not size and int(power) < 0:
+        return None
+    size = (size * Fraction(10) ** int(exponent)) ** int(power) / int(divisor)
+    return -size if (match["sign"] or match["inner"]) == "-" else size
