@@ -193,7 +193,8 @@ def wrong_options() -> list[list[str]]:
         option = {"model.path": "--model", "task.name": "--task", "objective.name": "--objective"}.get(
             f"{room}.{name}", f"--{room}.{name}"
         )
-        found += [[option, value] for value in rng.sample(values[kind(hint)], min(3, len(values[kind(hint)])))]
+        if option != "--store.data":  # names of files, which are looked for later
+            found += [[option, value] for value in rng.sample(values[kind(hint)], min(3, len(values[kind(hint)])))]
         if kind(hint) is not tuple or name == "betas":
             found.append([option])
         found.append([f"{option}x", "1"])
