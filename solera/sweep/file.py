@@ -201,6 +201,7 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
             for field in table:
                 _refuse_twice_or_own(room, field, path, where, setters)
     config = override(config, "run", threads=config.run.threads or 1)
+    config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs have the other cores
     try:
         config = resolve_config(config)
         find(config.model.path)

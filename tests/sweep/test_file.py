@@ -62,6 +62,7 @@ def test_every_cell_with_every_seed(tmp_path):
     assert (last.objective.epsilon_high, last.sync.period, last.collect.offset) == (0.4, 1, 10)
     assert (last.objective.epsilon_low, last.task.level) == (0.2, 2)  # resolved
     assert last.run.threads == 1
+    assert last.collect.overlap is False
     assert found.cells[1].config.sync.rule == "never"
 
 
