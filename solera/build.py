@@ -105,7 +105,9 @@ def build_loop(
     lineage = uuid.uuid4().hex
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
-    overlaps = _has_room_beside(model) if config.collect.overlap is None else config.collect.overlap
+    overlaps = config.collect.overlap
+    if overlaps is None:  # a task of one's own may not be made for another thread
+        overlaps = own.task is None and _has_room_beside(model)
     writes, reference = configuration.writes(config.draw), None
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
@@ -154,7 +156,8 @@ def build_loop(
 
 def _has_room_beside(model: LanguageModel) -> bool:
     """Whether a processor core is idle while the learner computes on others."""
-    return model.device.type == "cpu" and torch.get_num_threads() < (os.cpu_count() or 1)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return model.device.type == "cpu" and torch.get_num_threads() < cores
 
 
 def _engine(
@@ -243,6 +246,8 @@ def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
     automatic = "bfloat16" if device.type == "cuda" else "float32"
     chosen = automatic if config.model.compute == "auto" else config.model.compute
+    if chosen == "float16" and device.type == "cpu":
+        raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
     return device, getattr(torch, chosen)
 
 

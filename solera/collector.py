@@ -1,9 +1,11 @@
 """Keeping the store supplied: prompts are attempted, a group's worth each, and land in the store with their grades."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import count
+from threading import Thread
 from typing import Any, TypeVar
 
 from solera.protocols import Engine, Store, Task
@@ -13,6 +15,8 @@ from solera.streams import stream_seed
 T = TypeVar("T")
 ROUNDS = 4
 """How often groups that stayed ungraded are replaced in one call."""
+PATIENCE = 2.0
+"""Seconds that the end of a run waits for a batch that nobody will use."""
 
 
 class Collector:
@@ -44,10 +48,9 @@ class Collector:
         self.seed = seed
         self.position = 0
         """Next problem of the task's stream."""
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="solera-collector")
         self._begun: Future[list[Rollout]] | None = None
-        self._last = 0
-        """Groups that the last call of `ensure` found missing."""
+        self._missing: int | None = None
+        """Groups that the first `ensure` since the last `begin` found missing."""
 
     def ensure(self, groups: int) -> int:
         """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
@@ -57,9 +60,9 @@ class Collector:
         """
         generated, ahead = 0, self._begun.result() if self._begun else []
         self._begun = None
-        for number in range(ROUNDS):
+        for _ in range(ROUNDS):
             missing = self.store.missing(groups, self.group_size, self.reserve)
-            self._last = self._last if number else missing
+            self._missing = missing if self._missing is None else self._missing
             if missing <= 0:
                 break
             rollouts = self._write(missing, ahead)
@@ -70,24 +73,23 @@ class Collector:
         return generated
 
     def begin(self, groups: int) -> None:
-        """Attempt the next problems already, no more of them than were missing last time, for the next `ensure`.
+        """Attempt the next problems already, no more of them than were missing this time, for the next `ensure`.
 
-        Until that call the engine must keep its weights, and nobody else use it or the task. What was written and is
-        not missing then is thrown away: it will be written again, the same where the weights are.
+        Until that call the engine must keep its weights, and nobody else use it or the task. Where another number is
+        missing then, all are written anew: the last bits of a sample depend on what is decoded with it.
         """
-        if (count := min(groups, self._last)) > 0:
-            self._begun = self._worker.submit(self._attempt, self.position, count)
+        count, self._missing = min(groups, self._missing or 0), None
+        if count > 0:
+            self._begun = _in_a_thread(partial(self._attempt, self.position, count))
 
     def close(self) -> None:
-        """Wait for what was begun."""
-        self._worker.shutdown()
+        """Wait for what was begun, but not long: it may never end."""
+        if self._begun is not None:
+            wait([self._begun], timeout=PATIENCE)
 
     def _write(self, groups: int, ahead: list[Rollout]) -> list[Rollout]:
-        """The next problems of the stream, a group each, as far as they are not attempted already."""
-        rollouts = ahead[: groups * self.members]
-        done = len(rollouts) // self.members
-        if done < groups:
-            rollouts += self._attempt(self.position + done, groups - done)
+        """The next problems of the stream, a group each, unless just these are attempted already."""
+        rollouts = ahead if len(ahead) == groups * self.members else self._attempt(self.position, groups)
         self.store.add(rollouts)
         self.position += groups
         return rollouts
@@ -101,6 +103,20 @@ class Collector:
             for g in range(self.members)
         ]
         return attempt_all(self.task, self.engine, attempts, self.sampling)
+
+
+def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
+    """A daemon: whoever leaves in a hurry is not kept."""
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=work, daemon=True, name="solera-collector").start()
+    return future
 
 
 def attempt_all(

@@ -124,8 +124,8 @@ class Loop:
 
     def begin_next(self, step: int, sync: SyncState) -> None:
         """Let the next batch be written meanwhile, where neither a sync nor an evaluation comes before it."""
-        if step + 1 < min(self.steps, sync.engine_version + self.kept_for) and not self.evaluator.due(step + 1):
-            self.collector.begin(self.collect.prompts)
+        kept = step + 1 < min(self.steps, sync.engine_version + self.kept_for)
+        self.collector.begin(self.collect.prompts if kept and not self.evaluator.due(step + 1) else 0)
 
     def supply(self, wanted: int) -> tuple[int, list[Group]]:
         """That many groups, written as far as they are missing, and the tokens generated."""

@@ -143,7 +143,7 @@ class Sequence:
                         spans.append(Span(end, end + count, version))
                     end += count
             else:
-                tokens.append(_given(part))
+                tokens.append(_given(tuple(part)))
                 end += len(part)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         return cls(np.concatenate(tokens), tuple(spans), span_logp)

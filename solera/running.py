@@ -297,7 +297,9 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
-    loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(tensors["engine"].items())))
+    # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
+    own = {} if loop.delivery.shared else tensors["engine"]
+    loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(own.items())))
     if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
         loop.probe.restore(tensors["probe"])
     return state.sync

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -57,8 +58,11 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
     assert collector.position == generated
 
 
-@pytest.mark.parametrize(("held", "written_ahead", "missing"), [(0, 5, 5), (3, 2, 5), (0, 5, 2), (0, 5, 7), (0, 5, 0)])
-def test_what_was_begun_is_taken_and_the_rest_written(held, written_ahead, missing):
+@pytest.mark.parametrize(
+    ("held", "written_ahead", "missing", "written"),
+    [(0, 5, 5, 0), (3, 2, 2, 0), (3, 2, 5, 5), (0, 5, 2, 2), (0, 5, 7, 7), (0, 5, 0, 0)],
+)
+def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missing, written):
     """As many as were missing before are attempted ahead; the store gets the stream in its order, each problem once."""
     task, store = Echo(), Counting(held)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
@@ -71,7 +75,7 @@ def test_what_was_begun_is_taken_and_the_rest_written(held, written_ahead, missi
     assert [r.prompt_key for r in store.added][3 * first :] == [
         f"p/{i}" for i in range(first, first + missing) for _ in range(3)
     ]
-    assert len(task.asked) - before == 3 * max(written_ahead, missing)
+    assert len(task.asked) - before == 3 * (written_ahead + written)
     assert collector.position == first + missing
     collector.close()
 
@@ -122,6 +126,31 @@ def test_groups_that_a_selective_store_passes_over_are_replaced():
     store.add = lambda rollouts: real(rollouts[: 3 * next(kept)])  # of 5 groups 2 are drawable, of the next 3 one
     Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
     assert [r.prompt_key for r in store.added][::3] == ["p/0", "p/1", "p/5", "p/8", "p/9"]
+
+
+def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch):
+    task, store = Echo(), Counting(0)
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    never = threading.Event()
+
+    async def hanging(prompt, generate):
+        never.wait(60)
+
+    task.run = hanging
+    monkeypatch.setattr("solera.collector.PATIENCE", 0.1)
+    collector.begin(5)
+    start = time.monotonic()
+    collector.close()
+    assert time.monotonic() - start < 10
+    never.set()
+
+
+def test_text_given_between_turns_may_be_any_run_of_numbers():
+    completion = Completion(np.array([7], np.int32), np.zeros(1, np.float32), ((1, 0),), "stop")
+    for given in ((4, 5), [4, 5], np.array([4, 5])):
+        rollout = Rollout.of(Prompt("p", (2, 3)), completion, given, completion)
+        assert rollout.sequences[0].token_ids_T.tolist() == [2, 3, 7, 4, 5, 7]
 
 
 def test_every_attempt_has_a_seed_of_its_own():

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from solera import running
 from solera.config import Config, check, dump, load, override, parse
 from solera.errors import SoleraError
 
@@ -150,3 +151,10 @@ def test_every_field_has_help_and_every_room_a_sentence():
 def test_a_file_is_read_by_its_name_as_well(tmp_path):
     (tmp_path / "run.toml").write_text("[run]\nsteps = 7\n")
     assert load(str(tmp_path / "run.toml")).run.steps == 7
+
+
+def test_float16_without_a_gpu_is_refused_before_anything_is_written(tmp_path):
+    config = parse(f'run = {{ root = "{tmp_path}", device = "cpu" }}\nmodel = {{ compute = "float16" }}', "test")
+    with pytest.raises(SoleraError, match=r"model\.compute is float16, which needs a GPU"):
+        running.train(config)
+    assert not list(tmp_path.iterdir())

@@ -238,6 +238,26 @@ def test_a_killed_run_replays_what_it_would_have_replayed(tmp_path):
     assert_same_outcome(tmp_path / "killed", undisturbed)
 
 
+def on_policy(root: Path, name: str, steps: int):
+    text = RUN.replace("period = 3", "period = 1").replace("steps = 14", f"steps = {steps}")
+    return parse(text.format(root=root, name=name, every=2), "test")
+
+
+def test_weights_that_an_engine_of_its_own_left_do_not_reach_the_learner(tmp_path):
+    """At v = 1 the engine shares the learner's memory; a checkpoint from elsewhere may hold its older weights."""
+    undisturbed = running.train(on_policy(tmp_path, "undisturbed", 8)).folder
+    folder = running.train(on_policy(tmp_path, "resumed", 8)).folder
+    shutil.rmtree(folder / "model")
+    shutil.rmtree(folder / "checkpoints/step-000008")
+    tensors = torch.load(folder / "checkpoints/step-000006/tensors.pt", weights_only=True)
+    assert tensors["engine"] == {}
+    model = loading.load("embedded", torch.device("cpu"))[0]
+    tensors["engine"] = {name: parameter.detach() for name, parameter in model.parameters().items()}
+    torch.save(tensors, folder / "checkpoints/step-000006/tensors.pt")
+    running.resume(folder)
+    assert_same_outcome(folder, undisturbed)
+
+
 def test_what_cannot_be_resumed_says_why(tmp_path, whole):
     with pytest.raises(SoleraError, match=r"no config\.toml"):
         running.resume(tmp_path)

@@ -46,6 +46,10 @@ def state_of(run: PlannedRun, failures: Failures) -> State:
     return "unfinished" if run.folder.exists() else "new"
 
 
+NO_PART_OF_A_RUN = (("run", "root"), ("collect", "overlap"))
+"""What may differ: where a run lies, and when its batches are written."""
+
+
 def refuse_changed(plan: Plan) -> None:
     """A run that was made with another config than the file has now would be compared as what it is not."""
     for run in plan.runs():
@@ -56,7 +60,7 @@ def refuse_changed(plan: Plan) -> None:
             before, now = getattr(made, room.name), getattr(run.config, room.name)
             for field in dataclasses.fields(before):
                 was, is_now = getattr(before, field.name), getattr(now, field.name)
-                if was != is_now and (room.name, field.name) != ("run", "root"):
+                if was != is_now and (room.name, field.name) not in NO_PART_OF_A_RUN:
                     raise SoleraError(
                         f"{run.folder} was made with {room.name}.{field.name} = {was}, and {plan.source} now says "
                         f"{is_now}: choose another sweep.name, or remove that folder"

@@ -35,6 +35,7 @@ def main() -> None:
     while not _served(module, replies, asked):
         if asked[0]:
             print(json.dumps({"error": "it computed for too long, or its process died"}), file=replies, flush=True)
+            asked[0] = 0
 
 
 def _served(module: Any, replies: TextIO, asked: mmap.mmap) -> bool:

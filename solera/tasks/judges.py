@@ -85,8 +85,8 @@ class Judge:
             process.stdin.write(json.dumps([token, function, arguments, limit]).encode() + b"\n")
             process.stdin.flush()
             reply = self._reply(process, PATIENCE * limit)
-            if "value" in reply and reply.get("token") != token:  # what is graded may write to any file that is open
-                raise NoVerdictError("a reply was forged")
+            if "error" not in reply and (reply.get("token") != token or "value" not in reply):
+                raise NoVerdictError("a reply was forged")  # what is graded may write to any file that is open
         except (BrokenPipeError, NoVerdictError) as error:
             self._end()
             raise NoVerdictError(str(error)) from error
@@ -122,9 +122,12 @@ class Judge:
                 raise NoVerdictError("it computed for too long, or its process died")
             line += part
         try:
-            return json.loads(line)
-        except ValueError as error:
+            reply = json.loads(line)
+        except (ValueError, RecursionError) as error:
             raise NoVerdictError("more than a reply came back") from error
+        if not isinstance(reply, dict):
+            raise NoVerdictError("a reply was forged")
+        return reply
 
     def _end(self) -> None:
         if self._process is not None:

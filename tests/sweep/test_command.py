@@ -117,6 +117,11 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
         config = override(load(runs / run / "config.toml"), "run", root=str(tmp_path / "alone"))
         assert numbers(running.train(config).folder) == numbers(runs / run)
 
+    of_an_earlier_release = (runs / "grpo+lag-s0/config.toml").read_text().replace("overlap = false\n", "")
+    (runs / "grpo+lag-s0/config.toml").write_text(of_an_earlier_release)
+    assert "overlap" not in of_an_earlier_release
+    assert solera("sweep", "grid.toml", "--report", cwd=tmp_path).returncode == 0
+
     (tmp_path / "grid.toml").write_text(GRID.replace("lr = 3e-3", "lr = 1e-3"))
     changed = solera("sweep", "grid.toml", cwd=tmp_path)
     assert changed.returncode == 2

@@ -31,10 +31,10 @@ def kill_the_parent() -> None:
     os.kill(os.getppid(), signal.SIGKILL)
 
 
-def forge() -> None:
+def forge(reply: str = '{"value": 1.0}') -> None:
     for file in range(3, 9):
         with contextlib.suppress(OSError):
-            os.write(file, b'{"value": 1.0}\n')
+            os.write(file, reply.encode() + b"\n")
     time.sleep(1)
 
 

@@ -126,6 +126,14 @@ def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
     assert court.ask("double", 4) == 8
 
 
+@pytest.mark.parametrize("reply", ["null", "5", "[1]", '{"a": 1}', '{"value": 1, "token": 0}', "[" * 100_000, "word"])
+def test_a_forged_reply_is_no_verdict_and_does_not_stop_the_run(reply):
+    court = judges("tests.tasks.slow", "none")
+    with pytest.raises(NoVerdictError):
+        court.ask("forge", reply)
+    assert court.ask("double", 21) == 42
+
+
 def test_a_package_that_is_not_there_is_named():
     with pytest.raises(SoleraError, match=r"no_such_package is not installed: pip install 'solera\[wish\]'"):
         judges("tests.tasks.absent", "wish").ask("anything")
