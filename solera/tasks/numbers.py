@@ -74,9 +74,8 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
     """
     final = final_answer(text)
     if final.by in ("boxed", "tag"):
-        return _last(_plain(_SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))))[
-            0
-        ], final.complete
+        joined = _SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))
+        return _last(_plain(joined))[0], final.complete
     if final.by != "whole":
         statement = _plain(_signed(final.text) if final.by == "mark" else final.text)
         match = _NUMBER.search(statement.rpartition("=")[2]) or _NUMBER.search(statement)
