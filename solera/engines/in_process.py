@@ -1,4 +1,4 @@
-"""The engine inside the training process: transformers weights of its own, so that a lag is real."""
+"""The engine inside the training process: with weights of its own, so that a lag is real, or with the learner's."""
 
 import asyncio
 from collections import defaultdict
