@@ -42,7 +42,7 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     if mark:
         line, newline, _ = after.lstrip().partition("\n")
         return Final(line, "mark", bool(newline))
-    phrase = last_match(_PHRASE, text) if phrases else None
+    phrase = last_match(_PHRASE, text) if phrases and "answer" in text.casefold() else None
     if phrase is not None:
         sentence = text[phrase.end() :]
         end = _SENTENCE_END.search(sentence)

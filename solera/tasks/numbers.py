@@ -9,6 +9,8 @@ from solera.tasks.final import READ, after_thinking, final_answer, last_match
 
 LONGEST_NUMBER = 400
 """Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
+NEAR = 80
+"""Characters before the last digit of a text in which a break is looked for."""
 
 _NUMBER = re.compile(
     r"""(?: (?<![\w)\]}.]) (?P<sign>[-+]) )?+    # 5-3 ends in 3, not in -3
@@ -21,27 +23,31 @@ _NUMBER = re.compile(
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
+_BREAK = re.compile(r"\n|[.,;:!?] (?=[A-Za-z])")
+"""Where neither a number nor a spelling of one goes on; what follows shows that a number before it is complete."""
+_OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞]")
 _MONEY = r"(?=[$€£¥₹]?\.?[0-9])"
 _SPELLINGS = tuple(
-    (re.compile(spelling), plain)
-    for spelling, plain in (
-        (r"\\(?=[$%])", ""),
-        (r"(?<=[0-9])(?:,?\\[,!;: ]|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))", ","),  # 1\,000 and 1{,}000
-        (r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
-        (r"\^\{(-?[0-9]{1,9})\}", r"^\1"),
-        (r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*x]) ?10\^(-?[0-9]{1,9})", r"e\1"),
-        (r"(?<![0-9])\^(?:\{[^{}]{0,20}\}|-?[0-9]++)", ""),  # cm^2
-        (r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
-        (r"\\sqrt ?(?:\[[^\]]{0,20}\])?(?:\{[^{}]{0,100}\}|[0-9])|√[0-9.]++", "√"),
-        (r"\\pi(?![A-Za-z])", "π"),
-        (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        (r"(?i)\bnegative " + _MONEY, "-"),
-        (r"(?<==) ?- " + _MONEY, "-"),
-        (r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
+    (needs, re.compile(spelling), plain)
+    for needs, spelling, plain in (
+        ("\\", r"\\(?=[$%])", ""),
+        ("", r"(?<=[0-9])(?:,?\\[,!;: ]|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))", ","),  # 1\,000, 1{,}000
+        ("**", r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
+        ("^{", r"\^\{(-?[0-9]{1,9})\}", r"^\1"),
+        ("10^", r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*x]) ?10\^(-?[0-9]{1,9})", r"e\1"),
+        ("^", r"(?<![0-9])\^(?:\{[^{}]{0,20}\}|-?[0-9]++)", ""),  # cm^2
+        ("\\", r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+        ("", r"\\sqrt ?(?:\[[^\]]{0,20}\])?(?:\{[^{}]{0,100}\}|[0-9])|√[0-9.]++", "√"),
+        ("\\", r"\\pi(?![A-Za-z])", "π"),
+        ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
+        ("", r"(?i)\bnegative " + _MONEY, "-"),
+        ("- ", r"(?<==) ?- " + _MONEY, "-"),
+        ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
 )
-"""Ways to write a number that are put into one before it is read."""
+"""Ways to write a number that are put into one before it is read, and what a text must hold for each."""
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
+_OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
@@ -81,7 +87,7 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         match = _NUMBER.search(statement.rpartition("=")[2]) or _NUMBER.search(statement)
         if match or final.by == "mark":
             return (_value(match), final.complete or _is_whole(match)) if match else (None, False)
-    return _last(_plain(after_thinking(text[-READ:])))
+    return _last_of_all(after_thinking(text[-READ:]))
 
 
 @lru_cache(maxsize=4096)
@@ -98,9 +104,11 @@ def _signed(text: str) -> str:
 def _plain(text: str) -> str:
     if not text.isascii():
         text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
-        text = _VULGAR_FRACTION.sub(_separate, text).translate(_SIGNS)
-    for spelling, plain in _SPELLINGS:
-        text = spelling.sub(plain, text)
+        text = _VULGAR_FRACTION.sub(_separate, text)
+        text = _OTHER_SIGN.sub(lambda sign: sign[0].translate(_SIGNS), text)
+    for needs, spelling, plain in _SPELLINGS:
+        if needs in text:
+            text = spelling.sub(plain, text)
     text = _LATEX_FRACTION.sub(_fraction, _MIXED_NUMBER.sub(_improper, text))
     return _COMMAND.sub(" ", text)
 
@@ -121,6 +129,21 @@ def _improper(mixed: re.Match[str]) -> str:
     return f"{whole * divisor + part}/{divisor}" if part < divisor else mixed[0]
 
 
+def _last_of_all(text: str) -> tuple[Fraction | None, bool]:
+    """The last number of a text. It is looked for around the last digit first: a response has hundreds of words."""
+    last, size = max(map(text.rfind, "0123456789")), NEAR
+    if "\\" in text or "^{" in text or not (text.isascii() or _OTHER_DIGIT.search(text) is None):
+        size = last  # in braces a spelling goes across breaks
+    after = _BREAK.search(text, last) if size < last else None
+    while size < last:
+        before = _BREAK.search(text, last - size, last)
+        match = last_match(_NUMBER, _plain(text[before.end() : after and after.end() + 1])) if before else None
+        if match:
+            return _value(match), _is_whole(match)
+        size *= 4
+    return _last(_plain(text))
+
+
 def _last(text: str) -> tuple[Fraction | None, bool]:
     match = last_match(_NUMBER, text)
     return (_value(match), _is_whole(match)) if match else (None, False)
@@ -132,15 +155,13 @@ def _is_whole(match: re.Match[str]) -> bool:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    exponent, power, divisor = (
-        match[part] or unit for part, unit in (("exponent", "0"), ("power", "1"), ("divisor", "1"))
-    )
-    if match.end() - match.start() > LONGEST_NUMBER or match["irrational"]:
+    sign, inner, value, exponent, power, divisor, irrational = match.groups()
+    if match.end() - match.start() > LONGEST_NUMBER or irrational:
         return None
-    size = Fraction(match["value"].replace(",", ""))
-    if max(abs(int(exponent)), abs(int(power)) * len(match["value"])) > LONGEST_NUMBER or not int(divisor):
-        return None
-    if not size and int(power) < 0:
-        return None
-    size = (size * Fraction(10) ** int(exponent)) ** int(power) / int(divisor)
-    return -size if (match["sign"] or match["inner"]) == "-" else size
+    size = Fraction(value.replace(",", ""))
+    if exponent or power or divisor:
+        exponent, power, divisor = int(exponent or 0), int(power or 1), int(divisor or 1)
+        if max(abs(exponent), abs(power) * len(value)) > LONGEST_NUMBER or not divisor or (not size and power < 0):
+            return None
+        size = (size * Fraction(10) ** exponent) ** power / divisor
+    return -size if (sign or inner) == "-" else size

@@ -2,10 +2,11 @@
 
 import time
 from fractions import Fraction
+from random import Random
 
 import pytest
 
-from solera.tasks.numbers import final_number, number
+from solera.tasks.numbers import _last, _last_of_all, _plain, final_number, number
 
 
 @pytest.mark.parametrize(
@@ -28,10 +29,30 @@ from solera.tasks.numbers import final_number, number
         ("1e401", None), ("2^401", None), ("0^{-1}", None), ("9^9^9", 9**9),
         ("", None), ("none", None), ("-", None), ("3/0", None), ("####", None), (r"4 \boxed{}", None),
         ("1" * 401, None),
+        ("2 x 10^3", 2000), ("3**2", 9), ("x = - 7", -7), (r"\$5", 5), (r"\frac34", Fraction(3, 4)), (r"2\cdot 3", 3),
+        ("10^{2}", 100), (r"2\pi", None), ("1{,}000", 1000), ("so negative 5", -5), ("5 cm^{2}", 5),
     ],
 )  # fmt: skip
 def test_the_number_a_text_comes_to(text, value):
     assert final_number(text)[0] == value
+
+
+PIECES = (
+    "5", "12", "1,234", "-3", "= - 7", "-$5", "$-5", "3 1/2", "3 and 1/2", "½", "３", "−5", "–6", "10^5", "2 x 10^3",
+    "3**2", "cm^2", "cm²", "x^{2\n}", "x^{, and 2}", "{", "}", "1{,}000", r"\frac{1}{2}", "\\sqrt{2\n3}", "√2", "2 * π",
+    "CO2", "USD 5", "-Rs. 5", "-Rs.", "negative 5", "Negative ", "and ", "x ", "10", "1e-3", "5_000", "5'000", "1 000",
+    ".5", "5.", "-", "=", "/", "^", "\n", ". ", ", ", ": ", " ", "apples", " Then", "we go on, and on. After that ",
+)  # fmt: skip
+
+
+def test_the_last_number_is_that_of_the_whole_text_read_at_once():
+    """Texts of a few awkward pieces each, long enough to be read from their last digit alone."""
+    random, found = Random(0), 0
+    for _ in range(10_000):
+        text = "".join(random.choices(random.sample(PIECES, 8), k=random.choice((12, 40))))
+        assert _last_of_all(text) == _last(_plain(text)), text
+        found += _last_of_all(text)[0] is not None
+    assert found > 7_000
 
 
 def test_number_compares_values_not_spellings():

@@ -1,0 +1,40 @@
+"""Text from token ids: the tokenizer's own, whichever way it is put together."""
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from solera.models.codec import TokenizerCodec
+
+END = 260
+
+
+@pytest.fixture
+def byte_level() -> PreTrainedTokenizerFast:
+    """Every single byte, a few merges, tokens that hold a space or letters no byte is written as, an end token."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merged = ["Ġt", "he", "Ġthe", "ÃĤ"]
+    vocabulary = {token: n for n, token in enumerate([*letters, *merged])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("Ã", "Ĥ")]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([AddedToken("<end>", special=True), AddedToken("two words"), AddedToken("日本")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def test_bytes_put_together_are_what_the_tokenizer_decodes(byte_level):
+    """Also where they are no text: characters cut off, in the wrong order, or with bytes that none begins with."""
+    codec, rng = TokenizerCodec(byte_level, (END,)), np.random.default_rng(0)
+    assert byte_level.convert_tokens_to_ids("<end>") == END
+    for length in rng.integers(0, 12, 5_000):
+        ids = rng.integers(0, 266, length)  # three beyond the last token
+        kept = ids[:-1] if length and ids[-1] == END else ids
+        wanted = byte_level.backend_tokenizer.decode(kept.tolist(), skip_special_tokens=False)
+        assert codec.decode(ids.astype(np.int32)) == wanted
+
+
+def test_texts_come_back(byte_level):
+    byte_level.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    codec = TokenizerCodec(byte_level, (END,))
+    for text in (" the thé", "日本 two words 語<end>!", "½ € \n\t\0", ""):
+        assert codec.decode(np.array(codec.encode(text), np.int32)) == text
