@@ -4,8 +4,8 @@ python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 
 
 Responses are random tokens, two thirds of them of 256, the others shorter, after prompts of 90. The plain learner is
 the Hugging Face module in bfloat16: `rows` responses at a time with their prompts, padded, all logits at once,
-log-softmax in float32, AdamW on the bfloat16 weights. Ours has its defaults, or `micro` tokens at a time. Each peak is of two updates with nothing
-of the other there, or less what the other holds; then both are timed in turn.
+log-softmax in float32, AdamW on the bfloat16 weights. Ours has its defaults, or `micro` tokens at a time. Each peak is
+of two updates with nothing of the other there, or less what the other holds; then both are timed in turn.
 """
 
 import argparse
@@ -49,8 +49,9 @@ def groups_of(prompts: int, members: int, vocabulary: int) -> list[Group]:
 def ours(
     model: LanguageModel, batch_of: Callable[[Learner], Batch], micro: int
 ) -> tuple[Callable[[], None], list[int]]:
+    config = LearnConfig(lr=1e-6, warmup=0, micro_batch_tokens=micro or None)
     learner = Learner(
-        model, compose(resolve(ObjectiveConfig("grpo"))), LearnConfig(lr=1e-6, warmup=0, micro_batch_tokens=micro or None), lineage="bench",
+        model, compose(resolve(ObjectiveConfig("grpo"))), config, lineage="bench",
         temperature=1.0, limit=LIMIT, steps=1000, compute=torch.bfloat16, reference=None, compiled=True,
     )  # fmt: skip
     computed: list[int] = []
