@@ -88,13 +88,13 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(short_run):
 def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, monkeypatch, settings):
     """And it is: at as many steps as the sync rule leaves room for."""
     threads = []
-    complete = InProcessEngine._complete
+    write = InProcessEngine._write
 
     def noting(engine, requests):
         threads.append(threading.current_thread() is threading.main_thread())
-        return complete(engine, requests)
+        return write(engine, requests)
 
-    monkeypatch.setattr(InProcessEngine, "_complete", noting)
+    monkeypatch.setattr(InProcessEngine, "_write", noting)
 
     def told(overlap: str) -> tuple[list[dict[str, float]], int]:
         threads.clear()

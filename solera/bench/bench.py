@@ -71,13 +71,17 @@ def run(options: BenchOptions, console: Console) -> Measured:
 
 def _variants(options: BenchOptions, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
     variants: dict[str, Callable[[], dict[str, Any]]] = {
-        f"Solera, v = {v}": partial(_ours, options, v) for v in options.v
+        f"Solera, v = {v}{_ahead(options.overlap) if v > 1 else ''}": partial(_ours, options, v) for v in options.v
     }
     if options.trl_step:
         variants["TRL"] = partial(peer.measure, options, folder)
     if options.trl_vllm:
         variants["TRL with vLLM"] = partial(peer.measure, options, folder, peer.VLLM)
     return variants
+
+
+def _ahead(overlap: bool | None) -> str:
+    return "" if overlap is None else ", written ahead" if overlap else ", nothing written ahead"
 
 
 def _settle(options: BenchOptions) -> BenchOptions:

@@ -32,6 +32,8 @@ class BenchOptions:
     """How often each variant runs, in turn, each time in a process of its own."""
     v: tuple[int, ...] = (1,)
     """Sync periods to measure."""
+    overlap: bool | None = None
+    """Whether the next batch is written while one is learned from, between two syncs; unset: as by default here."""
     unmasked: bool = False
     """Learn from groups of equal reward too, as TRL does: the same work on both sides."""
     micro_batch: int | None = None

@@ -60,7 +60,7 @@ def configure(options: BenchOptions, v: int) -> Config:
             task=task,
             reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
             sampling=SamplingConfig(max_tokens=options.new_tokens),
-            collect=CollectConfig(prompts=options.prompts, group_size=options.group),
+            collect=CollectConfig(prompts=options.prompts, group_size=options.group, overlap=options.overlap),
             objective=ObjectiveConfig("grpo", zero_variance_mask=False if options.unmasked else None),
             learn=learn,
             sync=SyncConfig(period=v),
@@ -121,8 +121,14 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
         spent["tokens/computed"] += sum(micro.token_RL.numel() for micro in micros)
         return micros
 
-    decode = timed(engine._complete, "time/decode", spent)  # type: ignore[attr-defined]
-    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_complete", decode)
+    answering = engine._answer  # type: ignore[attr-defined]
+
+    async def answer(requests: Any) -> None:
+        start = time.perf_counter()
+        await answering(requests)
+        spent["time/decode"] += time.perf_counter() - start
+
+    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_answer", answer)
     vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
     vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
     for function in (digest.describe, digest.locate):

@@ -1,7 +1,7 @@
 """Continuous decoding: rows in a fixed set of slots, a token one replayed CUDA graph, ended rows replaced by others.
 
-The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: it never waits for the GPU in between. On
-a processor without graphs the same steps run one by one.
+The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: it never waits for the GPU in between.
+They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
 from collections import deque
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,11 @@ from solera.models.language_model import LanguageModel
 from solera.models.memory import free_bytes
 from solera.records import Sampling
 
+Ended = tuple[list[int], Decoded]
+"""Numbers of requests, and what was written for them."""
+NOTHING: Ended = (
+    [], Decoded(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float32), np.zeros(0, np.int64), np.zeros(0, np.bool_)),
+)  # fmt: skip
 CHUNK = 8
 PREFILL_TOKENS = 16_384
 TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE = range(8)
@@ -87,10 +93,14 @@ class ContinuousDecoder:
     @torch.no_grad()
     def decode(
         self, prompts: Items[tuple[int, ...]], uniform_BT: npt.NDArray[np.float32], sampling: Sampling
-    ) -> Decoded:
-        """Continue every prompt until an end token or `sampling.max_tokens`. `uniform_BT` holds the random numbers."""
-        waves = [self._decode_wave(prompts[w], uniform_BT[w], sampling) for w in self._waves(prompts, sampling)]
-        return Decoded(*(np.concatenate(parts) for parts in zip(*waves, strict=True)))
+    ) -> Iterator[Ended]:
+        """Continue every prompt until an end token or `sampling.max_tokens`. `uniform_BT` holds the random numbers.
+
+        Yields after every chunk what has ended, which may be nothing, while the GPU goes on.
+        """
+        for wave in self._waves(prompts, sampling):
+            for rows, decoded in self._decode_wave(prompts[wave], uniform_BT[wave], sampling):
+                yield [wave.start + row for row in rows], decoded
 
     def _waves(self, prompts: Items[tuple[int, ...]], sampling: Sampling) -> Iterator[slice]:
         """Stretches of the requests whose prompts fit into half of what memory is there."""
@@ -115,7 +125,8 @@ class ContinuousDecoder:
         return (free_bytes(self.model.device) + held) // 2 // each
 
     def _prepare(self, prompt_tokens: int, requests: int, sampling: Sampling) -> Memory:
-        """Memory for these requests: what is there where it is large enough, else new, and graphs with it."""
+        """Memory for these requests: what is there where it is large enough, else new, and graphs with it. Prompts get
+        more than they need: each batch's have another length, and graphs take a while to record."""
         limit = sampling.max_tokens
         fitting = (self._room() - prompt_tokens) // limit
         slots = min(_bucket(min(requests, self.max_rows)), fitting)
@@ -132,14 +143,15 @@ class ContinuousDecoder:
                 slots = max(1, min(max(slots, before.slots), (self._room() - prompt_tokens) // limit))
                 requests = max(requests, before.requests)
             del before
-            self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens)
+            spare = min(prompt_tokens // 2, max(0, self._room() - prompt_tokens - slots * limit))
+            self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens + spare)
         for module, (key, value) in zip(self.model.attentions, self.memory.pools, strict=True):
             module.pool_key, module.pool_value = key, value
         return self.memory
 
     def _decode_wave(
         self, prompts: Items[tuple[int, ...]], uniform_BT: npt.NDArray[np.float32], sampling: Sampling
-    ) -> tuple[npt.NDArray[np.generic], ...]:
+    ) -> Iterator[Ended]:
         number = {prompt: p for p, prompt in enumerate(dict.fromkeys(prompts))}
         starts = np.concatenate([[0], np.cumsum([len(prompt) - 1 for prompt in number])])
         memory = self._prepare(int(starts[-1]), len(prompts), sampling)
@@ -149,10 +161,7 @@ class ContinuousDecoder:
             (prompt[-1], len(prompt) - 1, int(starts[number[prompt]]), len(prompt) - 1, b)
             for b, prompt in enumerate(prompts)
         )
-        Rows(self, memory, sampling, waiting).run()
-        limit = sampling.max_tokens
-        out = (memory.token_BT[:, :limit], memory.logp_BT[:, :limit], memory.length_B, memory.finished_B)
-        return tuple(tensor[: len(prompts)].to("cpu", copy=True).numpy() for tensor in out)
+        yield from Rows(self, memory, sampling, waiting).run()
 
     def _prefill(self, prompts: list[tuple[int, ...]], starts: npt.NDArray[np.int64]) -> None:
         """Keys and values of every prompt but its last token, which each row computes for itself as its first step."""
@@ -244,29 +253,45 @@ class Rows:
         self.sampling = sampling
         self.waiting = waiting
         self.rows = _bucket(min(len(waiting), memory.slots), memory.slots)
+        self.request: list[int | None] = [None] * memory.slots
+        """Who sits in each slot and is not yet known to have ended."""
         self.left = 0
         """Tokens after which every row has ended for certain."""
         self.response_start = [memory.prompt_tokens + slot * memory.limit for slot in range(memory.slots)]
         memory.row_table.zero_()
         memory.row_table[RESPONSE_START].copy_(torch.tensor(self.response_start))
 
-    def run(self) -> None:
+    def run(self) -> Iterator[Ended]:
         self._seat(list(range(self.rows)))
-        flags = None
+        flags, ended = None, None
         while True:
             tokens = min(CHUNK, self.left)
             self.decoder.advance(self.memory, self.rows, self.sampling, tokens)
             self.left -= tokens
-            known, flags = flags, Flags(self.memory.row_table[ALIVE, : self.rows])
+            known, flags = flags, Arriving(self.memory.row_table[ALIVE, : self.rows])
+            yield ended.read() if ended else NOTHING
+            ended = None
             if not self.decoder.graphed or not self.left:
                 known = flags
             if known is None:
                 continue
-            free = [slot for slot, alive in enumerate(known.read() if self.left else [0] * self.rows) if not alive]
+            alive = known.read()[0].tolist() if self.left else [0] * self.rows
+            free = [slot for slot in range(self.rows) if not alive[slot]]
+            if requests := self._leave(free):
+                ended = Ending(self.memory, self.sampling, requests)
             if len(free) == self.rows and not self.waiting:
-                return
+                break
             if self._seat(free) or self._move_up(free):
                 flags = None  # what is on its way tells of the rows before
+        if ended:
+            yield ended.read()
+
+    def _leave(self, free: list[int]) -> list[int]:
+        """Requests that were not known to have ended."""
+        ended = [request for slot in free if (request := self.request[slot]) is not None]
+        for slot in free:
+            self.request[slot] = None
+        return ended
 
     def _seat(self, free: list[int]) -> bool:
         """Give free slots to waiting requests."""
@@ -276,11 +301,11 @@ class Rows:
         lines = []
         for slot in taken:
             token, position, prompt_start, prompt_length, request = self.waiting.popleft()
+            self.request[slot] = request
             lines.append((token, position, prompt_start, prompt_length, self.response_start[slot], 0, request, 1))
         self.left = self.sampling.max_tokens
         device = self.memory.row_table.device
-        where = torch.tensor(taken, device=device)
-        self.memory.row_table[:, where] = torch.tensor(lines, device=device).T
+        self.memory.row_table[:, sent(taken, device)] = sent(lines, device).T
         return True
 
     def _move_up(self, free: list[int]) -> bool:
@@ -291,28 +316,47 @@ class Rows:
             return False
         order = living + free
         self.response_start[: self.rows] = [self.response_start[slot] for slot in order]
-        where = torch.tensor(order, device=self.memory.row_table.device)
+        self.request[: self.rows] = [self.request[slot] for slot in order]
+        where = sent(order, self.memory.row_table.device)
         self.memory.row_table[:, : self.rows] = self.memory.row_table[:, where]
         self.rows = smaller
         return True
 
 
-class Flags:
-    """Which rows are alive, on its way from the GPU."""
+class Ending:
+    """What was written for requests that have ended, on its way from the GPU: nothing is written there any more."""
 
-    def __init__(self, alive_S: Tensor) -> None:
-        self.event = torch.cuda.Event() if alive_S.is_cuda else None
-        if self.event is None:
-            self.alive_S = alive_S.clone()
-            return
-        self.alive_S = torch.empty(alive_S.shape, dtype=alive_S.dtype, pin_memory=True)
-        self.alive_S.copy_(alive_S, non_blocking=True)
-        self.event.record()
+    def __init__(self, memory: Memory, sampling: Sampling, requests: list[int]) -> None:
+        self.requests = requests
+        where, limit = sent(requests, memory.row_table.device), sampling.max_tokens
+        out = (memory.token_BT[:, :limit], memory.logp_BT[:, :limit], memory.length_B, memory.finished_B)
+        self.arriving = Arriving(*(tensor[where] for tensor in out))
 
-    def read(self) -> list[int]:
+    def read(self) -> Ended:
+        return self.requests, Decoded(*self.arriving.read())
+
+
+class Arriving:
+    """Tensors on their way from the GPU: nobody waits for them before they are read."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.event = torch.cuda.Event() if tensors[0].is_cuda else None
+        self.tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
+        for here, there in zip(self.tensors, tensors, strict=True):
+            here.copy_(there, non_blocking=True)
+        if self.event is not None:
+            self.event.record()
+
+    def read(self) -> list[npt.NDArray[Any]]:
         if self.event is not None:
             self.event.synchronize()
-        return self.alive_S.tolist()
+        return [tensor.clone().numpy() for tensor in self.tensors]  # memory that the GPU can reach is not kept
+
+
+def sent(values: list[Any], device: torch.device) -> Tensor:
+    """Whole numbers as a tensor on the device, without waiting for what it is doing."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _bucket(rows: int, most: int | None = None) -> int:

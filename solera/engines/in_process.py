@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from solera.engines.decoding import decode
+from solera.engines.decoding import Decoded, decode
 from solera.errors import SoleraError
 from solera.models.digest import describe, locate
 from solera.models.language_model import LanguageModel
@@ -19,6 +20,10 @@ from solera.streams import uniforms
 
 if TYPE_CHECKING:
     from solera.engines.continuous import ContinuousDecoder
+
+
+Written = tuple[Items[int], list[Completion]]
+"""Numbers of requests, and what was written for them."""
 
 
 class Request(NamedTuple):
@@ -39,7 +44,8 @@ def _continuous(
 
 
 class InProcessEngine:
-    """Continues texts in batches: every request made before the event loop comes round again shares one.
+    """Continues texts in batches: every request made before the event loop comes round again shares one, and all that
+    come while it is written share the next.
 
     With `beside`, a GPU decodes in a stream of its own: another thread's work there goes on meanwhile. A `shared` model
     has the learner's parameters for its own: it is always up to date, and a sync only changes the version.
@@ -63,6 +69,7 @@ class InProcessEngine:
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
+        self._answering: asyncio.Task[None] | None = None
         self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
         self._stream = torch.cuda.Stream(model.device) if beside and model.device.type == "cuda" else None
 
@@ -90,34 +97,50 @@ class InProcessEngine:
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         loop = asyncio.get_running_loop()
         request = Request(token_ids, sampling, seed, loop.create_future())
-        if not self._pending:
-            loop.call_soon(self._answer_pending)  # runs after every task that is ready now has made its request
         self._pending.append(request)
+        if self._answering is None or self._answering.done():
+            # Its first step comes after every task that is ready now has made its request.
+            self._answering = loop.create_task(self._answer_pending())
         return await request.answer
 
-    def _answer_pending(self) -> None:
-        requests, self._pending = self._pending, []
-        alike: dict[Sampling, list[Request]] = defaultdict(list)
-        for request in requests:
-            alike[request.sampling].append(request)
-        for several in alike.values():
-            together = len(several) if self._continuous else self.max_rows
-            for start in range(0, len(several), together):
-                self._answer(several[start : start + together])
+    async def _answer_pending(self) -> None:
+        while self._pending:
+            requests, self._pending = self._pending, []
+            alike: dict[Sampling, list[Request]] = defaultdict(list)
+            for request in requests:
+                if not request.answer.done():  # given up, perhaps with the event loop that it came from
+                    alike[request.sampling].append(request)
+            for several in alike.values():
+                together = len(several) if self._continuous else self.max_rows
+                for start in range(0, len(several), together):
+                    await self._answer(several[start : start + together])
+            await asyncio.sleep(0)  # who was answered last may ask for more, as those answered earlier have
 
-    def _answer(self, requests: Items[Request]) -> None:
+    async def _answer(self, requests: Items[Request]) -> None:
+        """Each gets what it waits for when that is written, and goes on while the others are still being written."""
+        left = len(requests)
         try:
-            completions = self._complete(requests)
+            writing = self._write(requests)
+            while left:
+                rows, completions = self._next(writing)
+                for b, completion in zip(rows, completions, strict=True):
+                    if not requests[b].answer.done():
+                        requests[b].answer.set_result(completion)
+                left -= len(rows)
+                if left:
+                    await asyncio.sleep(0)
         except Exception as error:  # handed to whoever waits, or they would wait for ever
             for request in requests:
-                if not request.answer.cancelled():
+                if not request.answer.done():
                     request.answer.set_exception(error)
-            return
-        for request, completion in zip(requests, completions, strict=True):
-            if not request.answer.cancelled():
-                request.answer.set_result(completion)
 
-    def _complete(self, requests: Items[Request]) -> list[Completion]:
+    def _next(self, writing: Iterator[Written]) -> Written:
+        """Settings of this thread are only made here: between two calls others run in it."""
+        with torch.cuda.stream(self._stream), self._precision():
+            return next(writing)
+
+    def _write(self, requests: Items[Request]) -> Iterator[Written]:
+        """Which of the requests have ended, and what was written for them, until all have."""
         sampling = requests[0].sampling
         longest = max(len(request.token_ids) for request in requests)
         if self.model.max_length is not None and longest + sampling.max_tokens > self.model.max_length:
@@ -127,11 +150,14 @@ class InProcessEngine:
             )
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
-        with torch.cuda.stream(self._stream), self._precision():
-            if self._continuous:
-                decoded = self._continuous.decode(texts, uniform_BT, sampling)
-            else:
-                decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
+        if self._continuous:
+            for rows, decoded in self._continuous.decode(texts, uniform_BT, sampling):
+                yield rows, self._completions(decoded, sampling)
+        else:
+            decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
+            yield range(len(requests)), self._completions(decoded, sampling)
+
+    def _completions(self, decoded: Decoded, sampling: Sampling) -> list[Completion]:
         lineage, version = self.held.lineage, self.held.version
         return [
             Completion(
