@@ -9,7 +9,7 @@ from solera.tasks.final import READ, after_thinking, final_answer, last_match
 
 LONGEST_NUMBER = 400
 """Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
-NEAR = 80
+NEAR = 60
 """Characters before the last digit of a text in which a break is looked for."""
 
 _NUMBER = re.compile(
@@ -23,9 +23,9 @@ _NUMBER = re.compile(
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
-_BREAK = re.compile(r"\n|[.,;:!?] (?=[A-Za-z])")
+_BREAK = re.compile(r"\n|[A-Za-z.,;:!?] +(?=[A-Za-z])")
 """Where neither a number nor a spelling of one goes on; what follows shows that a number before it is complete."""
-_OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞]")
+_OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞⁰¹²³⁴⁵⁶⁷⁸⁹]")
 _MONEY = r"(?=[$€£¥₹]?\.?[0-9])"
 _SPELLINGS = tuple(
     (needs, re.compile(spelling), plain)
@@ -131,16 +131,14 @@ def _improper(mixed: re.Match[str]) -> str:
 
 def _last_of_all(text: str) -> tuple[Fraction | None, bool]:
     """The last number of a text. It is looked for around the last digit first: a response has hundreds of words."""
-    last, size = max(map(text.rfind, "0123456789")), NEAR
-    if "\\" in text or "^{" in text or not (text.isascii() or _OTHER_DIGIT.search(text) is None):
-        size = last  # in braces a spelling goes across breaks
-    after = _BREAK.search(text, last) if size < last else None
-    while size < last:
-        before = _BREAK.search(text, last - size, last)
-        match = last_match(_NUMBER, _plain(text[before.end() : after and after.end() + 1])) if before else None
+    last = max(map(text.rfind, "0123456789"))
+    other = "\\" in text or "^{" in text or not (text.isascii() or _OTHER_DIGIT.search(text) is None)
+    breaks = [] if other else list(_BREAK.finditer(text, max(0, last - NEAR), last))
+    if breaks:
+        after = _BREAK.search(text, last)
+        match = last_match(_NUMBER, _plain(text[breaks[-1].end() : after and after.end() + 1]))
         if match:
             return _value(match), _is_whole(match)
-        size *= 4
     return _last(_plain(text))
 
 
