@@ -78,6 +78,24 @@ def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, samplin
         assert_written(written(decoder, prompts, numbers, sampling), expected)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_answers_come_while_others_are_written_and_are_those_of_the_cpu(tiny, monkeypatch, beside):
+    """Long limit, short responses: most rows end many chunks before the last."""
+    asked = ragged_requests(30, 6, Sampling(1.3, 96))
+    expected = ask(InProcessEngine(tiny.copy(torch.float32), (END,), 64, torch.float32), asked)
+    engine = InProcessEngine(planned(tiny, torch.float32), (END,), 64, torch.float32, beside=beside)
+    given = []
+    proceed = engine._next
+    monkeypatch.setattr(engine, "_next", lambda writing: given.append(proceed(writing)) or given[-1])
+    for _ in range(2):
+        given.clear()
+        for got, wanted in zip(ask(engine, asked), expected, strict=True):
+            assert got.token_ids_T.tolist() == wanted.token_ids_T.tolist()
+            np.testing.assert_allclose(got.behaviour_logp_T, wanted.behaviour_logp_T, atol=1e-4)
+        assert sum(bool(rows) for rows, _ in given) > 3
+        assert sorted(row for rows, _ in given for row in rows) == list(range(len(asked)))
+
+
 def test_compiled_layers_write_the_same_with_weights_that_came_later(tiny):
     """Query, key and value are one product then, and values a part of it."""
     prompts, numbers = requests()
