@@ -45,6 +45,7 @@ from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
+from solera.tasks.graders import is_grader
 from solera.tasks.gym import Gym
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
@@ -120,7 +121,7 @@ def build_loop(
     shared = own.rule is None and always_fresh(config.sync) and learner.working.model.module.dtype == compute
     engine: Engine = NoEngine(str(compute))
     if writes:
-        engine = _engine(config, learner, codec, compute, overlaps, shared)
+        engine = _engine(config, learner, codec, compute, overlaps, shared, _graded_alone(config, own))
     collector = Collector(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
@@ -160,14 +161,25 @@ def _has_room_beside(model: LanguageModel) -> bool:
     return model.device.type == "cpu" and torch.get_num_threads() < cores
 
 
+def _graded_alone(config: Config, own: OwnCode) -> bool:
+    """Whether each response is graded by itself: functions of one's own may be given a whole batch, to compare."""
+    return own.task is None and not own.rewards and all(map(is_grader, config.reward.functions))
+
+
 def _engine(
-    config: Config, learner: Learner, codec: TokenizerCodec, compute: torch.dtype, overlaps: bool, shared: bool
+    config: Config,
+    learner: Learner,
+    codec: TokenizerCodec,
+    compute: torch.dtype,
+    overlaps: bool,
+    shared: bool,
+    early: bool,
 ) -> InProcessEngine:
     """With weights of its own, or with the learner's where its own would never be older."""
     model = learner.working.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
     return InProcessEngine(
         model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile, beside=overlaps,
-        shared=shared,
+        shared=shared, early=early,
     )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def test_answers_come_while_others_are_written_and_are_those_of_the_cpu(tiny, mo
     """Long limit, short responses: most rows end many chunks before the last."""
     asked = ragged_requests(30, 6, Sampling(1.3, 96))
     expected = ask(InProcessEngine(tiny.copy(torch.float32), (END,), 64, torch.float32), asked)
-    engine = InProcessEngine(planned(tiny, torch.float32), (END,), 64, torch.float32, beside=beside)
+    engine = InProcessEngine(planned(tiny, torch.float32), (END,), 64, torch.float32, beside=beside, early=True)
     given = []
     proceed = engine._next
     monkeypatch.setattr(engine, "_next", lambda writing: given.append(proceed(writing)) or given[-1])

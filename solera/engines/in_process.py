@@ -48,7 +48,8 @@ class InProcessEngine:
     come while it is written share the next.
 
     With `beside`, a GPU decodes in a stream of its own: another thread's work there goes on meanwhile. A `shared` model
-    has the learner's parameters for its own: it is always up to date, and a sync only changes the version.
+    has the learner's parameters for its own: it is always up to date, and a sync only changes the version. With
+    `early`, who asked for a short response goes on while a GPU writes the others.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class InProcessEngine:
         compiled: bool = False,
         beside: bool = False,
         shared: bool = False,
+        early: bool = False,
     ) -> None:
         self.model = model
         self.end_token_ids = end_token_ids
         self.max_rows = max_rows
         self.compute = compute
         self.shared = shared
+        self.early = early
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self._pending: list[Request] = []
@@ -117,16 +120,20 @@ class InProcessEngine:
             await asyncio.sleep(0)  # who was answered last may ask for more, as those answered earlier have
 
     async def _answer(self, requests: Items[Request]) -> None:
-        """Each gets what it waits for when that is written, and goes on while the others are still being written."""
-        left = len(requests)
+        """Give each what it waits for: with `early` when that is written, else when all is."""
+        left, ready = len(requests), list[tuple[int, Completion]]()
         try:
             writing = self._write(requests)
             while left:
                 rows, completions = self._next(writing)
-                for b, completion in zip(rows, completions, strict=True):
+                left -= len(rows)
+                ready += zip(rows, completions, strict=True)
+                if left and not self.early:
+                    continue
+                for b, completion in ready:
                     if not requests[b].answer.done():
                         requests[b].answer.set_result(completion)
-                left -= len(rows)
+                ready.clear()
                 if left:
                     await asyncio.sleep(0)
         except Exception as error:  # handed to whoever waits, or they would wait for ever

@@ -168,7 +168,7 @@ def answered(engine: InProcessEngine, count: int, after) -> list:
 @pytest.fixture
 def late(planned, monkeypatch) -> InProcessEngine:
     monkeypatch.setattr(continuous, "CHUNK", 2)
-    engine = InProcessEngine(planned, (END,), 1000, torch.float32)
+    engine = InProcessEngine(planned, (END,), 1000, torch.float32, early=True)
     engine._continuous = Late(planned, (END,), 1000)
     return engine
 
@@ -189,6 +189,18 @@ def test_attempts_go_on_while_others_are_written_and_none_of_the_engines_setting
     moments, settings = zip(*answered(late, 12, after), strict=True)
     assert len(set(moments)) > 2
     assert set(settings) == {(True,)}
+
+
+def test_all_answers_come_together_unless_they_may_come_early(late):
+    """A reward function of one's own is given all responses in one call, as it may compare them."""
+    late.early = False
+
+    async def after(completion):
+        return late._continuous.advanced, len(completion.token_ids_T)
+
+    moments, lengths = zip(*answered(late, 12, after), strict=True)
+    assert len(set(moments)) == 1
+    assert len(set(lengths)) > 5
 
 
 def test_second_turns_of_early_and_late_answers_are_written_together(late, monkeypatch):
