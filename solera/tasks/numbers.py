@@ -28,7 +28,10 @@ _SPELLINGS = tuple(
     (re.compile(spelling), plain)
     for spelling, plain in (
         (r"\\(?=[$%])", ""),
-        (r"(?<=[0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))", ","),  # 1\,000, 1{,}000
+        (
+            r"(?<=[0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))",
+            ",",
+        ),  # 1\,000, 1{,}000
         (r"(?<=[0-9]) ?\\[,;: ] ?(?=\\[dtc]?frac)", " "),
         (r"(?<![A-Za-z0-9_])_{1,3}(?=\$?[0-9])", ""),  # __42__
         (r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
@@ -51,7 +54,7 @@ _SPELLINGS = tuple(
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
-_REPEATING_DECIMAL = re.compile(r"(?<![0-9])([0-9]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
+REPEATING_DECIMAL = re.compile(r"(?<![0-9])([0-9]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
 _LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
@@ -60,7 +63,7 @@ _MIXED_NUMBER = re.compile(
     r"(?<![0-9.,/])([0-9]{1,20})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
     r"| (?:and )?([0-9]{1,20})/([0-9]{1,20})(?![0-9/]))"
 )
-_REASON = re.compile(r"(?i)\([^()]{0,200}=[^()]{0,200}\)|\b(?:because|since)\b.*")
+_ASIDE = re.compile(r"\([^()]{0,200}=[^()]{0,200}\)")
 _NO_NUMBER = re.compile("(?:[^A-Za-zπ√]|[A-Za-z](?![A-Za-z]))*+[π√]")  # but: with π as 3 we get 18
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9.,])")
 
@@ -107,8 +110,8 @@ def _boxed(expression: str) -> Fraction | None:
 
 
 def _stated(statement: str) -> re.Match[str] | None:
-    """The first number, or the first after the last `=`; the reason given for it is no part of it."""
-    for claim in (_REASON.sub("", statement), statement):
+    """The first number, or the first after the last `=`; an equation in brackets behind it is an explanation."""
+    for claim in (_ASIDE.sub("", statement), statement):
         match = _NUMBER.search(claim.rpartition("=")[2]) or _NUMBER.search(claim)
         if match:
             return match
@@ -126,7 +129,7 @@ def _plain(text: str) -> str:
         text = _VULGAR_FRACTION.sub(_separate, text).translate(_SIGNS)
     for spelling, plain in _SPELLINGS:
         text = spelling.sub(plain, text)
-    text = _MIXED_NUMBER.sub(_improper, _REPEATING_DECIMAL.sub(_repeating, text))
+    text = _MIXED_NUMBER.sub(_improper, REPEATING_DECIMAL.sub(repeating, text))
     text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
     return _COMMAND.sub(" ", text)
 
@@ -147,11 +150,11 @@ def _fraction(fraction: re.Match[str]) -> str:
     return f"{sign}{above.lstrip('+- ')}/{below.lstrip('+- $€£¥₹')}"
 
 
-def _repeating(decimal: re.Match[str]) -> str:
-    r"""`0.1\overline{6}` is 15/90."""
+def repeating(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` is `\frac{15}{90}`."""
     before, start, period = decimal.groups()
     divisor = 10 ** len(start) * (10 ** len(period) - 1)
-    return f"{int(before + start + period) - int(before + start or 0)}/{divisor}"
+    return rf"\frac{{{int(before + start + period) - int(before + start or 0)}}}{{{divisor}}}"
 
 
 def _improper(mixed: re.Match[str]) -> str:
