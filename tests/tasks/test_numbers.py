@@ -77,6 +77,10 @@ def test_a_number_cut_off_may_not_be_complete():
         "√",
         "= - ",
         "1 ",
+        "11,",
+        "(=",
+        "_",
+        ".0\\overline{",
     ],
 )
 def test_no_text_takes_quadratic_time(piece):
