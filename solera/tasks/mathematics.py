@@ -42,6 +42,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         (r"\\p?mod ?(?:\{ ?[0-9]+ ?\}|[0-9]+)", ""),
         (r"\\equiv(?![A-Za-z])", "="),
         (rf"^{_TEXT}[^{{}}=]{{1,60}}\}} ?=", ""),
+        (rf"^{_TEXT}\s*([0-9][0-9.,/]*) [A-Za-z ]+\}}$", r"\1"),  # \text{7 apples}
         (rf"(?<=[0-9}})i])(?:[ ~]|\\[,;: ])*{_TEXT}(?! ?(?:and|or)\b)[A-Za-z/. ]+\}}(?:\^\{{?[0-9]\}}?)?\s*$", ""),
         (r"^(?:\\left)?\\\{ ?[a-z] ?(?:\\in ?\\mathbb ?\{R\} ?)?(?:\\mid|:|\|)(.*?)(?:\\right)?\\\}$", r"\1"),
         (r"(?i)\\text ?\{\s*(?:the )?(?:final )?answer(?: is)?:?\s*\}", ""),
