@@ -1,11 +1,11 @@
 """One update of our learner and of a plain one on the same responses: seconds, share of the GPU's peak, peak memory.
 
-python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 5]
+python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 5 --micro 0]
 
 Responses are random tokens, two thirds of them of 256, the others shorter, after prompts of 90. The plain learner is
 the Hugging Face module in bfloat16: `rows` responses at a time with their prompts, padded, all logits at once,
-log-softmax in float32, AdamW on the bfloat16 weights. Ours has its defaults. Each peak is of two updates with nothing
-of the other there, or less what the other holds; then both are timed in turn.
+log-softmax in float32, AdamW on the bfloat16 weights. Ours has its defaults, or `micro` tokens at a time. Each peak is
+of two updates with nothing of the other there, or less what the other holds; then both are timed in turn.
 """
 
 import argparse
@@ -46,9 +46,12 @@ def groups_of(prompts: int, members: int, vocabulary: int) -> list[Group]:
     return groups
 
 
-def ours(model: LanguageModel, batch_of: Callable[[Learner], Batch]) -> tuple[Callable[[], None], list[int]]:
+def ours(
+    model: LanguageModel, batch_of: Callable[[Learner], Batch], micro: int
+) -> tuple[Callable[[], None], list[int]]:
+    config = LearnConfig(lr=1e-6, warmup=0, micro_batch_tokens=micro or None)
     learner = Learner(
-        model, compose(resolve(ObjectiveConfig("grpo"))), LearnConfig(lr=1e-6, warmup=0), lineage="bench",
+        model, compose(resolve(ObjectiveConfig("grpo"))), config, lineage="bench",
         temperature=1.0, limit=LIMIT, steps=1000, compute=torch.bfloat16, reference=None, compiled=True,
     )  # fmt: skip
     computed: list[int] = []
@@ -105,7 +108,7 @@ def measured(update: Callable[[], None]) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for name, default in (("prompts", 64), ("group", 8), ("rows", 128), ("rounds", 5)):
+    for name, default in (("prompts", 64), ("group", 8), ("rows", 128), ("rounds", 5), ("micro", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     base, _ = loading.load(given.model, torch.device("cuda"))
@@ -117,7 +120,10 @@ def main() -> None:
         return collate(groups, learner.objective, now=learner.version, lineage="bench", seed=0)
 
     updates, computed, peaks = {}, {}, {}
-    for name, make in (("ours", lambda: ours(base, fresh)), ("plain", lambda: plain(base, batch, given.rows))):
+    for name, make in (
+        ("ours", lambda: ours(base, fresh, given.micro)),
+        ("plain", lambda: plain(base, batch, given.rows)),
+    ):
         others = torch.cuda.memory_allocated() if updates else 0
         updates[name], computed[name] = make()
         peaks[name] = max(measured(updates[name])[1] for _ in range(2)) - others
