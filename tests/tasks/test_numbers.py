@@ -41,7 +41,8 @@ PIECES = (
     "5", "12", "1,234", "-3", "= - 7", "-$5", "$-5", "3 1/2", "3 and 1/2", "½", "３", "−5", "–6", "10^5", "2 x 10^3",
     "3**2", "cm^2", "cm²", "²⁻²", "x^{2\n}", "x^{, and 2}", "{", "}", "1{,}000", r"\frac{1}{2}", "\\sqrt{2\n3}", "√2",
     "2 * π", "CO2", "USD 5", "-Rs. 5", "-Rs.", "negative 5", "Negative ", "and ", "x ", "10", "1e-3", "5_000", "5'000",
-    "1 000", ".5", "5.", "-", "=", "/", "^", "\n", ". ", ", ", ": ", " ", "apples", " Then", "we go on. After that ",
+    "minus 5", "is", "_5", "x/2", "5/2.5", "1 000", ".5", "5.", "-", "=", "/", "^", "\n", ". ", ", ", ": ", " ",
+    "apples", " Then", "we go on. After that ",
 )  # fmt: skip
 
 
@@ -67,7 +68,9 @@ def test_a_number_cut_off_may_not_be_complete():
     assert not number("the answer is 42.", "42", False)
     assert not number("#### 42", "42", False)
     assert not number(r"\boxed{42", "42", False)
-    assert number("42 it is, bec", "42", False)
+    assert not number("42 it is, bec", "42", False)
+    assert number("42 it is. Bec", "42", False)
+    assert number("it is 42\n", "42", False)
     assert number(r"\boxed{42}", "42", False)
 
 
@@ -96,6 +99,10 @@ def test_a_number_cut_off_may_not_be_complete():
         "√",
         "= - ",
         "1 ",
+        "11,",
+        "(=",
+        "_",
+        ".0\\overline{",
     ],
 )
 def test_no_text_takes_quadratic_time(piece):
