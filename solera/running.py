@@ -229,7 +229,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         for imported in data:
             store.add_imported(imported)
-        sink = Several(sinks_of(config, folder, console, version))
+        sink = Several(sinks_of(config, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
 
