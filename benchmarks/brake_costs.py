@@ -77,7 +77,7 @@ def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
         loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
         spent = watch(loop)
-        with torch_for(model, config.run.threads), rare_garbage_collection():
+        with torch_for(model, config.run), rare_garbage_collection():
             loop.run(SyncState())
             for _ in range(3):
                 loop.learner.version += 1

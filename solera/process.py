@@ -1,4 +1,4 @@
-"""What a run asks of its process while it trains: to be alone, garbage collection, torch's threads and kernels."""
+"""What a run asks of its process while it trains: to be alone, garbage collection, threads, kernels, memory."""
 
 import fcntl
 import gc
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 
+from solera.config import RunConfig
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
+from solera.models.memory import limited
 
 SMALL_MODEL = 5_000_000
 """Parameters below which a second CPU thread costs more than it brings."""
@@ -44,18 +46,20 @@ def rare_garbage_collection() -> Iterator[None]:
 
 
 @contextmanager
-def torch_for(model: LanguageModel, threads: int) -> Iterator[None]:
-    """Threads and kernels of torch that suit the model and its ever-changing shapes; afterwards as they were."""
+def torch_for(model: LanguageModel, run: RunConfig) -> Iterator[None]:
+    """Threads and kernels of torch that suit the model and its ever-changing shapes, and a GPU's memory as far as the
+    run may take it; afterwards as they were."""
     small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
     threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
     (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
-    if threads or small:
-        torch.set_num_threads(threads or 1)
+    if run.threads or small:
+        torch.set_num_threads(run.threads or 1)
     if small:
         torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, 100 ms, for every shape; each batch has another
     try:
-        yield
+        with limited(model.device, run.gpu_memory):
+            yield
     finally:
         torch.set_num_threads(threads_before)
         torch.backends.mkldnn.set_flags(_enabled=mkldnn_before)

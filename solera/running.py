@@ -198,7 +198,7 @@ def _examine(
     def made(attempts: int) -> None:
         advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
 
-    with torch_for(model, config.run.threads):
+    with torch_for(model, config.run):
         first = exam.attempt(greedy, advance=made)
         more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
     return Examined(candidate, first, more, k)
@@ -231,7 +231,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.add_imported(imported)
         sink = Several(sinks_of(config, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
-        with Interruption() as interruption, torch_for(model, config.run.threads), rare_garbage_collection():
+        with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():
 
             def stop() -> bool:
                 return interruption.wanted() or getattr(console, "reader_left", False)

@@ -70,6 +70,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("draw", {"min_spread": -1.0}, "draw.min_spread is -1.0; it must be at least 0"),
         ("learn", {"minibatches": 33}, "groups are never split: use at most that many"),
         ("learn", {"grad_clip": 0.0}, "use a value above 0"),
+        ("run", {"gpu_memory": 0.0}, "must be above 0"),
         ("learn", {"betas": (0.9, 1.0)}, r"both must be in \[0, 1\)"),
         ("learn", {"lr": 3.0}, "diverges above 1"),
         ("sync", {"rule": "never", "period": 5}, "sync.period has no meaning with sync.rule = never"),

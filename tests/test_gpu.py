@@ -18,6 +18,7 @@ from solera.learner.head import ScoredHead
 from solera.models import loading
 from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
+from solera.models.memory import free_bytes, limited
 from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.running import Result
@@ -229,6 +230,35 @@ def test_at_v_1_the_engine_writes_with_the_learners_own_weights(short_run, monke
     assert all(own.parameters()[name] is parameter for name, parameter in theirs.parameters().items())
     assert result.accuracy_after > 0.8
     assert max(row["divergence/tv_token"] for row in result.metrics[:60] if "divergence/tv_token" in row) < 0.05
+
+
+def test_a_run_takes_no_more_memory_than_it_may(short_run):
+    """Keys and values of the slots alone would be larger; slots and micro-batches follow from what may be taken."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.get_per_process_memory_fraction()
+    torch.cuda.reset_peak_memory_stats()
+    result = short_run(
+        'run = { steps = 20, device = "cuda", gpu_memory = 0.75 }\nmodel = { compile = false }\n'
+        "collect = { prompts = 64, group_size = 16 }\nsampling = { max_tokens = 16 }"
+    )
+    assert result.accuracy_after > 0.3
+    assert torch.cuda.max_memory_reserved() <= 0.75 * 2**30
+    assert torch.cuda.get_per_process_memory_fraction() == before
+
+
+def test_what_is_free_ends_at_the_limit():
+    device = torch.device("cuda")
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    assert free_bytes(device) > 8 * 2**30
+    with limited(device, 2.0):
+        assert abs(free_bytes(device) - (2 * 2**30 - held)) < 2**20
+        taken = torch.empty(2**30, dtype=torch.uint8, device=device)
+        assert abs(free_bytes(device) - (2**30 - held)) < 2**20
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(3 * 2**29, dtype=torch.uint8, device=device)
+        del taken
+    assert free_bytes(device) > 8 * 2**30
 
 
 def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():

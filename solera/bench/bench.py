@@ -35,9 +35,13 @@ COLUMNS = (
 
 
 def run(options: BenchOptions, console: Console) -> Measured:
-    """Measure every variant `rounds` times, interleaved; print the table; write the steps where asked."""
+    """Measure every variant `rounds` times, interleaved; print the table; write the steps where asked.
+
+    A variant that fails is left out from then on, and what it said comes after the table of the others.
+    """
     options = _settle(options)
     rounds: Measured = defaultdict(list)
+    failed: dict[str, SoleraError] = {}
     with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
         if options.random_weights:
             status.update("writing random weights")
@@ -45,12 +49,23 @@ def run(options: BenchOptions, console: Console) -> Measured:
             options = dataclasses.replace(options, model=written)
         for number in range(options.rounds):
             for name, measure in _variants(options, Path(folder)).items():
+                if name in failed:
+                    continue
                 status.update(f"round {number + 1} of {options.rounds}: {name}")
-                rounds[name].append(measure())
+                try:
+                    found = measure()
+                    rounds[name].append(found)
+                except SoleraError as error:
+                    failed[name] = error
+                    console.print(f"{name}: {error}", highlight=False, markup=False)
+    if not any("parameters" in several[0] for several in rounds.values()):
+        raise next(iter(failed.values()))
     console.print(_table(rounds))
     console.print(_machine(options, rounds), highlight=False)
     if options.json:
         Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
+    if failed:
+        raise SoleraError(f"not measured: {', '.join(failed)}")
     return rounds
 
 
@@ -93,7 +108,7 @@ def _table(rounds: Measured) -> Table:
     peers = [name for name in rounds if name.startswith("TRL")]
     for other, name in itertools.product(peers, rounds):
         if name not in peers:
-            pairs = zip(rounds[name], rounds[other], strict=True)
+            pairs = zip(rounds[name], rounds[other], strict=False)  # one may have failed in a later round
             ratios = [_median(a, "whole") / _median(b, "whole") for a, b in pairs]
             table.add_row(f"{name} / {other}", f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
     return table

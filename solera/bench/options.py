@@ -40,6 +40,8 @@ class BenchOptions:
     """CPU threads, the same on both sides."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where both run."""
+    gpu_memory: float | None = None
+    """Most memory of the GPU that our side takes, in GiB; unset: what is free."""
     compile: bool = True
     """Whether our layers are fused on a GPU."""
     trl_step: str | None = None

@@ -50,7 +50,12 @@ def configure(options: BenchOptions, v: int) -> Config:
         learn = dataclasses.replace(learn, micro_batch_tokens=options.micro_batch)
     return resolved(
         Config(
-            run=RunConfig(steps=options.steps + WARM_UP + 1, threads=options.threads, device=options.device),
+            run=RunConfig(
+                steps=options.steps + WARM_UP + 1,
+                threads=options.threads,
+                device=options.device,
+                gpu_memory=options.gpu_memory,
+            ),
             model=ModelConfig(options.model, compile=options.compile),
             task=task,
             reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
@@ -89,7 +94,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
         loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
         watch(loop, sink.spent)
-        with torch_for(model, options.threads), rare_garbage_collection():
+        with torch_for(model, config.run), rare_garbage_collection():
             loop.run(SyncState())
         store.close()
         sink.close()

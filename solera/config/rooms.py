@@ -27,6 +27,9 @@ class RunConfig:
     """Where learner and engine compute; `auto` takes a GPU where there is one."""
     threads: int = 0
     """CPU threads; 0 takes one for models under five million parameters (more would wait for each other), else all."""
+    gpu_memory: float | None = None
+    """Most memory of a GPU that the run takes, in GiB; unset: what is free. How many responses are written at once and
+    how many tokens are learned from at once follow from it."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
+        (c.run.gpu_memory is None or c.run.gpu_memory > 0, f"run.gpu_memory is {c.run.gpu_memory}; it must be above 0"),
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
         *_sync_rules(c),

@@ -21,6 +21,7 @@ from solera.engines.sampling import sample
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
+from solera.models.memory import free_bytes
 from solera.records import Sampling
 
 CHUNK = 8
@@ -110,10 +111,8 @@ class ContinuousDecoder:
         each = sum(2 * heads * dim * size for heads, dim in self.model.key_value_shapes)
         if not self.graphed:
             return 2**31 // each
-        free, _ = torch.cuda.mem_get_info(self.model.device)
-        cached = torch.cuda.memory_reserved(self.model.device) - torch.cuda.memory_allocated(self.model.device)
         held = sum(key.nbytes + value.nbytes for key, value in self.memory.pools) if self.memory else 0
-        return int((free + cached + held) // 2 // each)
+        return (free_bytes(self.model.device) + held) // 2 // each
 
     def _prepare(self, prompt_tokens: int, requests: int, sampling: Sampling) -> Memory:
         """Memory for these requests: what is there where it is large enough, else new, and graphs with it."""

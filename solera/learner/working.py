@@ -12,6 +12,7 @@ from torch import Tensor
 
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
+from solera.models.memory import free_bytes
 
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
@@ -72,6 +73,4 @@ def micro_batch_tokens(model: LanguageModel) -> int:
     config = model.module.config.get_text_config()
     width = 8 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     each = config.num_hidden_layers * width * torch.bfloat16.itemsize
-    free, _ = torch.cuda.mem_get_info(model.device)
-    cached = torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    return max(1024, min(49_152, (free + cached) // 2 // each))
+    return max(1024, min(49_152, free_bytes(model.device) // 2 // each))

@@ -46,8 +46,8 @@ def state_of(run: PlannedRun, failures: Failures) -> State:
     return "unfinished" if run.folder.exists() else "new"
 
 
-NO_PART_OF_A_RUN = (("run", "root"), ("collect", "overlap"))
-"""What may differ: where a run lies, and when its batches are written."""
+NO_PART_OF_A_RUN = (("run", "root"), ("run", "gpu_memory"), ("collect", "overlap"))
+"""What may differ: where a run lies, what memory it has, and when its batches are written."""
 
 
 def refuse_changed(plan: Plan) -> None:

@@ -82,6 +82,19 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
     assert 0.2 <= min(quick) < 0.4 <= min(slow)
 
 
+def test_what_was_measured_is_shown_though_a_peer_fails(tmp_path):
+    script, path = tmp_path / "broken.py", tmp_path / "steps.json"
+    script.write_text("raise ValueError('no such trainer')")
+    done = bench(*SMALL, "--trl_step", str(script), "--rounds", "2", "--json", str(path))
+    assert done.returncode == 2
+    assert done.stdout.count("no such trainer") == 1  # not tried again
+    assert "Solera, v = 1" in done.stdout
+    assert done.stderr.strip().splitlines()[-1].endswith("not measured: TRL")
+    assert {name: len(several) for name, several in json.loads(path.read_text())["rounds"].items()} == {
+        "Solera, v = 1": 2
+    }
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
