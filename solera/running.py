@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from solera import config as configuration
@@ -323,6 +324,12 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except torch.OutOfMemoryError as error:
+        said = (
+            "the GPU's memory is full: in its config.toml lower learn.micro_batch_tokens or engine.max_rows, or raise "
+            f"run.gpu_memory, and go on with: {command}"
+        )
+        raise OSError(errno.ENOMEM, said, str(folder)) from error
     except OSError as error:
         said = f"{error.strerror or error}; once that is put right, go on with: {command}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
