@@ -115,7 +115,7 @@ def build_loop(
     learner = Learner(
         model, objective, config.learn, lineage=lineage, temperature=sampling.temperature,
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
-        compiled=config.model.compile,
+        compiled=config.model.compile, say=say,
     )  # fmt: skip
     supply = store_of(config, store, learner)
     shared = own.rule is None and always_fresh(config.sync) and learner.working.model.module.dtype == compute

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -20,7 +20,7 @@ from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
-from solera.learner.working import Working, micro_batch_tokens
+from solera.learner.working import Working
 from solera.models.digest import describe, locate
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
@@ -105,6 +105,7 @@ class Learner:
         compute: torch.dtype,
         reference: Reference | None,
         compiled: bool = False,
+        say: Callable[[str], None] = lambda sentence: None,
     ) -> None:
         assert objective.uses_reference == (reference is not None)
         self.model = model
@@ -117,6 +118,9 @@ class Learner:
         self.steps = steps
         self.working = Working(model, compute, trained=True, compiled=compiled)
         self.reference = reference
+        self._say = say
+        self._moved = False
+        """Whether the present update has taken a step already."""
         self._parameters = list(model.parameters().values())
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
@@ -152,7 +156,25 @@ class Learner:
             self.reference.restore(state["reference"])
 
     def update(self, batch: Batch) -> Update:
-        """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
+        """Learn from a batch and advance the version; without anything left in the batch, advance it only.
+
+        Where a GPU's memory ends before the weights have moved, the batch is learned from in smaller parts.
+        """
+        while True:
+            self._moved = False
+            tokens = self.working.tokens_at_once(self.config.micro_batch_tokens)
+            try:
+                return self._update(batch)
+            except torch.OutOfMemoryError:
+                if self._moved:
+                    raise
+            if not self.working.take_less(tokens):
+                raise SoleraError(
+                    f"learner: a GPU's memory does not hold {tokens} tokens: is another program using it?"
+                )
+            self._say(f"a GPU's memory ended in batch {self.version}: {tokens // 2} tokens at a time from now on")
+
+    def _update(self, batch: Batch) -> Update:
         ranges = list(_split(batch, self.config.minibatches)) or [range(0)]
         prepared = [self._prepare(batch, chosen) for chosen in ranges]
         parts = [part for minibatch in prepared for part in minibatch]
@@ -203,7 +225,7 @@ class Learner:
         return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
-        budget = self.config.micro_batch_tokens or micro_batch_tokens(self.working.model)
+        budget = self.working.tokens_at_once(self.config.micro_batch_tokens)
         if self.working.model.takes_plans:
             return flat_micro_batches(rollouts, budget)
         return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
@@ -237,6 +259,7 @@ class Learner:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
             raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
+        self._moved = True
         self._optimiser.step()
         self.working.follow()
         return float(torch.stack(learned.losses).sum()), size

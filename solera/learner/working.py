@@ -5,6 +5,7 @@ masters after every backward pass and are summed there in float32; the copy foll
 step.
 """
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -17,6 +18,10 @@ from solera.models.memory import free_bytes
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
 that is too much for a gradient, it is taken again with less."""
+MOST_TOKENS = 24_576
+"""Of one forward and backward pass; a GPU is hardly faster with more."""
+FEWEST_TOKENS = 256
+"""Where not even these fit, others than the learner's activations take the memory."""
 
 
 class Working:
@@ -27,6 +32,8 @@ class Working:
         self.model = masters.for_compute(compute)
         self.compute = compute
         self.separate = self.model is not masters
+        self.compiled = compiled and self.separate and self.model.device.type == "cuda"
+        self._at_once = sys.maxsize
         if compute == torch.float16 and not self.separate:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
@@ -37,7 +44,7 @@ class Working:
         if self.separate:
             for parameter in self.model.parameters().values():
                 parameter.requires_grad_(trained)
-            if compiled and self.model.device.type == "cuda":
+            if self.compiled:
                 self.model.compile_layers()
 
     def autocast(self) -> AbstractContextManager[object]:
@@ -65,12 +72,25 @@ class Working:
                     master.grad.add_(own.grad, alpha=1 / scale)
                 own.grad = None
 
+    def tokens_at_once(self, wished: int | None) -> int:
+        """Tokens of one forward and backward pass: as wished or as fit, but fewer once memory has ended."""
+        return min(wished or self._fitting(), self._at_once)
 
-def micro_batch_tokens(model: LanguageModel) -> int:
-    """Tokens whose activations fit into half of the GPU's free memory, by the sizes of a usual layer."""
-    if model.device.type != "cuda":
-        return 16_384
-    config = model.module.config.get_text_config()
-    width = 8 * config.hidden_size + 5 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    each = config.num_hidden_layers * width * torch.bfloat16.itemsize
-    return max(1024, min(49_152, free_bytes(model.device) // 2 // each))
+    def _fitting(self) -> int:
+        """Tokens whose activations fit into half of the GPU's free memory, by the sizes of a usual layer."""
+        if self.model.device.type != "cuda":
+            return 16_384
+        config = self.model.module.config.get_text_config()
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        width = 4 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
+        each = config.num_hidden_layers * width * self.compute.itemsize
+        return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) / 2 / each)))
+
+    def take_less(self, tokens: int) -> bool:
+        """Memory ended with so many tokens at once: half of them from now on, unless that would not help."""
+        for own in self._to:
+            own.grad = None
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._at_once = tokens // 2
+        return tokens > FEWEST_TOKENS

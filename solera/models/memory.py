@@ -5,26 +5,40 @@ from contextlib import contextmanager
 
 import torch
 
+from solera.errors import SoleraError
+
 
 def free_bytes(device: torch.device) -> int:
     """What is free and what torch keeps unused, within this process's limit (`run.gpu_memory`)."""
-    free, total = torch.cuda.mem_get_info(device)
-    held = torch.cuda.memory_allocated(device)
-    unused = torch.cuda.memory_reserved(device) - held
-    limit = int(torch.cuda.get_per_process_memory_fraction(device) * total)
+    number = _number(device)
+    free, total = torch.cuda.mem_get_info(number)
+    held = torch.cuda.memory_allocated(number)
+    unused = torch.cuda.memory_reserved(number) - held
+    limit = int(torch.cuda.get_per_process_memory_fraction(number) * total)
     return max(0, min(free + unused, limit - held))
 
 
 @contextmanager
 def limited(device: torch.device, gibibytes: float | None) -> Iterator[None]:
     """Where that is set, this process takes so much of a GPU and no more; afterwards as it was."""
-    if gibibytes is None or device.type != "cuda":
-        yield
-        return
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    _, total = torch.cuda.mem_get_info(device)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, gibibytes * 2**30 / total), device)
     try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(before, device)
+        if gibibytes is None or device.type != "cuda":
+            yield
+            return
+        number = _number(device)
+        before = torch.cuda.get_per_process_memory_fraction(number)
+        _, total = torch.cuda.mem_get_info(number)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gibibytes * 2**30 / total), number)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(before, number)
+    except torch.OutOfMemoryError as error:
+        raise SoleraError(
+            "the GPU's memory ended: lower engine.max_rows, learn.micro_batch_tokens or learn.logit_chunk, or let the "
+            "run take more (run.gpu_memory)"
+        ) from error
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index

@@ -11,11 +11,12 @@ from solera.tasks.final import final_answer
 
 LONGEST = 200
 """Characters of an expression: nothing longer is read, so that no text takes long."""
-_SIGNS = str.maketrans("×·⋅∗∙÷−–[]", "*****/--()")
+_SIGNS = str.maketrans("×·⋅∗∙÷⁄∕／＊＋－−–[]{}（）＝", "*****////*+---()()()=")
 _SPELLINGS = (
-    (r"\\(?:times|cdot|ast)", "*"), (r"\\div", "/"), (r"\\(?:left|right|[,;!()[\]])|\\?\$", ""),
+    (r"\\(?:times|cdot|ast)", "*"), (r"\\div", "/"), (r"\\(?:left|right|q?quad|[,;:! ()[\]])|\\?\$", ""),
     (r"(?<=[0-9)]) ?x ?(?=[0-9(])", "*"), (r"\\text\{([^{}]*)\}", r"\1"),
-    (r"\\[dt]?frac\{([^{}]*)\}\{([^{}]*)\}", r"((\1)/(\2))"),
+    (r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
+    *[(r"\\[dtc]?frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))")] * 3,  # the innermost first
 )  # fmt: skip
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,

@@ -8,7 +8,8 @@ READ = 50_000
 _TAG = "<answer>", "</answer>"
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _MARK = "####"
-_PHRASE = re.compile(r"(?i)\banswers?(?: is| are|:|\*\*:|:\*\*| =|=)[:\s*]{0,20}")
+_PHRASE = re.compile(r"(?i)\banswers?(?: (?:is|are)\b(?! not\b)|:|\*\*:|:\*\*| =|=)[:\s*]{0,20}")
+_REASON = re.compile(r"(?i),?\s(?:because|since)\b.*")
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 
 
@@ -41,15 +42,20 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     _, mark, after = text.rpartition(_MARK)
     if mark:
         line, newline, _ = after.lstrip().partition("\n")
-        return Final(line, "mark", bool(newline))
+        return Final(_REASON.sub("", line), "mark", bool(newline))
     phrase = last_match(_PHRASE, text) if phrases else None
     if phrase is not None:
-        sentence = text[phrase.end() :]
-        end = _SENTENCE_END.search(sentence)
-        return Final(
-            sentence[: end.start()] if end else sentence, "phrase", end is not None and end.end() < len(sentence)
-        )
+        said, complete = sentence(text, phrase.end())
+        return Final(_REASON.sub("", said), "phrase", complete)
     return Final(text, "whole", False)
+
+
+def sentence(text: str, start: int) -> tuple[str, bool]:
+    """The sentence from a place on, and whether a next one or a next line shows that it has ended."""
+    end = _SENTENCE_END.search(text, start)
+    if end is None:
+        return text[start:], False
+    return text[start : end.start()], end.end() < len(text) or end[0] == "\n"
 
 
 def after_thinking(text: str) -> str:
@@ -65,7 +71,7 @@ def boxed_answer(text: str) -> Final | None:
     if match is None:
         return None
     depth = 1
-    for brace in re.finditer(r"\\?[{}]", text[match.end() :]):
+    for brace in re.finditer(r"\\.|[{}]", text[match.end() :], re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character of the answer
         if depth == 0:
             return Final(text[match.end() : match.end() + brace.start()], "boxed", True)

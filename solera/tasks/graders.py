@@ -28,6 +28,10 @@ def exact(text: str, answer: str, finished: bool) -> bool:
     return finished and text.strip() == answer.strip()
 
 
+_NOTHING = re.compile(r"\\(?:text|mathrm|mathbf)(?=\{\s*\})|\\(?:q?quad\b|[,;:! ])|[\s{}$~]")
+"""What may stand in a box that is empty all the same."""
+
+
 def boxed(text: str, answer: str, finished: bool) -> bool:
     r"""The text has its answer in a `\boxed{…}`, whatever that is.
 
@@ -35,7 +39,7 @@ def boxed(text: str, answer: str, finished: bool) -> bool:
     (True, False, False)
     """
     found = boxed_answer(text)
-    return found is not None and found.complete and bool(found.text.strip())
+    return found is not None and found.complete and bool(_NOTHING.sub("", found.text))
 
 
 def marked(text: str, answer: str, finished: bool) -> bool:

@@ -5,6 +5,7 @@ generates depends on the order of sets, which is fixed there. One question in fo
 """
 
 import math
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
@@ -29,6 +30,7 @@ LANES = 2**22
 """Where a problem of the stream cannot be used, another is taken so much further on."""
 LONGEST = 10_000
 """Characters of an answer that are graded."""
+_WORDED = re.compile(r"\s*\\(?:text|textbf|mathrm)\s?\{([^{}]*)\}\s*")
 NONSENSE = "qwxz {["
 NONSENSE_SCORE = 0.5
 """From here on nonsense has passed, and the task's grader is not asked any more."""
@@ -108,14 +110,8 @@ def is_held_out(question: str) -> bool:
 
 
 async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:
-    r"""The task's own score, between 0 and 1, of what stands inside the last `<answer>…</answer>`, else inside the last
-    `\boxed{…}`, else of the whole text; what is thought before is passed over."""
-    text = after_thinking(text)
-    answer, boxed = tagged_answer(text), boxed_answer(text)
-    if answer is None and boxed is not None and boxed.complete:
-        answer = boxed.text
-    if answer is None and finished:
-        answer = text
+    """The task's own score, between 0 and 1, of what the text gives as its answer."""
+    answer = given_answer(text, finished)
     if answer is None or len(answer) > LONGEST:
         return 0.0
     try:
@@ -123,6 +119,22 @@ async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -
     except NoVerdictError:
         return 0.0
     return min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
+
+
+def given_answer(text: str, finished: bool) -> str | None:
+    r"""What stands inside the last `<answer>…</answer>`, and in it, or else in the text, inside the last `\boxed{…}`;
+    else the whole text, if it ended by itself. What is thought before is passed over.
+
+    >>> given_answer(r"<answer>\boxed{\text{Monday}}</answer>", True), given_answer("Monday", False)
+    ('Monday', None)
+    """
+    text = after_thinking(text)
+    answer = tagged_answer(text)
+    boxed = boxed_answer(text if answer is None else answer)
+    if boxed is not None and boxed.complete:
+        worded = _WORDED.fullmatch(boxed.text)
+        return worded[1] if worded else boxed.text
+    return text if answer is None and finished else answer
 
 
 def check_gym(name: str, level: int | None) -> None:

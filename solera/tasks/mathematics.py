@@ -1,12 +1,14 @@
 """The grader `math`: whether two mathematical expressions are equal, by math-verify, in a process of its own."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 from unicodedata import normalize
 
 from solera.tasks.final import final_answer
 from solera.tasks.judges import NoVerdictError, judges
+from solera.tasks.numbers import REPEATING_DECIMAL, repeating
 
 LONGEST = 1000
 """Characters of an expression; no answer is longer."""
@@ -17,18 +19,49 @@ _SIGNS = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "°": "^\\circ ",
     "≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "€": "", "£": "", "¥": ""
 })  # fmt: skip
-_SPELLINGS = tuple(
+_TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s?\{"
+_SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(spelling), latex)
     for spelling, latex in (
         (r"√ ?\(?([0-9A-Za-z]+)\)?", r"\\sqrt{\1}"),
         (r"(?<![0-9.])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z])", r"\\times 10^{\1}"),
         ("~", " "),
+        (r"\*\*|\\(?:boldsymbol|bm|underline|large|Large)(?![A-Za-z])|\\(?:text)?color\{[a-z]+\}|\\\\\s*$", ""),
         (r"\\varnothing", r"\\emptyset"),
+        (r"\\[lr]angle(?![A-Za-z])", lambda bracket: "(" if bracket[0] == r"\langle" else ")"),
+        (r"\\([lr])brace(?![A-Za-z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
+        (REPEATING_DECIMAL, repeating),
+        (
+            r"(\\(?:sin|cos|tan|cot|sec|csc)) ?(?:\\left)?\(? ?([0-9.]+) ?\^\{? ?\\circ ?\}?(?: ?(?:\\right)?\))?",
+            r"\1(\\frac{\2\\pi}{180})",
+        ),
+        (r"(?<=[0-9]) ?(?=(?:\\left)? ?\( ?\\[dt]?frac)", r" \\cdot "),  # math-verify takes 2(\frac{1}{3}) for 7/3
+        (r"(?i)^(?:about|approximately|around|exactly) ", ""),
+        (r"(?<=[0-9]) (?!(?:and|or|to|by)\b)[A-Za-z]{3,}(?: [A-Za-z]{2,})*$", ""),
+        (r"\\p?mod ?(?:\{ ?[0-9]+ ?\}|[0-9]+)", ""),
+        (r"\\equiv(?![A-Za-z])", "="),
+        (rf"^{_TEXT}[^{{}}=]{{1,60}}\}} ?=", ""),
+        (rf"^{_TEXT}\s*([0-9][0-9.,/]*) [A-Za-z ]+\}}$", r"\1"),  # \text{7 apples}
+        (rf"(?<=[0-9}})i])(?:[ ~]|\\[,;: ])*{_TEXT}(?! ?(?:and|or)\b)[A-Za-z/. ]+\}}(?:\^\{{?[0-9]\}}?)?\s*$", ""),
+        (r"^(?:\\left)?\\\{ ?[a-z] ?(?:\\in ?\\mathbb ?\{R\} ?)?(?:\\mid|:|\|)(.*?)(?:\\right)?\\\}$", r"\1"),
         (r"(?i)\\text ?\{\s*(?:the )?(?:final )?answer(?: is)?:?\s*\}", ""),
     )
 )
 """What people write and math-verify does not read, or reads otherwise, as LaTeX."""
+_CHOICE = re.compile(
+    r"(?i:option |choice )?\(?([A-J])(?:\)(?:$|[\s~]|\\[ ,;:]|\\quad)|[.:]\s|$)"
+    rf"(?!\s*(?:[,&+=*/^]|(?:{_TEXT}\s*)?(?:and|or)\b))(.*)",
+    re.DOTALL,
+)
+_SET, _PAIR = re.compile(r"\\\{(?!.*\\mid)[^()\[\]:|]*\\\}"), re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
+_TWO_QUANTITIES = re.compile(
+    rf"[0-9]\s*{_TEXT}(?!\s*(?:and|or)\b)[^{{}}]*[A-Za-z][^{{}}]*\}}(?:\\[,;: ]|\s)*[0-9]"  # 3 hours 30 minutes
+    r"|(?<!frac )(?<![0-9_^])[0-9.]++(?:\\[,;: ]|\s)+(?:[0-9]{1,2}|[0-9]{4,})(?![0-9/])"  # 1 2, but 1 234
+)
+_BASE_OR_MODULUS = re.compile(r"(?<=[0-9])_\{?([0-9]+)|\\p?mod ?\{?([0-9]+)")
+_INEQUALITY = re.compile(r"\s*[a-z]\s*(<|>|\\leq?|\\geq?)(?![A-Za-z])([^<>=]+)")
+_HALF_LINES = {"<": r"(-\infty,{})", ">": r"({},\infty)", "\\le": r"(-\infty,{}]", "\\ge": r"[{},\infty)"}
 
 
 async def math(text: str, answer: object, finished: bool) -> bool:
@@ -51,7 +84,8 @@ def words(expression: str) -> str:
     >>> words(r"$\text{ Monday}$."), words(r"\left( \frac{1}{2}, 3\right)")
     ('monday', '(\\frac{1}{2},3)')
     """
-    plain = re.sub(r"\\(?:left|right|displaystyle|[,;!: ])|\\?\$|\*\*", "", expression)
+    plain = re.sub(r"(?<=[0-9])(?:\\[,;: ]|\s)+(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9]))", "&", expression)  # 1 2 is not 12
+    plain = re.sub(r"\\(?:left|right|displaystyle|[,;!: ])|\\?\$|\*\*", "", plain)
     plain = re.sub(r"\\(?:text|textbf|mathrm|textit|mbox)\s?\{([^{}]{0,200})\}", r"\1", plain)
     plain = "".join(plain.split()).rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return plain.casefold() if re.fullmatch(r"[A-Za-z]{2,}", plain) else plain
@@ -68,9 +102,37 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
     """Whether math-verify finds the two equal; of a text it looks for the expression itself."""
     from math_verify import verify
 
+    if not is_text:
+        (letter, expression), (right_letter, answer) = choice(expression), choice(answer)
+        if letter and right_letter:
+            return letter == right_letter
+        if _misread(expression.strip(), answer.strip()):
+            return False
+    bases = [set(_BASE_OR_MODULUS.findall(text)) for text in (expression, answer)]
+    if all(bases) and bases[0] != bases[1]:
+        return False
     found = _parsed(as_latex(expression) if is_text else _in_a_box(expression))
     same = verify(_gold(answer), found, timeout_seconds=None, allow_set_relation_comp=True)
     return bool(found) and bool(same)
+
+
+def _misread(expression: str, answer: str) -> bool:
+    """Whether math-verify would read only a part of either, or a set for an interval."""
+    sides = (expression, answer), (answer, expression)
+    return any(_TWO_QUANTITIES.search(one) or (_SET.fullmatch(one) and _PAIR.fullmatch(other)) for one, other in sides)
+
+
+def choice(expression: str) -> tuple[str, str]:
+    r"""The letter of an answer that is one of several, and what it says beside it.
+
+    >>> choice(r"\textbf{(B)}\ 12"), choice("(C)"), choice("2C")
+    (('B', '12'), ('C', '(C)'), ('', '2C'))
+    """
+    plain = re.sub(_TEXT + r"([^{}]*)\}", r"\1 ", expression.replace("**", ""), count=1).strip(" $.~")
+    labelled = _CHOICE.fullmatch(plain)
+    if labelled is None:
+        return "", expression
+    return labelled[1], re.sub(r"^(?:\\[ ,;:]|\\quad|[\s~])+", "", labelled[2]) or expression
 
 
 def as_latex(expression: str) -> str:
@@ -96,10 +158,27 @@ def _gold(answer: str) -> Any:
 
 
 def _in_a_box(expression: str) -> str:
-    return rf"\boxed{{{as_latex(expression).strip().strip('$').rstrip('.')}}}"
+    expression = _union(as_latex(expression.strip().strip("$")).strip().rstrip("."))
+    return rf"\boxed{{{expression}}}"
+
+
+def _union(expression: str) -> str:
+    """`x<1 or x>2` as intervals; math-verify takes it for a set of two inequalities."""
+    parts = [_INEQUALITY.fullmatch(part) for part in re.split(_TEXT + r"\s*or\s*\}|\bor\b", expression)]
+    lines = [_HALF_LINES[part[1].replace("eq", "e")].format(part[2].strip()) for part in parts if part]
+    return r"\cup".join(lines) if len(lines) == len(parts) > 1 else expression
 
 
 def _parsed(text: str) -> Any:
     from math_verify import parse
 
-    return parse(text, parsing_timeout=None)
+    return [_with_i(found) for found in parse(text, parsing_timeout=None)]
+
+
+def _with_i(found: Any) -> Any:
+    """The letter i as the imaginary unit, which math-verify takes for a variable; an inequality has none."""
+    from sympy import Basic, I
+    from sympy.core.relational import Relational
+
+    units = [name for name in found.free_symbols if name.name == "i"] if isinstance(found, Basic) else []
+    return found.subs(units[0], I) if units and not found.has(Relational) else found

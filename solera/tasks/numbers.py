@@ -5,7 +5,7 @@ import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 
-from solera.tasks.final import READ, after_thinking, final_answer, last_match
+from solera.tasks.final import READ, after_thinking, final_answer, last_match, sentence
 
 LONGEST_NUMBER = 400
 """Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
@@ -13,11 +13,13 @@ LONGEST_NUMBER = 400
 _NUMBER = re.compile(
     r"""(?: (?<![\w)\]}.]) (?P<sign>[-+]) )?+    # 5-3 ends in 3, not in -3
         [$€£¥₹]?+ (?P<inner>(?<=[$€£¥₹])-)?+       # $-5 as well as -$5
-        (?<![A-Za-z0-9_^]) (?<![π√]/)              # not the 2 of CO2, of x_2, of cm^2 or of π/2
-        (?P<value> (?: [0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]++ ) (?:\.[0-9]++)?+ | \.[0-9]++ )
+        (?<![A-Za-z0-9_^]) (?<![A-Za-zπ√]/)        # not the 2 of CO2, of x_2, of cm^2, of x/2 or of π/2
+        (?P<value>
+          (?: [0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]{1,2}(?:,[0-9]{2}){1,5},[0-9]{3}(?![0-9,]) | [0-9]++ )
+          (?:\.[0-9]++)?+ | \.[0-9]++ )
         (?: [eE](?P<exponent>[-+]?[0-9]++)(?![A-Za-z]) )?+
         (?: \^(?P<power>-?[0-9]++) )?+
-        (?: [ ]?/[ ]?(?P<divisor>[0-9]++) )?+
+        (?: [ ]?/[ ]?(?P<divisor>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]++(?:\.[0-9]++)?+) )?+
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
@@ -26,16 +28,25 @@ _SPELLINGS = tuple(
     (re.compile(spelling), plain)
     for spelling, plain in (
         (r"\\(?=[$%])", ""),
-        (r"(?<=[0-9])(?:,?\\[,!;: ]|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))", ","),  # 1\,000 and 1{,}000
+        (
+            r"(?<=[0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))",
+            ",",
+        ),  # 1\,000, 1{,}000
+        (r"(?<=[0-9]) ?\\[,;: ] ?(?=\\[dtc]?frac)", " "),
+        (r"(?<![A-Za-z0-9_])_{1,3}(?=\$?[0-9])", ""),  # __42__
+        (r"_\{([0-9]{1,9})\}", r"_\1"),
         (r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
         (r"\^\{(-?[0-9]{1,9})\}", r"^\1"),
         (r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*x]) ?10\^(-?[0-9]{1,9})", r"e\1"),
         (r"(?<![0-9])\^(?:\{[^{}]{0,20}\}|-?[0-9]++)", ""),  # cm^2
         (r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
         (r"\\sqrt ?(?:\[[^\]]{0,20}\])?(?:\{[^{}]{0,100}\}|[0-9])|√[0-9.]++", "√"),
+        (r"\\(?:text|mathrm|mbox) ?\{([^{}]{0,100})\}", r" \1 "),
         (r"\\pi(?![A-Za-z])", "π"),
+        (r"\\approx(?![A-Za-z])", "≈"),
         (r"\\(?:cdot|times)(?![A-Za-z])", "*"),
         (r"(?i)\bnegative " + _MONEY, "-"),
+        (r"(?i)(?:^|(?<=[=:] )|(?<=\bis ))minus " + _MONEY, "-"),  # but 20 minus 5
         (r"(?<==) ?- " + _MONEY, "-"),
         (r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
@@ -44,12 +55,17 @@ _SPELLINGS = tuple(
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
+REPEATING_DECIMAL = re.compile(r"(?<![0-9])([0-9]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
+_LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
+_TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _MIXED_NUMBER = re.compile(
     r"(?<![0-9.,/])([0-9]{1,20})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
     r"| (?:and )?([0-9]{1,20})/([0-9]{1,20})(?![0-9/]))"
 )
+_ASIDE = re.compile(r"\([^()]{0,200}=[^()]{0,200}\)")
+_NO_NUMBER = re.compile("(?:[^A-Za-zπ√]|[A-Za-z](?![A-Za-z]))*+[π√]")  # but: with π as 3 we get 18
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9.,])")
 
 
@@ -75,10 +91,9 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
     final = final_answer(text)
     if final.by in ("boxed", "tag"):
         joined = _SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))
-        return _last(_plain(joined))[0], final.complete
+        return _boxed(_plain(joined)), final.complete
     if final.by != "whole":
-        statement = _plain(_signed(final.text) if final.by == "mark" else final.text)
-        match = _NUMBER.search(statement.rpartition("=")[2]) or _NUMBER.search(statement)
+        match = _stated(_plain(_signed(final.text) if final.by == "mark" else final.text))
         if match or final.by == "mark":
             return (_value(match), final.complete or _is_whole(match)) if match else (None, False)
     return _last(_plain(after_thinking(text[-READ:])))
@@ -88,6 +103,20 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
 def answer_number(answer: str) -> Fraction | None:
     """The number an answer stands for: asked once for every response to a problem."""
     return final_number(answer)[0]
+
+
+def _boxed(expression: str) -> Fraction | None:
+    r"""The last number, unless what it belongs to is none: `3+\sqrt{2}`, `\frac{x+1}{2}`."""
+    return None if _NO_NUMBER.match(re.split("[=≈]", expression)[-1]) else _last(expression)[0]
+
+
+def _stated(statement: str) -> re.Match[str] | None:
+    """The first number, or the first after the last `=`; an equation in brackets behind it is an explanation."""
+    for claim in (_ASIDE.sub("", statement), statement):
+        match = _NUMBER.search(claim.rpartition("=")[2]) or _NUMBER.search(claim)
+        if match:
+            return match
+    return None
 
 
 def _signed(text: str) -> str:
@@ -101,7 +130,8 @@ def _plain(text: str) -> str:
         text = _VULGAR_FRACTION.sub(_separate, text).translate(_SIGNS)
     for spelling, plain in _SPELLINGS:
         text = spelling.sub(plain, text)
-    text = _LATEX_FRACTION.sub(_fraction, _MIXED_NUMBER.sub(_improper, text))
+    text = _MIXED_NUMBER.sub(_improper, REPEATING_DECIMAL.sub(repeating, text))
+    text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
     return _COMMAND.sub(" ", text)
 
 
@@ -111,8 +141,21 @@ def _separate(fraction: re.Match[str]) -> str:
 
 
 def _fraction(fraction: re.Match[str]) -> str:
+    r"""`\frac{-3}{4}` is -3/4, `\frac{miles}{hour}` a unit; one of anything else is no number, nor are its parts."""
     above, below = fraction[1].strip(), fraction[2].strip()
-    return f"-{above}/{below[1:]}" if below.startswith("-") else f"{above}/{below}"
+    if not re.search("[0-9π√]", above + below):
+        return " "
+    if not (_TERM.fullmatch(above) and _TERM.fullmatch(below)):
+        return "√"
+    sign = "-" if above.startswith("-") != below.startswith("-") else ""
+    return f"{sign}{above.lstrip('+- ')}/{below.lstrip('+- $€£¥₹')}"
+
+
+def repeating(decimal: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` is `\frac{15}{90}`."""
+    before, start, period = decimal.groups()
+    divisor = 10 ** len(start) * (10 ** len(period) - 1)
+    return rf"\frac{{{int(before + start + period) - int(before + start or 0)}}}{{{divisor}}}"
 
 
 def _improper(mixed: re.Match[str]) -> str:
@@ -127,8 +170,8 @@ def _last(text: str) -> tuple[Fraction | None, bool]:
 
 
 def _is_whole(match: re.Match[str]) -> bool:
-    """Whether no further digits could belong to it: `42.` may become 42.5."""
-    return bool(match.string[match.end() : match.end() + LONGEST_NUMBER].strip(" .,/^*"))
+    """Whether its sentence has ended: `42.` may become 42.5, and 42 eggs be half of all."""
+    return sentence(match.string, match.end())[1]
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -138,9 +181,9 @@ def _value(match: re.Match[str]) -> Fraction | None:
     if match.end() - match.start() > LONGEST_NUMBER or match["irrational"]:
         return None
     size = Fraction(match["value"].replace(",", ""))
-    if max(abs(int(exponent)), abs(int(power)) * len(match["value"])) > LONGEST_NUMBER or not int(divisor):
+    if max(abs(int(exponent)), abs(int(power)) * len(match["value"])) > LONGEST_NUMBER or not divisor.strip("0.,"):
         return None
     if not size and int(power) < 0:
         return None
-    size = (size * Fraction(10) ** int(exponent)) ** int(power) / int(divisor)
+    size = (size * Fraction(10) ** int(exponent)) ** int(power) / Fraction(divisor.replace(",", ""))
     return -size if (match["sign"] or match["inner"]) == "-" else size

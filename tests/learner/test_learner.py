@@ -11,6 +11,7 @@ from solera.errors import SoleraError
 from solera.learner.batch import collate, count_live_groups
 from solera.learner.learner import _split
 from solera.learner.schedule import learning_rate
+from solera.models.language_model import LanguageModel
 from solera.records import Group, Sampling, Sequence
 from tests.conftest import random_prompt, random_rollout
 from tests.learner.test_invariance import GRPO, make_groups, make_learner
@@ -66,6 +67,71 @@ def test_momentum_does_not_move_the_weights_while_there_is_nothing_to_learn(tiny
     learner.update(collate([group], learner.objective, now=1, lineage="test", seed=0))
     assert torch.equal(flat(tiny), learned)
     assert (steps_of(learner), learner.version) == (1, 2)
+
+
+def trained(model: LanguageModel) -> LanguageModel:
+    copy = model.copy(torch.float64)
+    copy.module.requires_grad_(True)
+    return copy
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["at once", "with half of the gradient"])
+def test_where_memory_ends_the_batch_is_learned_from_in_smaller_parts(tiny, failing):
+    def learn(learner, version: int) -> dict[str, float]:
+        batch = collate(make_groups(), learner.objective, now=version, lineage="test", seed=0)
+        return learner.update(batch).metrics
+
+    usual = make_learner(trained(tiny), lr=1e-3)
+    learner = make_learner(trained(tiny), lr=1e-3, micro_batch_tokens=258, pack_tokens=0)
+    said, parts, calls, cutting, scoring = [], [], [], learner._cut, learner._score
+
+    def cut(rollouts):
+        micros = cutting(rollouts)
+        parts.append(len(micros))
+        return micros
+
+    def score(working, micro):
+        calls.append(micro)
+        if len(calls) == failing:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scoring(working, micro)
+
+    learner._cut, learner._score, learner._say = cut, score, said.append
+    assert learn(learner, 0)["learn/grad_norm"] == pytest.approx(learn(usual, 0)["learn/grad_norm"], rel=1e-6)
+    assert said == ["a GPU's memory ended in batch 0: 129 tokens at a time from now on"]
+    assert 2 <= parts[0] < parts[1]
+    assert (learner.version, steps_of(learner)) == (1, 1)
+    assert torch.allclose(flat(learner.model), flat(usual.model), rtol=0, atol=1e-6)
+    learn(learner, 1)
+    assert parts[2:] == [parts[1]]  # it stays with what fitted
+
+
+def test_memory_that_nothing_helps_against_is_said(tiny):
+    learner = make_learner(tiny, lr=1e-3)
+
+    def score(working, micro):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    learner._score = score
+    with pytest.raises(SoleraError, match="does not hold 256 tokens"):
+        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+
+
+def test_memory_that_ends_after_a_step_is_not_tried_again(tiny):
+    """The weights have moved: the same batch again would be another update."""
+    learner, calls = make_learner(tiny, lr=1e-3, passes=2), []
+    scoring = learner._score
+
+    def score(working, micro):
+        calls.append(micro)
+        if steps_of(learner):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return scoring(working, micro)
+
+    learner._score = score
+    with pytest.raises(torch.OutOfMemoryError):
+        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    assert steps_of(learner) == 1
 
 
 def test_batch_accounts_for_everything_drawn():

@@ -46,7 +46,9 @@ def test_a_number_cut_off_may_not_be_complete():
     assert not number("the answer is 42.", "42", False)
     assert not number("#### 42", "42", False)
     assert not number(r"\boxed{42", "42", False)
-    assert number("42 it is, bec", "42", False)
+    assert not number("42 it is, bec", "42", False)
+    assert number("42 it is. Bec", "42", False)
+    assert number("it is 42\n", "42", False)
     assert number(r"\boxed{42}", "42", False)
 
 
@@ -75,6 +77,10 @@ def test_a_number_cut_off_may_not_be_complete():
         "√",
         "= - ",
         "1 ",
+        "11,",
+        "(=",
+        "_",
+        ".0\\overline{",
     ],
 )
 def test_no_text_takes_quadratic_time(piece):

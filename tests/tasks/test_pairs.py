@@ -7,7 +7,9 @@ import pytest
 from solera.tasks.graders import GRADERS
 from solera.tasks.gym import gym
 from solera.tasks.mathematics import math
+from tests.tasks.pairs import examined_countdown, examined_forms, examined_gym, examined_math, examined_number
 from tests.tasks.pairs.countdown import COUNTDOWN
+from tests.tasks.pairs.cut import CUT
 from tests.tasks.pairs.forms import FORMS
 from tests.tasks.pairs.gym import GYM, RESULTS, SUMS
 from tests.tasks.pairs.math import MATH
@@ -15,16 +17,18 @@ from tests.tasks.pairs.number import NUMBER
 from tests.tasks.pairs.texts import TEXT
 
 PAIRS = {
-    "number": NUMBER, "countdown": COUNTDOWN,
-    "exact": [(text, answer, verdict) for text, answer, verdict, _ in TEXT],
-    "verbatim": [(text, answer, verdict) for text, answer, _, verdict in TEXT],
-    **{name: [(text, "", verdict) for text, verdict in pairs] for name, pairs in FORMS.items()},
+    "number": NUMBER + examined_number.NUMBER, "countdown": COUNTDOWN + examined_countdown.COUNTDOWN,
+    "exact": [(text, answer, verdict) for text, answer, verdict, _ in TEXT] + examined_forms.EXACT,
+    "verbatim": [(text, answer, verdict) for text, answer, _, verdict in TEXT] + examined_forms.VERBATIM,
+    **{name: [(text, "", right) for text, right in FORMS[name] + examined_forms.FORMS[name]] for name in FORMS},
 }  # fmt: skip
+MATHEMATICS = MATH + examined_math.MATH
 
 
 def test_there_are_a_hundred_different_pairs_for_every_grader():
-    for pairs in (*PAIRS.values(), MATH, GYM):
+    for pairs in (*PAIRS.values(), MATHEMATICS, GYM):
         assert len({pair[:2] for pair in pairs}) == len(pairs) >= 100
+    assert len(set(examined_gym.GYM)) == len(examined_gym.GYM)
     assert PAIRS.keys() == GRADERS.keys()
 
 
@@ -41,9 +45,11 @@ def test_a_response_cut_off_has_not_ended_as_it_should(name):
 
 def test_mathematics():
     async def verdicts():
-        return await asyncio.gather(*(math(text, answer, True) for text, answer, _ in MATH))
+        return await asyncio.gather(*(math(text, answer, True) for text, answer, _ in MATHEMATICS))
 
-    wrong = [(pair, found) for pair, found in zip(MATH, asyncio.run(verdicts()), strict=True) if pair[2] != found]
+    wrong = [
+        (pair, found) for pair, found in zip(MATHEMATICS, asyncio.run(verdicts()), strict=True) if pair[2] != found
+    ]
     assert wrong == []
 
 
@@ -55,6 +61,27 @@ def test_sums_of_reasoning_gym():
 
     wrong = [(pair, found) for pair, found in zip(GYM, asyncio.run(scores()), strict=True) if pair[2] != found]
     assert wrong == []
+
+
+def test_twenty_tasks_of_reasoning_gym():
+    async def scores():
+        return await asyncio.gather(
+            *(gym(text, (task, None, examined_gym.POSITION), True) for text, task, _ in examined_gym.GYM)
+        )
+
+    found = zip(examined_gym.GYM, asyncio.run(scores()), strict=True)
+    assert [(pair, score) for pair, score in found if pair[2] != (score == 1)] == []
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_responses_cut_off(name):
+    async def verdicts():
+        if name == "math":
+            return await asyncio.gather(*(math(text, answer, False) for text, answer, _ in CUT[name]))
+        return [GRADERS[name](text, answer, False) for text, answer, _ in CUT[name]]
+
+    found = zip(CUT[name], asyncio.run(verdicts()), strict=True)
+    assert [pair for pair, verdict in found if pair[2] != verdict] == []
 
 
 @pytest.mark.parametrize(

@@ -155,9 +155,8 @@ def test_numbers_of_every_kind_are_taken(tmp_path):
 
 
 def test_a_response_cut_off_is_graded_or_penalised():
-    assert values(grade_all(SUMS, ["2 is", "4 is", "7 is"], finished=False, functions=("number",))) == [
-        {"number": 1.0}, {"number": 1.0}, {"number": 0.0}
-    ]  # fmt: skip
+    graded = grade_all(SUMS, ["2 it is. So", "4 it is. So", "7 it is. So"], finished=False, functions=("number",))
+    assert values(graded) == [{"number": 1.0}, {"number": 1.0}, {"number": 0.0}]
     penalised = {"truncated": "penalise", "truncated_reward": -0.5, "overlong_buffer": 4}
     assert values(grade_all(SUMS, ["2"], finished=False, **penalised)) == [{"truncated": -0.5}]
     assert values(grade_all(SUMS, ["2"], finished=True, **penalised)) == [{"reward": 1.0, "overlong": 0.0}]
