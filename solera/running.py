@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from solera import config as configuration
@@ -199,8 +200,11 @@ def _examine(
         advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
 
     with torch_for(model, config.run):
-        first = exam.attempt(greedy, advance=made)
-        more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
+        try:
+            first = exam.attempt(greedy, advance=made)
+            more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
+        except torch.OutOfMemoryError as error:
+            raise SoleraError(f"{candidate.name}: the GPU's memory is full: free some, or use --device cpu") from error
     return Examined(candidate, first, more, k)
 
 
@@ -229,7 +233,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         for imported in data:
             store.add_imported(imported)
-        sink = Several(sinks_of(config, folder, console, version))
+        sink = Several(sinks_of(config, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():
 
@@ -323,6 +327,12 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except torch.OutOfMemoryError as error:
+        said = (
+            "the GPU's memory is full: in its config.toml lower learn.micro_batch_tokens or engine.max_rows, or raise "
+            f"run.gpu_memory, and go on with: {command}"
+        )
+        raise OSError(errno.ENOMEM, said, str(folder)) from error
     except OSError as error:
         said = f"{error.strerror or error}; once that is put right, go on with: {command}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error

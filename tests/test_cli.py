@@ -175,3 +175,14 @@ def test_debug_shows_the_traceback_and_a_reader_that_left_is_no_error():
         ["bash", "-c", f"({command}; echo $? >&2) | true"], capture_output=True, text=True, check=False, env=environment
     )
     assert done.stderr.strip() in ("0", "141")
+
+
+def test_a_run_without_anything_to_learn_from_says_so_before_it_ends(tmp_path):
+    """Four-digit sums, of which the embedded model gets none right: every group is flat from the first batch on."""
+    hard = ["--task.level", "4", "--run.root", str(tmp_path), "--run.name", "hard", "--run.steps", "12"]
+    done = solera("train", *SMALL, *hard)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "of the groups had equal rewards" in line]
+    assert len(said) == 1
+    assert said[0].startswith("note: step 9: in the last 10 batches 100%")
+    assert "In the last 10 batches 100% of the groups had equal rewards" in (tmp_path / "hard/report.html").read_text()

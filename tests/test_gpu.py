@@ -14,7 +14,6 @@ from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
-from solera.errors import SoleraError
 from solera.learner.batch import collate
 from solera.learner.head import ScoredHead
 from solera.models import loading
@@ -281,8 +280,6 @@ def test_what_is_free_ends_at_the_limit():
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(3 * 2**29, dtype=torch.uint8, device=device)
         del taken
-    with pytest.raises(SoleraError, match="the GPU's memory ended"), limited(device, 2.0):
-        torch.empty(3 * 2**30, dtype=torch.uint8, device=device)
     assert free_bytes(device) > 8 * 2**30
 
 

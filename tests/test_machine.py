@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from solera.cli import main
+from solera.learner.learner import Learner
 from solera.report.sinks import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -149,3 +151,25 @@ def test_a_signal_loses_nothing(tmp_path, signals):
     else:
         assert said == "solera: interrupted\n"
     assert [row["step"] for row in read_metrics(metrics)] == list(range(len(read_metrics(metrics))))
+
+
+def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
+    """A GPU is not needed for this: torch's error comes from the third update instead."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN.format(steps=5, every=2))
+
+    def update(self, batch, learn=Learner.update):
+        if self.version == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 768.00 MiB.")
+        return learn(self, batch)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "update", update)
+        assert main(["train", "run.toml"]) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(
+        "solera: disk/run: the GPU's memory is full: in its config.toml lower learn.micro_batch_tokens"
+    )
+    assert said.endswith("go on with: solera train --resume disk/run")
+    assert main(["train", "--resume", "disk/run"]) == 0
+    assert [row["step"] for row in read_metrics(Path("disk/run/metrics.jsonl"))] == [0, 1, 2, 3, 4, 5]

@@ -26,7 +26,7 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
         "template": "{prompt} Use each number exactly once, with + - * / and brackets. Write the expression between "
         "<answer> and </answer>.",
     },
-    "gym": {"level": None, "template": "{prompt}\nReply with the answer alone."},
+    "gym": {"level": None, "template": "{prompt}\n\nAnswer (just the answer, nothing else):"},
     "mixture": {"parts": (), "weights": ()},
 }  # fmt: skip
 """The fields each task uses, and the values they take where unset."""

@@ -21,12 +21,12 @@ class Evaluator:
         return version == 0 or (self.every > 0 and version % self.every == 0)
 
     def evaluate(self) -> dict[str, float]:
-        """Share of attempts that pass, with its interval, mean reward and, of several attempts, pass@n."""
+        """Share of attempts that pass, with its interval, mean reward, share alike and, of several attempts, pass@n."""
         attempts = self.exam.attempt(self.sampling, self.samples)
         accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
         reward = estimate(attempts.reward_P(), yes_or_no=False)
         assert accuracy is not None and reward is not None  # an exam that nobody graded is refused
-        metrics = {"eval/pass@1": accuracy.value, "eval/reward": reward.value}
+        metrics = {"eval/pass@1": accuracy.value, "eval/reward": reward.value, "eval/alike": attempts.alike}
         if accuracy.low is not None and accuracy.high is not None:
             metrics |= {"eval/pass@1_low": accuracy.low, "eval/pass@1_high": accuracy.high}
         if self.samples > 1 and (several := estimate(attempts.pass_at_P(self.samples), yes_or_no=False)):

@@ -1,6 +1,7 @@
 """Held-out problems attempted, and counted: for each how many attempts were graded, how many passed."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,8 @@ class Attempts:
     """Share of attempts cut off by the limit."""
     length: float
     """Mean tokens of an attempt, end token included."""
+    alike: float
+    """Share of attempts that are the most frequent one, token for token: near 1 the problems are not looked at."""
 
     @property
     def ungraded(self) -> int:
@@ -56,7 +59,7 @@ class Attempts:
         return [problem.passed / problem.graded if problem.graded else None for problem in self.problems]
 
     def tasks(self) -> "dict[str, Attempts]":
-        """The attempts at the problems of each task; lengths are those of all."""
+        """The attempts at the problems of each task; all else is of all of them."""
         names = dict.fromkeys(task_of(problem.key) for problem in self.problems)
         return {
             name: replace(self, problems=tuple(problem for problem in self.problems if task_of(problem.key) == name))
@@ -108,7 +111,7 @@ class Exam:
             raise SoleraError("evaluation: the task graded none of its held-out problems")
         truncated = sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts)
         length = sum(rollout.length for rollout in rollouts) / len(rollouts)
-        return Attempts(sampling, samples, problems, truncated, length)
+        return Attempts(sampling, samples, problems, truncated, length, share_alike(rollouts))
 
 
 def attempt_seed(seed: int, index: int, number: int) -> int:
@@ -122,3 +125,9 @@ def count_problem(key: str, rollouts: Iterable[Rollout], threshold: float) -> Pr
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = math.fsum(rewards) / len(rewards) if rewards else None
     return Problem(key, len(rewards), sum(reward >= threshold for reward in rewards), mean)
+
+
+def share_alike(rollouts: Iterable[Rollout]) -> float:
+    """Share of the responses that are the most frequent one."""
+    written = Counter(tuple(s.token_ids_T[s.mask_T].tobytes() for s in rollout.sequences) for rollout in rollouts)
+    return max(written.values()) / written.total()

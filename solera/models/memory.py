@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 import torch
 
-from solera.errors import SoleraError
-
 
 def free_bytes(device: torch.device) -> int:
     """What is free and what torch keeps unused, within this process's limit (`run.gpu_memory`)."""
@@ -21,23 +19,17 @@ def free_bytes(device: torch.device) -> int:
 @contextmanager
 def limited(device: torch.device, gibibytes: float | None) -> Iterator[None]:
     """Where that is set, this process takes so much of a GPU and no more; afterwards as it was."""
+    if gibibytes is None or device.type != "cuda":
+        yield
+        return
+    number = _number(device)
+    before = torch.cuda.get_per_process_memory_fraction(number)
+    _, total = torch.cuda.mem_get_info(number)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, gibibytes * 2**30 / total), number)
     try:
-        if gibibytes is None or device.type != "cuda":
-            yield
-            return
-        number = _number(device)
-        before = torch.cuda.get_per_process_memory_fraction(number)
-        _, total = torch.cuda.mem_get_info(number)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gibibytes * 2**30 / total), number)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(before, number)
-    except torch.OutOfMemoryError as error:
-        raise SoleraError(
-            "the GPU's memory ended: lower engine.max_rows, learn.micro_batch_tokens or learn.logit_chunk, or let the "
-            "run take more (run.gpu_memory)"
-        ) from error
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, number)
 
 
 def _number(device: torch.device) -> int:

@@ -20,7 +20,7 @@ def table(evaluation: Evaluation) -> Table:
     first = evaluation.models[0]
     result = Table(caption=f"{len(first.greedy.problems)} held-out problems; in brackets 95 % intervals")
     result.add_column("model", overflow="fold")
-    for name in (*quantities, "truncated", "tokens"):
+    for name in (*quantities, "truncated", "tokens", "alike"):
         result.add_column(name, justify="right", overflow="fold")
     for model in evaluation.models:
         estimates = model.estimates()
@@ -29,12 +29,12 @@ def table(evaluation: Evaluation) -> Table:
         for task, part in tasks.items() if len(tasks) > 1 else ():
             own = part.estimates()
             label = f"  {task} ({len(part.greedy.problems)} problems)"
-            result.add_row(label, *(_cell(name, own[name]) for name in quantities), "", "", style="dim")
+            result.add_row(label, *(_cell(name, own[name]) for name in quantities), "", "", "", style="dim")
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):
             cells = [_number(name, getattr(extremes[name], word)) if name in extremes else "–" for name in quantities]
-            result.add_row(f"{word} over {count} checkpoints of {run}", *cells, "", "", style="dim")
+            result.add_row(f"{word} over {count} checkpoints of {run}", *cells, "", "", "", style="dim")
     return result
 
 
@@ -104,10 +104,11 @@ def _number(name: str, value: float) -> str:
     return f"{value:.3f}" if name.startswith("reward") else f"{value:.1%}"
 
 
-def _lengths(model: Examined) -> tuple[str, str]:
-    """Of greedy and, after a stroke, of sampled attempts."""
+def _lengths(model: Examined) -> tuple[str, str, str]:
+    """Of greedy and, after a stroke, of sampled attempts: cut off, tokens, share that are the most frequent one."""
     kinds = _kinds(model)
-    return " / ".join(f"{a.truncated:.1%}" for a in kinds), " / ".join(f"{a.length:.1f}" for a in kinds)
+    truncated, alike = (" / ".join(f"{getattr(a, name):.1%}" for a in kinds) for name in ("truncated", "alike"))
+    return truncated, " / ".join(f"{a.length:.1f}" for a in kinds), alike
 
 
 def _kinds(model: Examined) -> list[Attempts]:

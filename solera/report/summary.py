@@ -11,6 +11,7 @@ from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
 from solera.report.panels import TIME
 from solera.report.run_folder import Row, RunFolder
+from solera.report.stalling import compares, stall
 
 MOST_ROWS = 2_000
 """Steps of a run that a page holds; of a longer run it holds every second, third … step and every evaluation."""
@@ -51,6 +52,9 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
     accuracies = run.points(ACCURACY)
     if run.rows and not accuracies:
         run.notes.append("The run holds no evaluation: its accuracy is not known.")
+    stalled = stall(run.rows, accuracies[-1][1] if accuracies else None)
+    if stalled and compares(run.setting("objective", "advantage")):
+        run.notes.append(f"{stalled[0].upper()}{stalled[1:]}.")
     synced = run.setting("sync", "rule") or "every"
     seconds = [name for name in dict.fromkeys(name for row in run.rows for name in row) if name.startswith(TIME)]
     learned = sum("tokens/trained" in row for row in run.rows)

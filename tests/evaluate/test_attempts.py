@@ -5,7 +5,7 @@ import pytest
 
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
-from solera.evaluate.attempts import Exam, attempt_seed
+from solera.evaluate.attempts import Exam, attempt_seed, share_alike
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
 
@@ -61,6 +61,7 @@ def test_attempts_are_counted_by_problem():
     assert found.pass_at_P(2) == [1.0, 1.0, None]  # 1 − C(1,2)/C(4,2), 1 − C(1,2)/C(2,2)
     assert found.pass_at_P(3) == [1.0, None, None]
     assert (found.truncated, found.length) == (4 / 12, (4 * 1 + 4 * 2 + 4 * 3) / 12)
+    assert found.alike == 4 / 12
 
 
 def test_the_threshold_decides_what_passes():
@@ -102,6 +103,7 @@ def test_metrics_of_one_attempt_a_problem():
             "eval/pass@1_low": (1 / 3 + 3.8416 / 6 - half) / scale,
             "eval/pass@1_high": (1 / 3 + 3.8416 / 6 + half) / scale,
             "eval/reward": 1.25 / 3,
+            "eval/alike": 1 / 4,
             "eval/ungraded": 1,
         }
     )
@@ -117,6 +119,16 @@ def test_metrics_of_several_attempts_a_problem():
             "eval/pass@1_low": 0.5 - half,
             "eval/pass@1_high": 0.5 + half,
             "eval/reward": 0.5,
+            "eval/alike": 2 / 6,
             "eval/pass@2": 2 / 3,
         }
     )
+
+
+def test_responses_are_alike_whatever_was_asked():
+    def answered(question, *answer):
+        written = Completion(np.array(answer, np.int32), np.zeros(len(answer), np.float32), ((len(answer), 0),), "stop")
+        return Rollout.of(Prompt(f"problem/{question}", (5, question)), written)
+
+    assert share_alike([answered(1, 7, 2), answered(2, 7, 2), answered(3, 7), answered(7, 2)]) == 2 / 4
+    assert share_alike([answered(1, 7, 2), answered(2, 7, 2)]) == 1

@@ -20,7 +20,7 @@ def attempts(samples, passed, graded=None, keys=None):
     graded = graded or [samples] * len(passed)
     keys = keys or [f"p{i}" for i in range(len(passed))]
     problems = tuple(Problem(k, g, c, c / g if g else None) for k, g, c in zip(keys, graded, passed, strict=True))
-    return Attempts(Sampling(1.0 if samples > 1 else 0.0, 16), samples, problems, truncated=0.25, length=3.5)
+    return Attempts(Sampling(1.0 if samples > 1 else 0.0, 16), samples, problems, truncated=0.25, length=3.5, alike=0.5)
 
 
 def examined(name, greedy, sampled=None, run=None, k=(), **fields):

@@ -57,6 +57,18 @@ def test_nothing_to_learn_advances_the_version_without_a_step(tiny):
     assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).stands_for_B.tolist() == []
 
 
+def test_momentum_does_not_move_the_weights_while_there_is_nothing_to_learn(tiny):
+    rng, learner = np.random.default_rng(0), make_learner(tiny, lr=1e-3)
+    start = flat(tiny)
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    learned, prompt = flat(tiny), random_prompt(rng)
+    assert not torch.equal(learned, start)
+    group = Group("prompt/0", tuple(random_rollout(rng, 0, prompt, 0.0, id=i) for i in range(4)))
+    learner.update(collate([group], learner.objective, now=1, lineage="test", seed=0))
+    assert torch.equal(flat(tiny), learned)
+    assert (steps_of(learner), learner.version) == (1, 2)
+
+
 def trained(model: LanguageModel) -> LanguageModel:
     copy = model.copy(torch.float64)
     copy.module.requires_grad_(True)

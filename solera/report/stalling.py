@@ -1,0 +1,60 @@
+"""Whether the batches of a run still teach: a group whose rewards are all equal says nothing about its responses."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from solera.objectives.table import UNCENTRED
+from solera.protocols import Metrics
+
+WINDOW = 10
+"""Batches that are looked at together."""
+NEARLY_ALL = 0.9
+SOLVED = 0.9
+"""Held-out accuracy from which on equal rewards mean that the task is learned."""
+FLAT, ACCURACY = "reward/zero_variance_fraction", "eval/pass@1"
+
+
+def compares(advantage: str | None) -> bool:
+    """Whether an objective of this advantage learns from differences within a group only."""
+    return advantage is not None and advantage not in UNCENTRED
+
+
+def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
+    """What to say of the last batches where nearly all of their groups were flat and the task is not solved.
+
+    >>> stall([{"reward/zero_variance_fraction": 0.5}] * 20, 0.4) is None
+    True
+    """
+    batches = [row for row in rows if FLAT in row][-WINDOW:]
+    if len(batches) < WINDOW or (accuracy is not None and accuracy >= SOLVED):
+        return None
+    flat = sum(row[FLAT] for row in batches) / WINDOW
+    if flat < NEARLY_ALL:
+        return None
+    reward = sum(row["reward/mean"] for row in batches) / WINDOW
+    return (
+        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on average), and "
+        "nothing tells their responses apart: too hard, too easy, or the same answer to every problem (docs/tasks.md)"
+    )
+
+
+class Stalling:
+    """A sink that says so once, while there is time to stop the run."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._rows: deque[Metrics] = deque(maxlen=WINDOW)
+        self._accuracy: float | None = None
+        self._said = False
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._accuracy = metrics.get(ACCURACY, self._accuracy)
+        if self._said or FLAT not in metrics:
+            return
+        self._rows.append(metrics)
+        if sentence := stall(self._rows, self._accuracy):
+            self._say(f"step {step}: {sentence}")
+            self._said = True
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,65 @@
+"""A run that has nothing left to learn from says so, once; one that learns, or has learned, does not."""
+
+import json
+
+import pytest
+
+from solera.report.run_folder import read_run
+from solera.report.stalling import Stalling, compares, stall
+from solera.report.summary import main_figures
+
+
+def rows(*flat, reward=0.5):
+    return [{"reward/zero_variance_fraction": share, "reward/mean": reward} for share in flat]
+
+
+def said(batches, accuracy=None):
+    sentences = []
+    sink = Stalling(sentences.append)
+    sink.log(0, {} if accuracy is None else {"eval/pass@1": accuracy})
+    for step, row in enumerate(batches, 1):
+        sink.log(step, row)
+    return sentences
+
+
+def test_ten_flat_batches_are_said_once():
+    sentences = said(rows(*[0.2] * 5, *[1.0] * 30), accuracy=0.45)
+    assert len(sentences) == 1
+    # (1·0.2 + 9·1.0) / 10 = 0.92 is the first mean of ten that reaches 0.9: five learning batches, then nine flat ones
+    assert sentences[0].startswith(
+        "step 14: in the last 10 batches 92% of the groups had equal rewards (0.50 on average)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("batches", "accuracy"),
+    [
+        (rows(*[1.0] * 9), 0.1),  # too few to say
+        (rows(*[0.85] * 40), 0.1),  # a few groups in each still differ
+        (rows(*[1.0] * 40), 0.95),  # learned
+        ([{"tokens/trained": 5}] * 40, 0.1),  # nothing was rewarded
+    ],
+)
+def test_silence(batches, accuracy):
+    assert said(batches, accuracy) == []
+    assert stall(batches, accuracy) is None
+
+
+def test_without_an_evaluation_equal_rewards_are_said_too():
+    assert "98% of the groups" in stall(rows(*[0.98] * 10), None)
+
+
+@pytest.mark.parametrize("advantage", ["raw", "shifted", None])
+def test_objectives_that_learn_from_equal_rewards_are_not_spoken_of(advantage):
+    assert not compares(advantage)
+    assert compares("whiten")
+
+
+@pytest.mark.parametrize(("advantage", "told"), [("whiten", True), ("raw", False)])
+def test_the_page_says_it_of_a_run_that_ended_so(tmp_path, advantage, told):
+    steps = [{"step": step, **row} for step, row in enumerate(rows(*[0.1] * 10, *[1.0] * 12))]
+    (tmp_path / "config.toml").write_text(f'[objective]\nadvantage = "{advantage}"\n')
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    run = read_run(tmp_path)
+    main_figures(run)
+    assert told == any(note.startswith("In the last 10 batches 100% of the groups") for note in run.notes)
