@@ -35,9 +35,9 @@ COLUMNS = (
 
 
 def run(options: BenchOptions, console: Console) -> Measured:
-    """Measure every variant `rounds` times, interleaved; print the table; write the steps where asked.
+    """Measure every variant `rounds` times, interleaved, each told and written as it comes; then the table.
 
-    A variant that fails is left out from then on, and what it said comes after the table of the others.
+    A variant that fails is left out from then on, and named again after the table of the others.
     """
     options = _settle(options)
     rounds: Measured = defaultdict(list)
@@ -47,37 +47,37 @@ def run(options: BenchOptions, console: Console) -> Measured:
             status.update("writing random weights")
             written = random_model.write(options.random_weights, options.model, Path(folder, "model"), options.device)
             options = dataclasses.replace(options, model=written)
-        for number in range(options.rounds):
-            for name, measure in _variants(options, Path(folder)).items():
-                if name in failed:
-                    continue
-                status.update(f"round {number + 1} of {options.rounds}: {name}")
-                try:
-                    found = measure()
-                    rounds[name].append(found)
-                except SoleraError as error:
-                    failed[name] = error
-                    console.print(f"{name}: {error}", highlight=False, markup=False)
+        for number, (name, measure) in itertools.product(range(options.rounds), _variants(options, Path(folder))):
+            if name in failed:
+                continue
+            status.update(f"round {number + 1} of {options.rounds}: {name}")
+            try:
+                found = measure()
+            except SoleraError as error:
+                failed[name] = error
+                console.print(f"{name}: {error}", highlight=False, markup=False)
+                continue
+            rounds[name].append(found)
+            if options.json:
+                Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
+            seconds = _spread([step["whole"] for step in found["steps"]])
+            console.print(f"round {number + 1}, {name}: {seconds} s a step", highlight=False)
     if not any("parameters" in several[0] for several in rounds.values()):
         raise next(iter(failed.values()))
     console.print(_table(rounds))
     console.print(_machine(options, rounds), highlight=False)
-    if options.json:
-        Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
     if failed:
         raise SoleraError(f"not measured: {', '.join(failed)}")
     return rounds
 
 
-def _variants(options: BenchOptions, folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
-    variants: dict[str, Callable[[], dict[str, Any]]] = {
-        f"Solera, v = {v}{_ahead(options.overlap) if v > 1 else ''}": partial(_ours, options, v) for v in options.v
-    }
-    if options.trl_step:
-        variants["TRL"] = partial(peer.measure, options, folder)
-    if options.trl_vllm:
-        variants["TRL with vLLM"] = partial(peer.measure, options, folder, peer.VLLM)
-    return variants
+def _variants(options: BenchOptions, folder: Path) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+    ours = [
+        (f"Solera, v = {v}{_ahead(options.overlap) if v > 1 else ''}", partial(_ours, options, v)) for v in options.v
+    ]
+    trl = [("TRL", partial(peer.measure, options, folder))] if options.trl_step else []
+    vllm = [("TRL with vLLM", partial(peer.measure, options, folder, peer.VLLM))] if options.trl_vllm else []
+    return [*ours, *trl, *vllm]
 
 
 def _ahead(overlap: bool | None) -> str:

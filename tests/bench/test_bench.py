@@ -40,6 +40,17 @@ def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
     assert synced in ([True, False, True], [False, True, False])
 
 
+def test_a_bench_that_is_killed_leaves_what_it_measured(tmp_path):
+    path = tmp_path / "steps.json"
+    command = [sys.executable, "-m", "solera.cli", "bench", *SMALL, "--rounds", "50", "--json", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline().startswith("round 1, Solera, v = 1: ")
+        running.kill()
+    (measured,) = json.loads(path.read_text())["rounds"]["Solera, v = 1"]
+    assert len(measured["steps"]) == 3
+
+
 def test_problems_of_a_file(tmp_path):
     problems = tmp_path / "problems.jsonl"
     problems.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(40)))
@@ -87,6 +98,10 @@ def test_what_was_measured_is_shown_though_a_peer_fails(tmp_path):
     done = bench(*SMALL, "--trl_step", str(script), "--rounds", "2", "--json", str(path))
     assert done.returncode == 2
     assert done.stdout.count("no such trainer") == 1  # not tried again
+    assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("round")] == [
+        "round 1, Solera, v = 1",
+        "round 2, Solera, v = 1",
+    ]
     assert "Solera, v = 1" in done.stdout
     assert done.stderr.strip().splitlines()[-1].endswith("not measured: TRL")
     assert {name: len(several) for name, several in json.loads(path.read_text())["rounds"].items()} == {
