@@ -329,8 +329,8 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         raise
     except torch.OutOfMemoryError as error:
         said = (
-            "the GPU's memory is full: in its config.toml lower learn.micro_batch_tokens or engine.max_rows, or raise "
-            f"run.gpu_memory, and go on with: {command}"
+            "the GPU's memory is full: in its config.toml lower engine.max_rows or learn.micro_batch_tokens, raise "
+            f"run.gpu_memory, or set learn.gradient_checkpointing, and go on with: {command}"
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
     except OSError as error:

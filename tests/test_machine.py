@@ -167,9 +167,28 @@ def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, 
         broken.setattr(Learner, "update", update)
         assert main(["train", "run.toml"]) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith(
-        "solera: disk/run: the GPU's memory is full: in its config.toml lower learn.micro_batch_tokens"
-    )
+    assert said.startswith("solera: disk/run: the GPU's memory is full: in its config.toml lower engine.max_rows")
     assert said.endswith("go on with: solera train --resume disk/run")
     assert main(["train", "--resume", "disk/run"]) == 0
     assert [row["step"] for row in read_metrics(Path("disk/run/metrics.jsonl"))] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_interrupt_while_writing_is_one_line(tmp_path):
+    """The second Ctrl-C raises wherever the run is; here it is inside the engine."""
+    script = tmp_path / "interrupted.py"
+    script.write_text("""
+import itertools, sys
+from solera.cli import main
+from solera.engines import in_process
+count, decode = itertools.count(), in_process.decode
+def interrupted(*given):
+    if next(count) == 7:
+        raise KeyboardInterrupt
+    return decode(*given)
+in_process.decode = interrupted
+sys.exit(main(["train", "run.toml", "--collect.overlap", "False"]))
+""")
+    (tmp_path / "run.toml").write_text(RUN.format(steps=50, every=0))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert done.stderr == "solera: interrupted\n"

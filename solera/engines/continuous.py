@@ -128,22 +128,23 @@ class ContinuousDecoder:
         """Memory for these requests: what is there where it is large enough, else new, and graphs with it. Prompts get
         more than they need: each batch's have another length, and graphs take a while to record."""
         limit = sampling.max_tokens
-        fitting = (self._room() - prompt_tokens) // limit
-        slots = min(_bucket(min(requests, self.max_rows)), fitting)
+        room = self._room()
+        spare = min(prompt_tokens // 2, max(0, room - prompt_tokens - limit))
+        slots = min(_bucket(min(requests, self.max_rows)), (room - prompt_tokens - spare) // limit)
         if slots < 1:
             raise SoleraError(
                 f"engine: the GPU's free memory does not hold the keys and values of one response of {limit} tokens: "
                 "lower sampling.max_tokens"
             )
-        if self.memory is None or not self.memory.holds(slots, requests, limit, prompt_tokens):
-            before, self.memory = self.memory, None
+        # A few slots more are not worth new graphs.
+        if self.memory is None or not self.memory.holds(slots * 3 // 4, requests, limit, prompt_tokens):
+            if self.memory is not None:  # short and long requests may take turns: one memory for both
+                limit, requests = max(limit, self.memory.limit), max(requests, self.memory.requests)
+                slots = max(1, min(max(slots, self.memory.slots), (room - prompt_tokens - spare) // limit))
             self._graphs.clear()
-            if before is not None:  # short and long requests may take turns: one memory for both
-                limit = max(limit, before.limit)
-                slots = max(1, min(max(slots, before.slots), (self._room() - prompt_tokens) // limit))
-                requests = max(requests, before.requests)
-            del before
-            spare = min(prompt_tokens // 2, max(0, self._room() - prompt_tokens - slots * limit))
+            self.memory = None
+            for module in self.model.attentions:  # or the old memory would lie beside the new
+                vars(module).update(pool_key=None, pool_value=None)
             self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens + spare)
         for module, (key, value) in zip(self.model.attentions, self.memory.pools, strict=True):
             module.pool_key, module.pool_value = key, value

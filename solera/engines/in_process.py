@@ -104,6 +104,7 @@ class InProcessEngine:
         if self._answering is None or self._answering.done():
             # Its first step comes after every task that is ready now has made its request.
             self._answering = loop.create_task(self._answer_pending())
+            self._answering.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await request.answer
 
     async def _answer_pending(self) -> None:
@@ -153,7 +154,8 @@ class InProcessEngine:
         if self.model.max_length is not None and longest + sampling.max_tokens > self.model.max_length:
             raise SoleraError(
                 f"engine: a prompt of {longest} tokens and sampling.max_tokens = {sampling.max_tokens} do not fit the "
-                f"model's {self.model.max_length}: lower sampling.max_tokens"
+                f"model's {self.model.max_length}: "
+                + ("lower sampling.max_tokens" if longest < self.model.max_length else "take a model with more")
             )
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)

@@ -5,6 +5,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -120,7 +121,7 @@ class Learner:
         self.reference = reference
         self._say = say
         self._moved = False
-        """Whether the present update has taken a step already."""
+        """Whether the present update cannot be begun again: it has taken a step, or is counted."""
         self._parameters = list(model.parameters().values())
         self._optimiser = torch.optim.AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
@@ -166,12 +167,8 @@ class Learner:
             try:
                 return self._update(batch)
             except torch.OutOfMemoryError:
-                if self._moved:
+                if self._moved or not self.working.take_less(tokens):
                     raise
-            if not self.working.take_less(tokens):
-                raise SoleraError(
-                    f"learner: a GPU's memory does not hold {tokens} tokens: is another program using it?"
-                )
             self._say(f"a GPU's memory ended in batch {self.version}: {tokens // 2} tokens at a time from now on")
 
     def _update(self, batch: Batch) -> Update:
@@ -186,6 +183,7 @@ class Learner:
         accounts: list[Account] = []
         steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
         metrics = self._shares(batch, parts)
+        self._moved = True
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
@@ -242,15 +240,12 @@ class Learner:
 
     def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
-        if self.config.gradient_checkpointing:
-            self.working.model.module.train()  # transformers checkpoints in training mode only, and keeps no cache
-        scale = self.working.loss_scale
-        learned = self._differentiate(minibatch, scale)
-        while scale > 1 and not math.isfinite(learned.norm):
-            scale /= 16
+        with self._checkpointing():
+            scale = self.working.loss_scale
             learned = self._differentiate(minibatch, scale)
-        if self.config.gradient_checkpointing:
-            self.working.model.module.eval()  # evaluation must not meet it
+            while scale > 1 and not math.isfinite(learned.norm):
+                scale /= 16
+                learned = self._differentiate(minibatch, scale)
         accounts += learned.accounts
         for part, moved in zip(minibatch, learned.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved
@@ -263,6 +258,18 @@ class Learner:
         self._optimiser.step()
         self.working.follow()
         return float(torch.stack(learned.losses).sum()), size
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """transformers checkpoints in training mode only, and keeps no cache then: evaluation must not meet it."""
+        module = self.working.model.module
+        if self.config.gradient_checkpointing:
+            module.train()
+        try:
+            yield
+        finally:
+            if self.config.gradient_checkpointing:
+                module.eval()
 
     def _differentiate(self, minibatch: list[Part], scale: float) -> Learned:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""

@@ -49,6 +49,8 @@ class Progressing:
         self.steps = steps
         self._latest: dict[str, float] = {}
         self._oldest = 0.0
+        self._judged = 0
+        """Step of the last update that was judged: few are."""
         self._bar: Progress | None = None
         if console.is_terminal:
             wide = console.width >= WIDE
@@ -63,6 +65,8 @@ class Progressing:
     def log(self, step: int, metrics: Metrics) -> None:
         """Move the bar; at an evaluation, print a line that stays."""
         self._latest.update(metrics)
+        if "improvement/state" in metrics:
+            self._judged = step
         self._oldest = max(self._oldest, metrics.get("age/max", 0.0))
         if "eval/pass@1" in metrics:
             # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
@@ -77,9 +81,9 @@ class Progressing:
         if self._bar is not None:
             self._bar.stop()
 
-    @staticmethod
-    def _figures(values: dict[str, float], shown: tuple[Figure, ...] = FIGURES) -> str:
-        return "  ".join(f"{name} {form(values[key])}" for name, key, form in shown if key in values)
+    def _figures(self, values: dict[str, float], shown: tuple[Figure, ...] = FIGURES) -> str:
+        names = {"update": f"update {self._judged}"}
+        return "  ".join(f"{names.get(name, name)} {form(values[key])}" for name, key, form in shown if key in values)
 
 
 class Attempting:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
-from solera.records import Reward
+from solera.records import PROBE, Reward
 from solera.store.database import Place
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader, plain, read_reward
@@ -65,10 +65,13 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
 
 
 def export_rollouts(place: Place, target: Path) -> int:
-    """Every rollout that counts, with its rewards; the file appears whole or not at all. Returns how many."""
+    """Every rollout that can be learned from, with its rewards; the file appears whole or not at all. Returns how many.
+
+    Probes stay: they answer held-out problems, which nobody may learn from.
+    """
     unfinished = target.with_name(f".unfinished-{target.name}")
     with reading(place) as opened:
-        rows = (plain(rollout, created) for rollout, created in opened.rollouts())
+        rows = (plain(rollout, created) for rollout, created in opened.rollouts() if rollout.origin != PROBE)
         count = (write_rows if is_parquet(target) else _write_lines)(unfinished, rows)
     unfinished.replace(target)
     return count

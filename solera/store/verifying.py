@@ -13,8 +13,14 @@ from solera.store.encoding import decode
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _w, _u = rollouts.c, rewards.c, uses.c
-_COUNTED = select(func.count()).where(_u.rollout_id == _r.id).scalar_subquery()
-_MISCOUNTED = select(_r.id, _r.uses, _COUNTED).where(_r.uses != _COUNTED)
+_recorded = select(_u.rollout_id, func.count().label("uses")).group_by(_u.rollout_id).subquery()
+_COUNTED = func.coalesce(_recorded.c.uses, 0)
+_MISCOUNTED = (
+    select(_r.id, _r.uses, _COUNTED)
+    .join_from(rollouts, _recorded, _recorded.c.rollout_id == _r.id, isouter=True)
+    .where(_r.uses != _COUNTED)
+    .order_by(_r.id)
+)
 _ROWS = select(_r.id, _r.version, _r.sequences, _r.checksum).order_by(_r.id)
 READ_TOGETHER = 1_000
 

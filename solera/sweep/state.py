@@ -46,7 +46,10 @@ def state_of(run: PlannedRun, failures: Failures) -> State:
     return "unfinished" if run.folder.exists() else "new"
 
 
-NO_PART_OF_A_RUN = (("run", "root"), ("run", "gpu_memory"), ("collect", "overlap"))
+NO_PART_OF_A_RUN = (
+    ("run", "root"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("engine", "max_rows"),
+    ("collect", "overlap"),
+)  # fmt: skip
 """What may differ: where a run lies, what memory it has, and when its batches are written."""
 
 

@@ -102,7 +102,10 @@ class Gym:
         return Prompt(f"gym:{self._name}{level}/{position}", ids, data)
 
     def _hint(self) -> str:
-        return f"; prompts may have {self._longest} tokens" if self._longest is not None else ""
+        if self._longest is None:
+            return ""
+        shortest = min(len(encode_problem(self._codec, self._template, question)) for question in self._fetch(0))
+        return f": the model takes prompts of {self._longest} tokens at most, and the shortest of 32 has {shortest}"
 
 
 def is_held_out(question: str) -> bool:

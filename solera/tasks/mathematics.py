@@ -20,6 +20,15 @@ _SIGNS = str.maketrans({
     "≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "€": "", "£": "", "¥": ""
 })  # fmt: skip
 _TEXT = r"\\(?:text|textbf|textrm|mathrm|mbox)\s?\{"
+_TRIGONOMETRIC, _DEGREES = r"\\(?:sin|cos|tan|cot|sec|csc)", r"([0-9.]+) ?\^\{? ?\\circ ?\}?"
+_CHANGING = (
+    r"[^{}]*\b(?:and|or|to|by|hundred|thousand|million|billion|trillion|dozen|percent|squared|cubed|factorial|plus"
+    r"|minus|times|over|divided|mod|modulo|base|choose|root|sqrt|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|more"
+    r"|less|than|with|remainder|pi|infinity|[xyzi])\b"
+)
+"""Words after a number that make another of it."""
+_RELATED = r"(?=.*(?:[<>=]|\\[lg]e))(.*?)"
+_CHANGES = f"(?!{_CHANGING})"
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(spelling), latex)
     for spelling, latex in (
@@ -27,31 +36,33 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         (r"(?<![0-9.])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9])", r"\1\\frac{\2}{\3}"),
         (r"(?<=[0-9])[eE]([-+]?[0-9]{1,3})(?![0-9A-Za-z])", r"\\times 10^{\1}"),
         ("~", " "),
+        (r"(?<=[0-9A-Za-z)}])\*\*([0-9]{1,3})(?![0-9*])", r"^{\1}"),
+        (r"\\(?:mathrm|text) ?\{([ei])\}", r" \1 "),
         (r"\*\*|\\(?:boldsymbol|bm|underline|large|Large)(?![A-Za-z])|\\(?:text)?color\{[a-z]+\}|\\\\\s*$", ""),
         (r"\\varnothing", r"\\emptyset"),
         (r"\\[lr]angle(?![A-Za-z])", lambda bracket: "(" if bracket[0] == r"\langle" else ")"),
         (r"\\([lr])brace(?![A-Za-z])", lambda brace: r"\{" if brace[1] == "l" else r"\}"),
         (REPEATING_DECIMAL, repeating),
-        (
-            r"(\\(?:sin|cos|tan|cot|sec|csc)) ?(?:\\left)?\(? ?([0-9.]+) ?\^\{? ?\\circ ?\}?(?: ?(?:\\right)?\))?",
-            r"\1(\\frac{\2\\pi}{180})",
-        ),
-        (r"(?<=[0-9]) ?(?=(?:\\left)? ?\( ?\\[dt]?frac)", r" \\cdot "),  # math-verify takes 2(\frac{1}{3}) for 7/3
+        (rf"{_TRIGONOMETRIC} ?(?:\\left)?\([^()]*\)", lambda angle: re.sub(_DEGREES, r"\\frac{\1\\pi}{180}", angle[0])),
+        (rf"({_TRIGONOMETRIC}) ?{_DEGREES}", r"\1(\\frac{\2\\pi}{180})"),
+        # math-verify takes 2(\frac{1}{3}) for 7/3
+        (r"(?<=[0-9])(?<!_[0-9]) ?(?=(?:\\left)? ?\( ?\\[dt]?frac)", r" \\cdot "),
         (r"(?i)^(?:about|approximately|around|exactly) ", ""),
-        (r"(?<=[0-9]) (?!(?:and|or|to|by)\b)[A-Za-z]{3,}(?: [A-Za-z]{2,})*$", ""),
+        (rf"(?<=[0-9]) {_CHANGES}[A-Za-z]{{3,}}(?: [A-Za-z]{{2,}})*$", ""),
         (r"\\p?mod ?(?:\{ ?[0-9]+ ?\}|[0-9]+)", ""),
         (r"\\equiv(?![A-Za-z])", "="),
         (rf"^{_TEXT}[^{{}}=]{{1,60}}\}} ?=", ""),
-        (rf"^{_TEXT}\s*([0-9][0-9.,/]*) [A-Za-z ]+\}}$", r"\1"),  # \text{7 apples}
-        (rf"(?<=[0-9}})i])(?:[ ~]|\\[,;: ])*{_TEXT}(?! ?(?:and|or)\b)[A-Za-z/. ]+\}}(?:\^\{{?[0-9]\}}?)?\s*$", ""),
-        (r"^(?:\\left)?\\\{ ?[a-z] ?(?:\\in ?\\mathbb ?\{R\} ?)?(?:\\mid|:|\|)(.*?)(?:\\right)?\\\}$", r"\1"),
+        (rf"^{_TEXT}\s*([0-9][0-9.,/]*) {_CHANGES}[A-Za-z ]+\}}$", r"\1"),  # \text{7 apples}
+        (rf"(?<=[0-9}})i])(?:[ ~]|\\[,;: ])*{_TEXT}{_CHANGES}[A-Za-z/. ]+\}}(?:\^\{{?[0-9]\}}?)?\s*$", ""),
+        (rf"^(?:\\left)?\\\{{ ?[a-z] ?(?:\\in ?\\mathbb ?\{{R\}} ?)?(?:\\mid|:|\|){_RELATED}(?:\\right)?\\\}}$", r"\1"),
         (r"(?i)\\text ?\{\s*(?:the )?(?:final )?answer(?: is)?:?\s*\}", ""),
     )
 )
 """What people write and math-verify does not read, or reads otherwise, as LaTeX."""
 _CHOICE = re.compile(
     r"(?i:option |choice )?\(?([A-J])(?:\)(?:$|[\s~]|\\[ ,;:]|\\quad)|[.:]\s|$)"
-    rf"(?!\s*(?:[,&+=*/^]|(?:{_TEXT}\s*)?(?:and|or)\b))(.*)",
+    rf"(?!\s*(?:[-,&+=*/^<>]|\\(?:cup|cap|times|cdot|to|le|ge|subset)|(?:{_TEXT}\s*)?(?:and|or|not)\b))"
+    r"((?:(?!\([A-J]\)).)*)",
     re.DOTALL,
 )
 _SET, _PAIR = re.compile(r"\\\{(?!.*\\mid)[^()\[\]:|]*\\\}"), re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
@@ -59,8 +70,9 @@ _TWO_QUANTITIES = re.compile(
     rf"[0-9]\s*{_TEXT}(?!\s*(?:and|or)\b)[^{{}}]*[A-Za-z][^{{}}]*\}}(?:\\[,;: ]|\s)*[0-9]"  # 3 hours 30 minutes
     r"|(?<!frac )(?<![0-9_^])[0-9.]++(?:\\[,;: ]|\s)+(?:[0-9]{1,2}|[0-9]{4,})(?![0-9/])"  # 1 2, but 1 234
 )
+_CHANGED = re.compile(rf"[0-9}}]\s*{_TEXT}(?={_CHANGING})[^{{}}]*\}}$")  # 3\text{ million}
 _BASE_OR_MODULUS = re.compile(r"(?<=[0-9])_\{?([0-9]+)|\\p?mod ?\{?([0-9]+)")
-_INEQUALITY = re.compile(r"\s*[a-z]\s*(<|>|\\leq?|\\geq?)(?![A-Za-z])([^<>=]+)")
+_INEQUALITY = re.compile(r"\s*([a-z])\s*(<|>|\\leq?|\\geq?)(?![A-Za-z])([^<>=]+)")
 _HALF_LINES = {"<": r"(-\infty,{})", ">": r"({},\infty)", "\\le": r"(-\infty,{}]", "\\ge": r"[{},\infty)"}
 
 
@@ -85,7 +97,7 @@ def words(expression: str) -> str:
     ('monday', '(\\frac{1}{2},3)')
     """
     plain = re.sub(r"(?<=[0-9])(?:\\[,;: ]|\s)+(?=(?:[0-9]{1,2}|[0-9]{4,})(?![0-9]))", "&", expression)  # 1 2 is not 12
-    plain = re.sub(r"\\(?:left|right|displaystyle|[,;!: ])|\\?\$|\*\*", "", plain)
+    plain = re.sub(r"\\(?:left|right|displaystyle|[,;!: ])|\\?\$|(?<![\w)}])\*\*|\*\*(?![\w(\\])", "", plain)
     plain = re.sub(r"\\(?:text|textbf|mathrm|textit|mbox)\s?\{([^{}]{0,200})\}", r"\1", plain)
     plain = "".join(plain.split()).rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return plain.casefold() if re.fullmatch(r"[A-Za-z]{2,}", plain) else plain
@@ -108,8 +120,8 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
             return letter == right_letter
         if _misread(expression.strip(), answer.strip()):
             return False
-    bases = [set(_BASE_OR_MODULUS.findall(text)) for text in (expression, answer)]
-    if all(bases) and bases[0] != bases[1]:
+    bases = [_BASE_OR_MODULUS.findall(text) for text in (expression, answer)]
+    if all(bases) and bases[0][-1] != bases[1][-1]:
         return False
     found = _parsed(as_latex(expression) if is_text else _in_a_box(expression))
     same = verify(_gold(answer), found, timeout_seconds=None, allow_set_relation_comp=True)
@@ -118,8 +130,25 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
 
 def _misread(expression: str, answer: str) -> bool:
     """Whether math-verify would read only a part of either, or a set for an interval."""
+    expression, answer = (_without_dress(side) for side in (expression, answer))
     sides = (expression, answer), (answer, expression)
-    return any(_TWO_QUANTITIES.search(one) or (_SET.fullmatch(one) and _PAIR.fullmatch(other)) for one, other in sides)
+    return any(
+        _TWO_QUANTITIES.search(one) or _CHANGED.search(one) or (_SET.fullmatch(one) and _PAIR.fullmatch(other))
+        for one, other in sides
+    )
+
+
+def _without_dress(expression: str) -> str:
+    r"""The set or pair itself.
+
+    >>> _without_dress(r"$x \in \left\lbrace 1,2\right\rbrace$.")
+    '\\{ 1,2\\}'
+    """
+    plain = re.sub(r"\\(?:left|right)(?![A-Za-z])", "", expression).strip(" $.")
+    plain = re.sub(r"\\(?:mathrm|text) ?\{([ei])\}", r"\1", plain)
+    plain = re.sub(r"^[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*", "", plain)
+    plain = re.sub(r"\\([lr])brace(?![A-Za-z])", lambda brace: r"\{" if brace[1] == "l" else r"\}", plain)
+    return re.sub(r"\\([lr])angle(?![A-Za-z])", lambda bracket: "(" if bracket[1] == "l" else ")", plain)
 
 
 def choice(expression: str) -> tuple[str, str]:
@@ -165,8 +194,9 @@ def _in_a_box(expression: str) -> str:
 def _union(expression: str) -> str:
     """`x<1 or x>2` as intervals; math-verify takes it for a set of two inequalities."""
     parts = [_INEQUALITY.fullmatch(part) for part in re.split(_TEXT + r"\s*or\s*\}|\bor\b", expression)]
-    lines = [_HALF_LINES[part[1].replace("eq", "e")].format(part[2].strip()) for part in parts if part]
-    return r"\cup".join(lines) if len(lines) == len(parts) > 1 else expression
+    lines = [_HALF_LINES[part[2].replace("eq", "e")].format(part[3].strip()) for part in parts if part]
+    of_one = len({part[1] for part in parts if part}) == 1
+    return r"\cup".join(lines) if of_one and len(lines) == len(parts) > 1 else expression
 
 
 def _parsed(text: str) -> Any:

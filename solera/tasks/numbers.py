@@ -51,8 +51,8 @@ _SPELLINGS = tuple(
         ("\\", r"\\pi(?![A-Za-z])", "π"),
         ("\\", r"\\approx(?![A-Za-z])", "≈"),
         ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        ("", r"(?i)\bnegative " + _MONEY, "-"),
-        ("", r"(?i)(?:^|(?<=[=:] )|(?<=\bis ))minus " + _MONEY, "-"),  # but 20 minus 5
+        ("", r"(?i)\bnegative {1,3}" + _MONEY, "-"),
+        ("", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _MONEY, "-"),  # but 20 minus 5
         ("- ", r"(?<==) ?- " + _MONEY, "-"),
         ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
@@ -62,7 +62,7 @@ _SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF1
 _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
-REPEATING_DECIMAL = re.compile(r"(?<![0-9])([0-9]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
+REPEATING_DECIMAL = re.compile(r"(?<![0-9,])([0-9,]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
 _LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
@@ -159,12 +159,17 @@ def _fraction(fraction: re.Match[str]) -> str:
     if not (_TERM.fullmatch(above) and _TERM.fullmatch(below)):
         return "√"
     sign = "-" if above.startswith("-") != below.startswith("-") else ""
+    if "^" in below:
+        power = re.fullmatch(r"([0-9]{1,9})\^([0-9]{1,2})", below.lstrip("+- "))
+        if power is None:
+            return "√"
+        below = str(int(power[1]) ** int(power[2]))
     return f"{sign}{above.lstrip('+- ')}/{below.lstrip('+- $€£¥₹')}"
 
 
 def repeating(decimal: re.Match[str]) -> str:
     r"""`0.1\overline{6}` is `\frac{15}{90}`."""
-    before, start, period = decimal.groups()
+    before, start, period = decimal[1].replace(",", ""), decimal[2], decimal[3]
     divisor = 10 ** len(start) * (10 ** len(period) - 1)
     return rf"\frac{{{int(before + start + period) - int(before + start or 0)}}}{{{divisor}}}"
 

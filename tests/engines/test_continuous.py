@@ -1,6 +1,7 @@
 """Continuous decoding gives what plain decoding gives, whatever the number of slots, the order and the memory."""
 
 import asyncio
+import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from solera.collector import attempt_all
 from solera.engines import continuous
-from solera.engines.continuous import ContinuousDecoder, _bucket
+from solera.engines.continuous import ContinuousDecoder, Memory, _bucket
 from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.sampling import sample
@@ -277,3 +278,30 @@ def test_few_sizes_of_graphs():
     assert sizes == [8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
     assert all(_bucket(rows) >= rows for rows in range(1, 1025))
     assert _bucket(100, most=100) == 100
+
+
+@pytest.mark.parametrize("places", [4000, 1400, 900])
+def test_where_memory_is_short_one_memory_serves_all_batches(planned, monkeypatch, places):
+    """What is alive counts as taken, as torch's allocator counts it. Every batch has prompts of other lengths."""
+    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    made, allocating = [], Memory.allocate.__func__
+
+    def room(decoder):
+        held = decoder.memory.pools[0][0].shape[0] if decoder.memory else 0
+        return (places - sum(keys.shape[0] for keys in alive) + held) // 2
+
+    def allocate(cls, *sizes):
+        memory = allocating(cls, *sizes)
+        made.append((len(alive), memory.slots))
+        alive.add(memory.pools[0][0])
+        return memory
+
+    monkeypatch.setattr(Late, "_room", room)
+    monkeypatch.setattr(Memory, "allocate", classmethod(allocate))
+    decoder, rng = Late(planned, (END,), 64), np.random.default_rng(0)
+    for batch in range(12):
+        prompts = [tuple(rng.integers(2, 11, int(rng.integers(3, 12))).tolist()) for _ in range(16)] * 4
+        written(decoder, prompts, uniforms(np.arange(64, dtype=np.uint64) + batch, 12), Sampling(1.0, 12))
+    assert len(made) == 1
+    written(decoder, [(2, 3)] * 64, uniforms(np.arange(64, dtype=np.uint64), 24), Sampling(1.0, 24))
+    assert [before for before, _ in made] == [0] * len(made)  # never two at a time

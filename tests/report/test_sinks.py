@@ -68,7 +68,7 @@ def test_on_a_terminal_a_bar_with_figures(tmp_path, width):
             sink.log(step, {**row, "age/mean": 4.0, "sync/count": 1, "improvement/state": -1.0})
         sink.close()
     shown = (tmp_path / "out").read_text()
-    for figure in ("reward 0.75", "held-out 50.0%", "age 4", "syncs 1", "update harmful", "1/200", "ETA"):
+    for figure in ("reward 0.75", "held-out 50.0%", "age 4", "syncs 1", "update 0 harmful", "1/200", "ETA"):
         assert figure in shown
 
 

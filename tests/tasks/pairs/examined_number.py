@@ -3,6 +3,9 @@
 R, W = True, False
 
 NUMBER = [
+    (r"\boxed{1,000.\overline{3}}", "3001/3", R), (r"\boxed{1,000.\overline{3}}", "1/3", W),
+    (r"\boxed{\text{negative }5}", "-5", R), (r"\boxed{\text{minus }5}", "5", W),
+    (r"\boxed{\frac{1}{2^{10}}}", "1/1024", R), (r"\boxed{\frac{1}{2^{10}}}", "1/2", W),
     ("She has 16 - 3 - 4 = 9 eggs left.\nShe makes 9 * 2 = $18 every day.\n#### 18", "18", R),
     ("She makes <<9*2=18>>18 dollars.\n#### $18", "18", R), ("#### 18.00", "18", R), ("#### 18 dollars", "18", R),
     ("#### 1,080", "1080", R), ("#### 70000", "70,000", R), ("#### -5", "-5", R), ("#### 5", "-5", W),
