@@ -1,5 +1,6 @@
 """Files in and out of a ledger: all or none, once however often, bad lines set aside."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from pyarrow import parquet
 from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.models.loading import load_reader
-from solera.records import Reward, Sampling
+from solera.records import PROBE, Reward, Sampling
 from solera.store.exchange import export_rollouts, import_rewards, import_rollouts
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader, plain
@@ -138,6 +139,16 @@ def test_an_export_is_another_stores_import(ledger, reader, tmp_path, name):
     assert statistics(other.place)["origin"] == [("file:f", 4, 2, 1, pytest.approx(2.5 / 3), 0, 0)]
     other.close()
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+def test_probes_are_not_exported(ledger, reader, tmp_path):
+    """They answer held-out problems: an import would have to refuse them."""
+    probes = [dataclasses.replace(rollout, origin=PROBE) for rollout in rollouts("cc")]
+    ledger.add([*rollouts("a"), *probes, *rollouts("b")])
+    assert export_rollouts(ledger.place, tmp_path / "out.jsonl") == 2
+    other = Ledger(tmp_path / "other.db")
+    assert import_rollouts(other, tmp_path / "out.jsonl", reader).rollouts == 2
+    other.close()
 
 
 def test_a_parquet_file_of_several_responses(ledger, reader, tmp_path):
