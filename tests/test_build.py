@@ -2,8 +2,9 @@
 
 import pytest
 
-from solera.build import OwnCode, _graded_alone
-from solera.config import Config, RewardConfig
+from solera.build import OwnCode, _graded_alone, device_of
+from solera.config import Config, RewardConfig, RunConfig
+from solera.errors import SoleraError
 
 
 @pytest.mark.parametrize(
@@ -18,3 +19,8 @@ from solera.config import Config, RewardConfig
 )
 def test_functions_of_ones_own_are_given_whole_batches(functions, own, alone):
     assert _graded_alone(Config(reward=RewardConfig(functions=functions)), own) is alone
+
+
+def test_a_limit_for_a_gpu_is_refused_on_a_processor():
+    with pytest.raises(SoleraError, match="this run is on a CPU: remove it"):
+        device_of(Config(run=RunConfig(device="cpu", gpu_memory=4.0)))

@@ -88,6 +88,8 @@ def _settle(options: BenchOptions) -> BenchOptions:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SoleraError("--device is cuda, but torch finds no GPU here: use cpu or auto")
     gpu = options.device != "cpu" and torch.cuda.is_available()
+    if options.gpu_memory is not None and not gpu:
+        raise SoleraError("--gpu_memory is set, but this runs on a CPU: remove it")
     return dataclasses.replace(options, device="cuda" if gpu else "cpu")
 
 

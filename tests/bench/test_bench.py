@@ -131,3 +131,9 @@ def test_share_of_the_peak_and_spread():
     assert _share_of_peak([one]) == "20.5%"  # 6 · 135e6 · 1e5 / 0.5 / 790e12
     assert _share_of_peak([{**one, "device": "cpu"}]) == ""
     assert _spread([1.0, 2.0, 3.0]) == "2.0000 (1.0000–3.0000)"
+
+
+def test_a_limit_for_a_gpu_that_is_not_there_is_refused():
+    done = bench(*SMALL, "--gpu_memory", "4")
+    assert done.returncode == 2
+    assert done.stderr == "solera: --gpu_memory is set, but this runs on a CPU: remove it\n"

@@ -106,8 +106,9 @@ def test_where_memory_ends_the_batch_is_learned_from_in_smaller_parts(tiny, fail
     assert parts[2:] == [parts[1]]  # it stays with what fitted
 
 
-def test_memory_that_nothing_helps_against_is_said(tiny):
-    learner = make_learner(tiny, lr=1e-3)
+def test_memory_that_nothing_helps_against_ends_the_update(tiny):
+    learner, said = make_learner(tiny, lr=1e-3, micro_batch_tokens=1024), []
+    learner._say = said.append
 
     def score(working, micro):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -115,6 +116,10 @@ def test_memory_that_nothing_helps_against_is_said(tiny):
     learner._score = score
     with pytest.raises(torch.OutOfMemoryError):
         learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    assert [sentence.split(": ")[1] for sentence in said] == [
+        "512 tokens at a time from now on", "256 tokens at a time from now on"
+    ]  # fmt: skip
+    assert learner.version == 0
 
 
 def test_memory_that_ends_after_a_step_is_not_tried_again(tiny):
