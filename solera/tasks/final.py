@@ -43,11 +43,23 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     if mark:
         line, newline, _ = after.lstrip().partition("\n")
         return Final(_REASON.sub("", line), "mark", bool(newline))
-    phrase = last_match(_PHRASE, text) if phrases and "answer" in text.casefold() else None
+    phrase = _last_phrase(text) if phrases else None
     if phrase is not None:
         said, complete = sentence(text, phrase.end())
         return Final(_REASON.sub("", said), "phrase", complete)
     return Final(text, "whole", False)
+
+
+def _last_phrase(text: str) -> re.Match[str] | None:
+    """The last match of `_PHRASE`, from the end backwards, looked at only where the word stands."""
+    folded = text.casefold()
+    if len(folded) != len(text):  # ß became ss: places are others
+        return last_match(_PHRASE, text)
+    place = len(text)
+    while (place := folded.rfind("answer", 0, place)) >= 0:
+        if phrase := _PHRASE.match(text, place):
+            return phrase
+    return None
 
 
 def sentence(text: str, start: int) -> tuple[str, bool]:

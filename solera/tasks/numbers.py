@@ -51,13 +51,13 @@ _SPELLINGS = tuple(
         ("\\", r"\\pi(?![A-Za-z])", "π"),
         ("\\", r"\\approx(?![A-Za-z])", "≈"),
         ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        ("", r"(?i)\bnegative {1,3}" + _MONEY, "-"),
-        ("", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _MONEY, "-"),  # but 20 minus 5
+        ("negative", r"(?i)\bnegative {1,3}" + _MONEY, "-"),
+        ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _MONEY, "-"),  # but 20 minus 5
         ("- ", r"(?<==) ?- " + _MONEY, "-"),
         ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
 )
-"""Ways to write a number that are put into one before it is read, and what a text must hold for each."""
+"""Ways to write a number that are put into one before it is read, and what a text must hold for each, in any case."""
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
 _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
@@ -136,8 +136,9 @@ def _plain(text: str) -> str:
         text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
         text = _VULGAR_FRACTION.sub(_separate, text)
         text = _OTHER_SIGN.sub(lambda sign: sign[0].translate(_SIGNS), text)
+    folded = text.casefold()
     for needs, spelling, plain in _SPELLINGS:
-        if needs in text:
+        if needs in text or needs in folded:
             text = spelling.sub(plain, text)
     if "\\" not in text:
         return _MIXED_NUMBER.sub(_improper, text)
@@ -203,7 +204,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     sign, inner, value, exponent, power, divisor, irrational = match.groups()
     if match.end() - match.start() > LONGEST_NUMBER or irrational:
         return None
-    size = Fraction(value.replace(",", ""))
+    size = Fraction(int(value) if value.isdecimal() else value.replace(",", ""))
     if exponent or power or divisor:
         exponent, power, divisor = int(exponent or 0), int(power or 1), Fraction((divisor or "1").replace(",", ""))
         if max(abs(exponent), abs(power) * len(value)) > LONGEST_NUMBER or not divisor or (not size and power < 0):
