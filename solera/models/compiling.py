@@ -3,6 +3,8 @@
 from typing import Any
 
 import torch
+from torch._functorch import config as partitioning
+from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
@@ -26,4 +28,13 @@ class ComputedOnce(CustomGraphPass):
 
 
 OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
-"""One object for all layers: another would be another compiler to torch, and nothing compiled shared."""
+COMPUTED_AGAIN = {
+    f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
+}
+
+
+def fuse(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """torch's compiler. For the way back a layer keeps what products and attention gave; norms, activations and
+    rotations, a third of what torch itself would keep, are computed again."""
+    with partitioning.patch(COMPUTED_AGAIN):
+        return compile_fx(graph, inputs, config_patches=OPTIONS)
