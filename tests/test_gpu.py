@@ -82,6 +82,18 @@ def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, samplin
         assert_written(written(decoder, prompts, numbers, sampling), expected)
 
 
+def test_a_graph_serves_responses_of_any_length(tiny):
+    """A canary of two tokens between two batches records nothing."""
+    prompts, numbers = requests()
+    decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), 200, compiled=False)
+    written(decoder, prompts, numbers, SAMPLING)
+    recorded = dict(decoder._graphs)
+    short = Sampling(SAMPLING.temperature, 2)
+    expected = decode(tiny.copy(torch.float32), prompts, numbers[:, :2], short, (END,))
+    assert_written(written(decoder, prompts, numbers[:, :2], short), expected)
+    assert decoder._graphs == recorded
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_answers_come_while_others_are_written_and_are_those_of_the_cpu(tiny, monkeypatch, beside):
     """Long limit, short responses: most rows end many chunks before the last."""
@@ -326,7 +338,7 @@ def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave(
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         if value.data_ptr() not in own and value.dtype == torch.float16:
-            kept[value.data_ptr()] = value.untyped_storage().nbytes()
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
