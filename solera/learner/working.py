@@ -18,7 +18,7 @@ from solera.models.memory import free_bytes
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
 that is too much for a gradient, it is taken again with less."""
-MOST_TOKENS = 49_152
+MOST_TOKENS = 32_768
 """Of one forward and backward pass; a GPU is not faster with more."""
 FEWEST_TOKENS = 256
 """Where not even these fit, others than the learner's activations take the memory."""
@@ -82,7 +82,7 @@ class Working:
             return 16_384
         config = self.model.module.config.get_text_config()
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        width = 6 * config.hidden_size + 3.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
+        width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
         each = config.num_hidden_layers * width * self.compute.itemsize
         return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) / 2 / each)))
 
