@@ -246,6 +246,7 @@ class Learner:
             while scale > 1 and not math.isfinite(learned.norm):
                 scale /= 16
                 learned = self._differentiate(minibatch, scale)
+            self.working.keep_scale(scale)
         accounts += learned.accounts
         for part, moved in zip(minibatch, learned.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved

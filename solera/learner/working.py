@@ -20,6 +20,8 @@ LOSS_SCALE = 2.0**15
 that is too much for a gradient, it is taken again with less."""
 MOST_TOKENS = 32_768
 """Of one forward and backward pass; a GPU is not faster with more."""
+CALM = 64
+"""Steps without trouble after which twice as large a scale is tried again."""
 FEWEST_TOKENS = 256
 """Where not even these fit, others than the learner's activations take the memory."""
 
@@ -38,7 +40,8 @@ class Working:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
             )
-        self.loss_scale = LOSS_SCALE if compute == torch.float16 else 1.0
+        self.loss_scale = self._most_scale = LOSS_SCALE if compute == torch.float16 else 1.0
+        self._calm = 0
         self._to: list[Tensor] = list(self.model.parameters().values())
         self._from: list[Tensor] = list(masters.parameters().values())
         if self.separate:
@@ -71,6 +74,12 @@ class Working:
                 else:
                     master.grad.add_(own.grad, alpha=1 / scale)
                 own.grad = None
+
+    def keep_scale(self, scale: float) -> None:
+        """The next step begins with the scale that served this one, and now and then with more."""
+        self._calm = self._calm + 1 if scale >= self.loss_scale else 0
+        grows = self._calm >= CALM and scale < self._most_scale
+        self.loss_scale, self._calm = (scale * 2, 0) if grows else (scale, self._calm)
 
     def tokens_at_once(self, wished: int | None) -> int:
         """Tokens of one forward and backward pass: as wished or as fit, but fewer once memory has ended."""
