@@ -53,8 +53,7 @@ class Sampling:
         return self.top_p < 1.0 or self.temperature == 0.0
 
 
-@dataclass(frozen=True, eq=False)
-class Completion:
+class Completion(NamedTuple):
     """What an engine wrote after a prompt: token ids (the final eos included) and their provenance.
 
     `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied. `versions` are runs of
@@ -276,6 +275,13 @@ class Rollout:
             if held is None or reward.revision >= held.revision:
                 latest[reward.part] = reward
         return {part: reward.value for part, reward in latest.items()}
+
+    @property
+    def known(self) -> bool:
+        """Whether its author's log-probabilities were recorded."""
+        if len(self.sequences) == 1:
+            return self.sequences[0].span_logp is not None
+        return all(sequence.span_logp is not None for sequence in self.sequences)
 
     @property
     def version(self) -> int | None:

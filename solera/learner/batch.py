@@ -78,7 +78,8 @@ def collate(
     need_behaviour(trained, objective)
     flat_P = zero_variance(reward_B, group_B, len(groups)).tolist()
     masked = [member for member in compared if flat_P[member.group]] if objective.zero_variance_mask else []
-    watched = _watched(masked, seed, now)
+    known = [member for member in masked if member.rollout.known]
+    watched = _watched(known, seed, now)
     number_B = torch.unique(group_B[shaped.taken_B], return_inverse=True)[1]
     return Batch(
         rollouts=tuple(trained),
@@ -96,7 +97,7 @@ def collate(
         | _waste(drawn, compared, taken, shaped.dropped_B.tolist(), {member.group for member in masked}),
         uses=_uses(drawn, compared, taken, shaped.advantage_B.tolist(), now),
         watched=watched,
-        watched_for=sum(map(_known, masked)) / len(watched) if watched else 0.0,
+        watched_for=len(known) / len(watched) if watched else 0.0,
     )
 
 
@@ -153,16 +154,11 @@ def mean_parts(drawn: list[Member]) -> dict[str, float]:
     return {f"reward/{part}": sum(v) / len(v) for part, v in values.items()}
 
 
-def _watched(masked: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
-    """All responses of a few masked groups, drawn by the run's seed, whose author's probabilities are known."""
-    known = [member for member in masked if _known(member)]
+def _watched(known: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
+    """All responses of a few masked groups, drawn by the run's seed; `known` are those of which a divergence tells."""
     numbers = list(dict.fromkeys(member.group for member in known))
     chosen = Random(stream_seed(seed, now, 1)).sample(numbers, -(-len(numbers) // WATCHED_SHARE))
     return tuple(member.rollout for member in known if member.group in chosen)
-
-
-def _known(member: Member) -> bool:
-    return all(sequence.span_logp is not None for sequence in member.rollout.sequences)
 
 
 def _account(drawn: list[Member], groups: int) -> dict[str, float]:
@@ -190,8 +186,7 @@ def need_behaviour(rollouts: list[Rollout], objective: Objective) -> None:
         return
     for rollout in rollouts:
         name = "a rollout" if rollout.id is None else f"rollout {rollout.id}"
-        unknown = any(sequence.span_logp is None for sequence in rollout.sequences)
-        if unknown and objective.unknown_behaviour == "refuse":
+        if not rollout.known and objective.unknown_behaviour == "refuse":
             raise SoleraError(
                 f"{name} from {rollout.origin!r} has no log-probabilities of its own sampler, which the objective's "
                 "ratio needs: choose an objective that asks for none, such as red_weight or asymre, set "
