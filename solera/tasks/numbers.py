@@ -141,7 +141,7 @@ def _plain(text: str) -> str:
         if needs in text or needs in folded:
             text = spelling.sub(plain, text)
     if "\\" not in text:
-        return _MIXED_NUMBER.sub(_improper, text)
+        return _MIXED_NUMBER.sub(_improper, text) if "/" in text else text
     text = _MIXED_NUMBER.sub(_improper, REPEATING_DECIMAL.sub(repeating, text))
     text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
     return _COMMAND.sub(" ", text)
