@@ -345,7 +345,7 @@ def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         hidden = model.hidden(at[None] % 100, at[None] % 256, plan=plan)
     hidden.float().sum().backward()
-    assert sum(kept.values()) / tokens / 576 / 2 / 3 < 11.5
+    assert sum(kept.values()) / tokens / 576 / 2 / 3 < 12.5
 
 
 def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():
