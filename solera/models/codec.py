@@ -45,11 +45,12 @@ class TokenizerCodec:
         return tuple(ids)
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
-        if len(token_ids_T) and token_ids_T[-1] in self.end_token_ids:
-            token_ids_T = token_ids_T[:-1]
+        length = len(token_ids_T)
+        if length and token_ids_T.item(-1) in self.end_token_ids:
+            length -= 1
         if self._spelling is not None:
-            return self._spelling.text(token_ids_T)
-        return self._decode(token_ids_T.tolist(), skip_special_tokens=False)
+            return self._spelling.text(token_ids_T[:length])
+        return self._decode(token_ids_T.tolist()[:length], skip_special_tokens=False)
 
 
 class Spelling:
