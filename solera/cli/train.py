@@ -71,12 +71,12 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
 def _refuse_early(config: "Config") -> None:
     """What can be refused before torch is loaded, which takes seconds."""
     from solera.config import new_folder
-    from solera.models.source import find
+    from solera.models.source import obtain
     from solera.objectives.table import resolve_config
     from solera.tasks.rewards import check_data
 
     config = resolve_config(config)
-    find(config.model.path)
+    obtain(config.model.path)
     check_data(config)
     if config.run.name is not None:
         new_folder(config)

@@ -8,7 +8,7 @@ from pathlib import Path
 from solera import config as configuration
 from solera.config import Config
 from solera.errors import SoleraError
-from solera.models.source import find
+from solera.models.source import obtain
 
 OWN_CODE = "own_code.json"
 OWN_PARTS = ("task", "rewards", "objective", "rule")
@@ -33,7 +33,7 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
     found = list[Candidate]()
     for model in models:
         if not is_run(model):
-            find(model)
+            obtain(model)
             found.append(Candidate(model, model))
         elif checkpoints:
             found += _checkpoints(model)
