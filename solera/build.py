@@ -257,13 +257,10 @@ def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
     if config.run.device == "cuda" and not available:
         raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
-    if device.type == "cpu" and config.run.gpu_memory is not None:
-        raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
+    if device.type == "cpu":
+        configuration.refuse_without_gpu(config)
     automatic = "bfloat16" if device.type == "cuda" else "float32"
-    chosen = automatic if config.model.compute == "auto" else config.model.compute
-    if chosen == "float16" and device.type == "cpu":
-        raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
-    return device, getattr(torch, chosen)
+    return device, getattr(torch, automatic if config.model.compute == "auto" else config.model.compute)
 
 
 def sinks_of(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from solera.errors import SoleraError
+from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]
 
@@ -77,6 +78,14 @@ def check(options: BenchOptions) -> BenchOptions:
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
             raise SoleraError(f"--{name}: {path}: no such file")
+    if options.device == "cpu":
+        refuse_without_gpu(options)
+    obtain(options.model)
     if options.trl_vllm and options.trl_step is None:
         raise SoleraError("--trl_vllm measures TRL's step: give the script that runs it with --trl_step")
     return options
+
+
+def refuse_without_gpu(options: BenchOptions) -> None:
+    if options.gpu_memory is not None:
+        raise SoleraError("--gpu_memory is set, but this runs on a CPU: remove it")

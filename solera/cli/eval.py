@@ -20,7 +20,7 @@ from solera.config import (
     override,
 )
 from solera.errors import SoleraError
-from solera.evaluate.candidates import candidates, settings
+from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
 from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data
@@ -92,6 +92,7 @@ def run(arguments: list[str]) -> int:
     if options.task.name != base.task.name:  # a run's data and rewards belong to its own task
         base = replace(base, task=TaskConfig(options.task.name), reward=RewardConfig())
         options = _options(base, arguments[count:])
+    refuse_own_code(models)
     config = resolve_config(composed(base, options))
     check_data(config)
     check_k(options.k, config)

@@ -30,7 +30,7 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.rules import check, new_folder
+from solera.config.rules import check, new_folder, refuse_without_gpu
 from solera.config.tasks import GYM, kind_of_task, resolve_task, task_parts
 
 __all__ = [
@@ -76,6 +76,7 @@ __all__ = [
     "perhaps",
     "places",
     "read_toml",
+    "refuse_without_gpu",
     "resolve_task",
     "shares_of",
     "task_parts",
