@@ -37,7 +37,7 @@ from solera.protocols import Codec, Engine, Sink, Store, Task
 from solera.records import Sampling
 from solera.report.console import Progressing
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
-from solera.report.stalling import Stalling, compares
+from solera.report.stalling import Stalling
 from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
@@ -264,7 +264,12 @@ def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
 
 
 def sinks_of(
-    config: Config, folder: Path, console: Console, version: int, say: Callable[[str], None] = lambda sentence: None
+    config: Config,
+    objective: Objective,
+    folder: Path,
+    console: Console,
+    version: int,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> list[Sink]:
     """Each goes on from `version`: what a resumed run logged after it is taken back."""
     assert config.run.name is not None
@@ -275,6 +280,6 @@ def sinks_of(
         sinks.append(WeightsAndBiases(config.report.wandb, config.run.name, folder, dataclasses.asdict(config)))
     if config.report.progress:
         sinks.append(Progressing(config.run.steps, console))
-        if compares(config.objective.advantage):
+        if objective.compares:
             sinks.append(Stalling(say))
     return sinks

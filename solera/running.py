@@ -194,7 +194,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.report.wandb is not None:
         need_wandb()
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
-    _refuse_unknown(config, own.objective or compose(config.objective), data)
+    objective = own.objective or compose(config.objective)
+    _refuse_unknown(config, objective, data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -208,7 +209,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         for imported in data:
             store.add_imported(imported)
-        sink = Several(sinks_of(config, folder, console, version, partial(_say, console)))
+        sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():
 
