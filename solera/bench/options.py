@@ -74,6 +74,8 @@ def check(options: BenchOptions) -> BenchOptions:
         raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
     if not options.v or min(options.v) < 1:
         raise SoleraError(f"--v is {options.v}; give one or more sync periods of at least 1")
+    if twice := [v for v in options.v if options.v.count(v) > 1]:
+        raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
     for name in ("problems", "trl_step"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
