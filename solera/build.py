@@ -233,6 +233,7 @@ def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task
     """The task's held-out problems, attempted with `model`'s own weights."""
     engine = InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute)
     problems = task.held_out(config.evaluate.problems)
+    assert config.evaluate.threshold is not None, "resolve the config first"
     return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows)
 
 

@@ -31,7 +31,7 @@ from solera.config.rooms import (
     writes,
 )
 from solera.config.rules import check, new_folder, refuse_without_gpu
-from solera.config.tasks import GYM, kind_of_task, resolve_task, task_parts
+from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
     "GYM",
@@ -73,6 +73,7 @@ __all__ = [
     "overlay",
     "override",
     "parse",
+    "passing",
     "perhaps",
     "places",
     "read_toml",

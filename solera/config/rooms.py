@@ -304,8 +304,9 @@ class EvaluateConfig:
     """Share of the probability that may be sampled from."""
     samples: int = 1
     """Attempts at each problem; more than one needs a temperature above 0."""
-    threshold: float = 0.5
-    """An attempt passes where its reward is at least this."""
+    threshold: float | None = None
+    """An attempt passes where its reward is at least this. Unset: 0.5, and 0.99 where a task is gym:NAME, whose scores
+    for wrong answers may lie above a half."""
 
 
 @dataclass(frozen=True)

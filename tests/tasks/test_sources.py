@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from solera.config import TaskConfig, resolve_task, task_parts
+from solera.config import Config, EvaluateConfig, TaskConfig, resolve_task, task_parts
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 from solera.records import Prompt, Rollout
 from solera.tasks.countdown import Countdown, is_held_out
 from solera.tasks.expression import countdown_problem
@@ -188,6 +189,23 @@ class Counting:
     async def run(self, prompt, generate):
         assert prompt.key.startswith(self.name)
         return Rollout(prompt.key, (), origin=self.name)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "threshold"),
+    [
+        (TaskConfig(), None, 0.5),
+        (TaskConfig("countdown"), None, 0.5),
+        (TaskConfig("gym:gcd"), None, 0.99),
+        (TaskConfig("gym:gcd"), 0.5, 0.5),
+        (TaskConfig("mixture", parts=("arithmetic", "gym:gcd@1")), None, 0.99),
+        (TaskConfig("mixture", parts=("arithmetic@1", "countdown")), None, 0.5),
+        (TaskConfig("arithmetic"), 0.75, 0.75),
+    ],
+)
+def test_what_passes_depends_on_the_task_unless_it_is_said(task, given, threshold):
+    config = Config(task=task, evaluate=EvaluateConfig(threshold=given))
+    assert resolve_config(config).evaluate.threshold == threshold
 
 
 def test_a_mixture_gives_each_task_its_share_and_its_own_prompts_in_order():
