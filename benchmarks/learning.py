@@ -1,16 +1,17 @@
 """One update of our learner and of a plain one on the same responses: seconds, share of the GPU's peak, peak memory.
 
-python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 5 --micro 0]
+python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 5 --micro 0 24576 --compute float16]
 
 Responses are random tokens, two thirds of them of 256, the others shorter, after prompts of 90. The plain learner is
 the Hugging Face module in bfloat16: `rows` responses at a time with their prompts, padded, all logits at once,
-log-softmax in float32, AdamW on the bfloat16 weights. Ours has its defaults, or `micro` tokens at a time. Each peak is
-of two updates with nothing of the other there, or less what the other holds; then both are timed in turn.
+log-softmax in float32, AdamW on the bfloat16 weights. Ours takes at most `micro` tokens at a time, 0: the default;
+several are several learners. Each peak is of two updates less what the others hold; then all are timed in turn.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -20,6 +21,7 @@ from solera.bench.bench import PEAK_FLOPS
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.learner.batch import Batch, collate
 from solera.learner.learner import Learner
+from solera.learner.working import MOST_TOKENS
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
@@ -46,13 +48,18 @@ def groups_of(prompts: int, members: int, vocabulary: int) -> list[Group]:
     return groups
 
 
+def load(name: str) -> LanguageModel:
+    model, _ = loading.load(name, torch.device("cuda"))
+    return model
+
+
 def ours(
-    model: LanguageModel, batch_of: Callable[[Learner], Batch], micro: int
+    name: str, batch_of: Callable[[Learner], Batch], compute: torch.dtype, micro: int
 ) -> tuple[Callable[[], None], list[int]]:
     config = LearnConfig(lr=1e-6, warmup=0, micro_batch_tokens=micro or None)
     learner = Learner(
-        model, compose(resolve(ObjectiveConfig("grpo"))), config, lineage="bench",
-        temperature=1.0, limit=LIMIT, steps=1000, compute=torch.bfloat16, reference=None, compiled=True,
+        load(name), compose(resolve(ObjectiveConfig("grpo"))), config, lineage="bench",
+        temperature=1.0, limit=LIMIT, steps=1000, compute=compute, reference=None, compiled=True,
     )  # fmt: skip
     computed: list[int] = []
     cutting = learner._cut
@@ -66,8 +73,8 @@ def ours(
     return lambda: learner.update(batch_of(learner)) and None, computed
 
 
-def plain(model: LanguageModel, batch: Batch, rows: int) -> tuple[Callable[[], None], list[int]]:
-    module = model.copy(torch.bfloat16).module.requires_grad_(True)
+def plain(name: str, batch: Batch, rows: int) -> tuple[Callable[[], None], list[int]]:
+    module = load(name).copy(torch.bfloat16).module.requires_grad_(True)
     optimiser = torch.optim.AdamW(module.parameters(), lr=1e-6, fused=True)
     computed: list[int] = []
 
@@ -108,23 +115,29 @@ def measured(update: Callable[[], None]) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for name, default in (("prompts", 64), ("group", 8), ("rows", 128), ("rounds", 5), ("micro", 0)):
+    for name, default in (("prompts", 64), ("group", 8), ("rows", 128), ("rounds", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--micro", type=int, nargs="+", default=[0])
+    parser.add_argument("--compute", default="float16")
     given = parser.parse_args()
-    base, _ = loading.load(given.model, torch.device("cuda"))
+    base = load(given.model)
     groups = groups_of(given.prompts, given.group, base.head.weight.shape[0])
     parameters = sum(p.numel() for p in base.parameters().values())
+    del base
     batch = collate(groups, compose(resolve(ObjectiveConfig("grpo"))), now=0, lineage="bench", seed=0)
 
     def fresh(learner: Learner) -> Batch:
         return collate(groups, learner.objective, now=learner.version, lineage="bench", seed=0)
 
     updates, computed, peaks = {}, {}, {}
-    for name, make in (
-        ("ours", lambda: ours(base, fresh, given.micro)),
-        ("plain", lambda: plain(base, batch, given.rows)),
-    ):
-        others = torch.cuda.memory_allocated() if updates else 0
+    compute = getattr(torch, given.compute)
+    makes = {
+        f"ours, at most {micro or MOST_TOKENS:,}": partial(ours, given.model, fresh, compute, micro)
+        for micro in given.micro
+    }
+    for name, make in {**makes, "plain": partial(plain, given.model, batch, given.rows)}.items():
+        torch.cuda.empty_cache()
+        others = torch.cuda.memory_allocated()
         updates[name], computed[name] = make()
         peaks[name] = max(measured(updates[name])[1] for _ in range(2)) - others
     seconds = {name: [] for name in updates}

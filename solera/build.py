@@ -28,6 +28,7 @@ from solera.learner.reference import Reference
 from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
+from solera.models.extent import fits_float16, largest
 from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
@@ -56,6 +57,8 @@ from solera.tasks.single_turn import Problems, SingleTurn
 
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
+EXTENT_PROMPTS = 8
+"""Problems of the training stream whose prompts tell how large the model's numbers grow."""
 
 
 @dataclass(frozen=True)
@@ -253,15 +256,31 @@ def line_reader(config: Config, reader: Reader, path: Path, origin: str | None =
     )
 
 
-def device_of(config: Config) -> tuple[torch.device, torch.dtype]:
+def device_of(config: Config) -> torch.device:
     available = torch.cuda.is_available()
     if config.run.device == "cuda" and not available:
         raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
     if device.type == "cpu":
         configuration.refuse_without_gpu(config)
-    automatic = "bfloat16" if device.type == "cuda" else "float32"
-    return device, getattr(torch, automatic if config.model.compute == "auto" else config.model.compute)
+    return device
+
+
+def compute_of(
+    config: Config, model: LanguageModel, task: Task, say: Callable[[str], None] = lambda sentence: None
+) -> torch.dtype:
+    """The arithmetic that `model.compute` asks for; by itself, on a GPU, the closest of 16 bits that has room for what
+    the model computes on the task's first prompts."""
+    if config.model.compute != "auto":
+        return getattr(torch, config.model.compute)
+    if model.device.type == "cpu":
+        return torch.float32
+    number = largest(model, [task.prompt(index).token_ids for index in range(EXTENT_PROMPTS)])
+    if model.can_take_plans and fits_float16(number):
+        return torch.float16
+    if model.can_take_plans:
+        say(f"the model computes numbers up to {number:,.0f}, too near to float16's end: bfloat16 is used")
+    return torch.bfloat16
 
 
 def sinks_of(

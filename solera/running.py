@@ -23,6 +23,7 @@ from solera.build import (
     build_exam,
     build_loop,
     build_task,
+    compute_of,
     device_of,
     evaluation_sampling,
     line_reader,
@@ -164,9 +165,9 @@ def evaluate_models(
 def _examine(
     candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
 ) -> Examined:
-    device, compute = device_of(config)
-    model, codec = loading.load(candidate.path, device)
+    model, codec = loading.load(candidate.path, device_of(config))
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    compute = compute_of(config, model, task)
     exam = build_exam(config, model.for_compute(compute), codec, task, compute)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
@@ -185,7 +186,7 @@ def _examine(
 
 def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
     """A new run where there is no folder yet, else the rest of the run in it."""
-    device, compute = device_of(config)
+    device = device_of(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
     if config.lora.rank and not checkpoint:
@@ -193,6 +194,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
+    compute = compute_of(config, model, task, partial(_say, console))
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)

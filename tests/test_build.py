@@ -1,10 +1,15 @@
 """What a config is put together to."""
 
-import pytest
+from types import SimpleNamespace
 
-from solera.build import OwnCode, _graded_alone, device_of
-from solera.config import Config, RewardConfig, RunConfig
+import pytest
+import torch
+
+from solera import build
+from solera.build import OwnCode, _graded_alone, compute_of, device_of
+from solera.config import Config, ModelConfig, RewardConfig, RunConfig
 from solera.errors import SoleraError
+from solera.models.extent import largest
 
 
 @pytest.mark.parametrize(
@@ -24,3 +29,28 @@ def test_functions_of_ones_own_are_given_whole_batches(functions, own, alone):
 def test_a_limit_for_a_gpu_is_refused_on_a_processor():
     with pytest.raises(SoleraError, match="this run is on a CPU: remove it"):
         device_of(Config(run=RunConfig(device="cpu", gpu_memory=4.0)))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "device", "embedding", "plans", "expected"),
+    [
+        ("auto", "cpu", 40_000.0, True, torch.float32),
+        ("bfloat16", "cpu", 1.0, True, torch.bfloat16),
+        ("auto", "cuda", 1.0, True, torch.float16),
+        ("auto", "cuda", 40_000.0, True, torch.bfloat16),
+        ("auto", "cuda", 1.0, False, torch.bfloat16),
+        ("float16", "cuda", 40_000.0, True, torch.float16),
+    ],
+)
+def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
+    tiny, monkeypatch, chosen, device, embedding, plans, expected
+):
+    """The weights stay on the CPU; where the model says it is decides."""
+    weights, said = tiny.copy(torch.float32), []
+    with torch.no_grad():
+        weights.module.get_input_embeddings().weight[8] = embedding
+    monkeypatch.setattr(build, "largest", lambda model, texts: largest(weights, texts))
+    model = SimpleNamespace(device=torch.device(device), can_take_plans=plans)
+    task = SimpleNamespace(prompt=lambda index: SimpleNamespace(token_ids=(7, 8)))
+    assert compute_of(Config(model=ModelConfig(compute=chosen)), model, task, said.append) == expected
+    assert bool(said) == (expected == torch.bfloat16 and embedding > 1)

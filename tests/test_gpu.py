@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera import running
 from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
+from solera.errors import SoleraError
 from solera.learner.batch import collate
 from solera.learner.head import ScoredHead
 from solera.models import loading
+from solera.models.attention import PackedTexts, Text
 from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
 from solera.models.memory import free_bytes, limited
@@ -77,6 +80,18 @@ def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, samplin
     decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), slots, compiled=False)
     for _ in range(2):
         assert_written(written(decoder, prompts, numbers, sampling), expected)
+
+
+def test_a_graph_serves_responses_of_any_length(tiny):
+    """A canary of two tokens between two batches records nothing."""
+    prompts, numbers = requests()
+    decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), 200, compiled=False)
+    written(decoder, prompts, numbers, SAMPLING)
+    recorded = dict(decoder._graphs)
+    short = Sampling(SAMPLING.temperature, 2)
+    expected = decode(tiny.copy(torch.float32), prompts, numbers[:, :2], short, (END,))
+    assert_written(written(decoder, prompts, numbers[:, :2], short), expected)
+    assert decoder._graphs == recorded
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -185,6 +200,7 @@ def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):
         learner = make_learner(point, compute=torch.float16)
         learner.working.loss_scale = scale
         update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+        assert learner.working.loss_scale == scale or 1 < learner.working.loss_scale < 2.0**40 < scale
         return torch.cat([p.grad.flatten() for p in point.parameters().values()]), update.metrics
 
     (right, expected), (much, got) = learned(2.0**15), learned(2.0**60)
@@ -281,6 +297,55 @@ def test_what_is_free_ends_at_the_limit():
             torch.empty(3 * 2**29, dtype=torch.uint8, device=device)
         del taken
     assert free_bytes(device) > 8 * 2**30
+
+
+@pytest.mark.parametrize(("embedding", "expected"), [(1.0, "torch.float16"), (90_000.0, "torch.bfloat16")])
+def test_the_arithmetic_is_chosen_by_the_models_numbers(short_run, tmp_path, monkeypatch, embedding, expected):
+    """Of a token with a large embedding float16 would make no number at all."""
+    model, codec = loading.load("embedded", torch.device("cuda"))
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[codec.encode("=")[0]] = embedding
+    loading.save(model, codec, tmp_path / "model")
+    used, load = [], InProcessEngine.load
+    monkeypatch.setattr(InProcessEngine, "load", lambda self, weights: used.append(self.dtype) or load(self, weights))
+    short_run(
+        f'run = {{ steps = 1, device = "cuda" }}\nmodel = {{ compile = false, path = "{tmp_path / "model"}" }}\n'
+        "collect = { prompts = 4 }"
+    )
+    assert set(used) == {expected}
+
+
+def test_weights_that_give_no_probabilities_are_named(tiny):
+    model = planned(tiny, torch.float16)
+    engine = InProcessEngine(model, (END,), 64, torch.float16)
+    with torch.no_grad():
+        next(iter(model.parameters().values())).fill_(float("inf"))
+    with pytest.raises(SoleraError, match=r"a log-probability is no number.*more than float16"):
+        ask(engine, ragged_requests(4, 4))
+
+
+def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave():
+    """Beside the input of each of three layers: queries, keys, values, attention, the middle of the layer, gate and up:
+    1 + 1 + 2·⅓ + 1 + 1 + 2·8⁄3 = 10 numbers a token and unit of width; torch alone keeps 14.7."""
+    shape = LlamaConfig(
+        vocab_size=100, hidden_size=576, intermediate_size=1536, num_hidden_layers=3, num_attention_heads=9,
+        num_key_value_heads=3, head_dim=64, attn_implementation="sdpa",
+    )  # fmt: skip
+    model = LanguageModel(LlamaForCausalLM(shape).to("cuda", torch.float16)).with_plans()
+    model.compile_layers()
+    own, kept, tokens = {p.data_ptr() for p in model.module.parameters()}, {}, 4096
+    at = torch.arange(tokens, device="cuda")
+    plan = PackedTexts.of([Text(start, 256) for start in range(0, tokens, 256)]).to(torch.device("cuda"))
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        if value.data_ptr() not in own and value.dtype == torch.float16:
+            kept[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        hidden = model.hidden(at[None] % 100, at[None] % 256, plan=plan)
+    hidden.float().sum().backward()
+    assert sum(kept.values()) / tokens / 576 / 2 / 3 < 12.5
 
 
 def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():

@@ -16,7 +16,7 @@ import torch
 
 from solera import collector
 from solera.bench.options import WARM_UP, BenchOptions
-from solera.build import build_loop, build_task, resolved
+from solera.build import build_loop, build_task, compute_of, device_of, resolved
 from solera.config import (
     CheckpointConfig,
     CollectConfig,
@@ -88,11 +88,12 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
     """The parts of each step in seconds, and what was computed."""
     config = configure(options, v)
     gpu = options.device != "cpu" and torch.cuda.is_available()
-    device, compute = torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32
     with tempfile.TemporaryDirectory() as folder:
-        model, codec = loading.load(options.model, device)
+        model, codec = loading.load(options.model, device_of(config))
+        task = build_task(config, codec)
+        compute = compute_of(config, model, task)
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
-        loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
+        loop = build_loop(config, model, codec, task, store, sink, compute, Path(folder))
         watch(loop, sink.spent)
         with torch_for(model, config.run), rare_garbage_collection():
             loop.run(SyncState())

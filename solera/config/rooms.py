@@ -39,9 +39,9 @@ class ModelConfig:
     path: Annotated[str, short("model", "path")] = "embedded"
     """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of forward passes and of the engine's weights; `auto` is bfloat16 on a GPU, float32 on a CPU. float16
-    (a GPU only) has an eighth of bfloat16's error, but no room for numbers above 65,504, which some models have. The
-    learner's own weights are float32 always."""
+    """Arithmetic of forward passes and of the engine's weights; `auto` is float32 on a CPU; on a GPU float16, which has
+    an eighth of bfloat16's error, where the model's numbers on the first prompts stay below half of its end at 65,504,
+    else bfloat16. The learner's own weights are float32 always."""
     compile: bool = True
     """On a GPU in 16 bits, fuse the small operations of every layer (torch.compile): some seconds at the start."""
 
@@ -238,7 +238,7 @@ class LearnConfig:
     """Optimiser steps in a pass, each on its share of the groups."""
     micro_batch_tokens: int | None = None
     """Most tokens, padding included, in one forward and backward; unset: what half of a GPU's free memory holds, at
-    most 49,152, and 16,384 on a CPU; half of it where memory ends all the same. Changes memory and speed, not the
+    most 32,768, and 16,384 on a CPU; half of it where memory ends all the same. Changes memory and speed, not the
     gradient."""
     pack_tokens: int = 128
     """Responses to the same prompt share a row up to this length, so that the prompt is computed once; 0: never."""

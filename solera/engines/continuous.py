@@ -45,6 +45,8 @@ class Memory:
     limit: int
     prompt_tokens: int
     row_table: Tensor
+    most: Tensor
+    """Tokens of a response: read by the graphs, so that one serves long and short ones."""
     uniform_BT: Tensor
     token_BT: Tensor
     logp_BT: Tensor
@@ -58,7 +60,7 @@ class Memory:
         places = prompt_tokens + slots * limit
         return cls(
             slots, requests, limit, prompt_tokens,
-            row_table=make(8, slots, dtype=torch.int64),
+            row_table=make(8, slots, dtype=torch.int64), most=make((), dtype=torch.int64),
             uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
@@ -86,7 +88,7 @@ class ContinuousDecoder:
         self.ends = torch.tensor(end_token_ids, device=model.device)
         self.graphed = model.device.type == "cuda"
         self.memory: Memory | None = None
-        self._graphs: dict[tuple[int, Sampling], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
         if compiled and self.graphed:
             model.compile_layers()
 
@@ -157,6 +159,7 @@ class ContinuousDecoder:
         starts = np.concatenate([[0], np.cumsum([len(prompt) - 1 for prompt in number])])
         memory = self._prepare(int(starts[-1]), len(prompts), sampling)
         memory.uniform_BT[: len(prompts), : sampling.max_tokens].copy_(torch.from_numpy(uniform_BT))
+        memory.most.fill_(sampling.max_tokens)
         self._prefill(list(number), starts)
         waiting = deque(
             (prompt[-1], len(prompt) - 1, int(starts[number[prompt]]), len(prompt) - 1, b)
@@ -199,7 +202,7 @@ class ContinuousDecoder:
         memory.logp_BT[request_S, step] = logp_S
         memory.length_B[request_S] = step + 1
         memory.finished_B[request_S] = ended_S
-        alive.mul_(~ended_S & (step + 1 < sampling.max_tokens))
+        alive.mul_(~ended_S & (step + 1 < memory.most))
         token.copy_(token_S)
         position.add_(alive)
         step.add_(alive)
@@ -217,7 +220,8 @@ class ContinuousDecoder:
             for _ in range(tokens):
                 self.step(memory, rows, sampling)
             return
-        graph = self._graphs.get((rows, sampling)) or self._capture(memory, rows, sampling)
+        kind = rows, sampling.temperature, sampling.top_p
+        graph = self._graphs.get(kind) or self._graphs.setdefault(kind, self._capture(memory, rows, sampling))
         for _ in range(tokens):
             graph.replay()
 
@@ -235,7 +239,6 @@ class ContinuousDecoder:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be learning
             self.step(memory, rows, sampling)
         memory.row_table.copy_(kept)
-        self._graphs[rows, sampling] = graph
         return graph
 
 

@@ -168,6 +168,12 @@ class InProcessEngine:
 
     def _completions(self, decoded: Decoded, sampling: Sampling) -> list[Completion]:
         lineage, version = self.held.lineage, self.held.version
+        written_BT = np.arange(decoded.logp_BT.shape[1]) < decoded.length_B[:, None]
+        if np.isnan(decoded.logp_BT[written_BT]).any():
+            raise SoleraError(
+                f"engine: with the weights of version {version} a log-probability is no number: lower learn.lr, or set "
+                f"model.compute to more than {str(self.compute).removeprefix('torch.')}"
+            )
         return [
             Completion(
                 decoded.token_BT[b, :length], decoded.logp_BT[b, :length], ((length, version),),

@@ -19,6 +19,7 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: floa
     cumulative_BV = logp_BV.exp().cumsum(dim=-1)
     target_B1 = uniform_B[:, None] * cumulative_BV[:, -1:]
     token_B1 = torch.searchsorted(cumulative_BV, target_B1, right=True)
+    token_B1.clamp_(max=logp_BV.shape[1] - 1)  # beyond the last where a target is rounded up, or is no number
     return token_B1[:, 0], logp_BV.gather(1, token_B1)[:, 0]
 
 

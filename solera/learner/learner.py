@@ -246,6 +246,7 @@ class Learner:
             while scale > 1 and not math.isfinite(learned.norm):
                 scale /= 16
                 learned = self._differentiate(minibatch, scale)
+            self.working.keep_scale(scale)
         accounts += learned.accounts
         for part, moved in zip(minibatch, learned.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved
@@ -253,7 +254,10 @@ class Learner:
         if size > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
-            raise SoleraError(f"the gradient of batch {self.version} is not finite: lower learn.lr or widen precision")
+            wider = "bfloat16" if self.working.compute == torch.float16 else "float32"
+            raise SoleraError(
+                f'the gradient of batch {self.version} is not finite: lower learn.lr or set model.compute to "{wider}"'
+            )
         self._moved = True
         self._optimiser.step()
         self.working.follow()

@@ -18,8 +18,10 @@ from solera.models.memory import free_bytes
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
 that is too much for a gradient, it is taken again with less."""
-MOST_TOKENS = 49_152
+MOST_TOKENS = 32_768
 """Of one forward and backward pass; a GPU is not faster with more."""
+CALM = 64
+"""Steps without trouble after which twice as large a scale is tried again."""
 FEWEST_TOKENS = 256
 """Where not even these fit, others than the learner's activations take the memory."""
 
@@ -38,7 +40,8 @@ class Working:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
             )
-        self.loss_scale = LOSS_SCALE if compute == torch.float16 else 1.0
+        self.loss_scale = self._most_scale = LOSS_SCALE if compute == torch.float16 else 1.0
+        self._calm = 0
         self._to: list[Tensor] = list(self.model.parameters().values())
         self._from: list[Tensor] = list(masters.parameters().values())
         if self.separate:
@@ -72,6 +75,12 @@ class Working:
                     master.grad.add_(own.grad, alpha=1 / scale)
                 own.grad = None
 
+    def keep_scale(self, scale: float) -> None:
+        """The next step begins with the scale that served this one, and now and then with more."""
+        self._calm = self._calm + 1 if scale >= self.loss_scale else 0
+        grows = self._calm >= CALM and scale < self._most_scale
+        self.loss_scale, self._calm = (scale * 2, 0) if grows else (scale, self._calm)
+
     def tokens_at_once(self, wished: int | None) -> int:
         """Tokens of one forward and backward pass: as wished or as fit, but fewer once memory has ended."""
         return min(wished or self._fitting(), self._at_once)
@@ -82,7 +91,7 @@ class Working:
             return 16_384
         config = self.model.module.config.get_text_config()
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        width = 6 * config.hidden_size + 3.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
+        width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
         each = config.num_hidden_layers * width * self.compute.itemsize
         return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) / 2 / each)))
 

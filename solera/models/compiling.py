@@ -3,6 +3,9 @@
 from typing import Any
 
 import torch
+import torch._dynamo
+from torch._functorch import config as partitioning
+from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
@@ -25,5 +28,17 @@ class ComputedOnce(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
+torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+"""Learner, reference and engine share what is compiled of a layer, with and without gradients, plans of three kinds and
+shapes: with torch's own limit of 8, one of them could fall back to what is not compiled, without a word."""
 OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
-"""One object for all layers: another would be another compiler to torch, and nothing compiled shared."""
+COMPUTED_AGAIN = {
+    f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
+}
+
+
+def fuse(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """torch's compiler. For the way back a layer keeps what products and attention gave; norms, activations and
+    rotations, a third of what torch itself would keep, are computed again."""
+    with partitioning.patch(COMPUTED_AGAIN):
+        return compile_fx(graph, inputs, config_patches=OPTIONS)

@@ -116,7 +116,7 @@ class LanguageModel:
         siblings.join(self.body)
         layers: Any = self.body.layers
         for layer in layers:
-            layer.compile(dynamic=True, options=compiling.OPTIONS)
+            layer.compile(dynamic=True, backend=compiling.fuse)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:

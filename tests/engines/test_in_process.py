@@ -201,3 +201,10 @@ def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):
 def test_load_refuses_what_does_not_fit(engine):
     with pytest.raises(SoleraError, match="tensor nonsense"):
         engine.load(Weights("run", 1, iter([("nonsense", torch.zeros(2))])))
+
+
+def test_weights_that_give_no_probabilities_are_named(engine, model):
+    with torch.no_grad():
+        next(iter(model.parameters().values())).fill_(float("inf"))
+    with pytest.raises(SoleraError, match=r"weights of version 0 a log-probability is no number.*more than float32"):
+        ask(engine, ragged_requests(2, 2))
