@@ -58,7 +58,7 @@ from solera.tasks.single_turn import Problems, SingleTurn
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
 EXTENT_PROMPTS = 8
-"""Problems of the training stream whose prompts tell how large the model's numbers grow."""
+"""Held-out problems, which every task has, whose prompts tell how large the model's numbers grow."""
 
 
 @dataclass(frozen=True)
@@ -270,12 +270,12 @@ def compute_of(
     config: Config, model: LanguageModel, task: Task, say: Callable[[str], None] = lambda sentence: None
 ) -> torch.dtype:
     """The arithmetic that `model.compute` asks for; by itself, on a GPU, the closest of 16 bits that has room for what
-    the model computes on the task's first prompts."""
+    the model computes on a few of the task's prompts."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":
         return torch.float32
-    number = largest(model, [task.prompt(index).token_ids for index in range(EXTENT_PROMPTS)])
+    number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
     if model.can_take_plans and fits_float16(number):
         return torch.float16
     if model.can_take_plans:
