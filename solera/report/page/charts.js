@@ -175,8 +175,9 @@ class Chart {
 
   curve(svg, { r, m, points, bars, sparse }) {
     const style = colour(this.look(r, m));
-    for (const [step, low, high] of bars) svg.append(element("line", { class: "interval", style, x1: this.x(step), x2: this.x(step), y1: this.y(low), y2: this.y(high) }));
-    const dots = () => points.forEach(([step, value]) => svg.append(element("circle", { class: this.kind(m, "dot"), style, cx: this.x(step), cy: this.y(value), r: 3 })));
+    const place = (step) => this.x(step) + (this.panel.apart ? 5 * (r - (runs.length - 1) / 2) : 0); /* runs of one seed are judged at the same steps */
+    for (const [step, low, high] of bars) svg.append(element("line", { class: "interval", style, x1: place(step), x2: place(step), y1: this.y(low), y2: this.y(high) }));
+    const dots = () => points.forEach(([step, value]) => svg.append(element("circle", { class: this.kind(m, "dot"), style, cx: place(step), cy: this.y(value), r: 3 })));
     if (this.panel.apart) return dots();
     const path = (list) => list.map(([step, value], i) => {
       const [x, y] = [this.x(step).toFixed(1), this.y(value).toFixed(1)];
