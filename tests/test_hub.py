@@ -115,9 +115,11 @@ def test_a_hub_that_answers_too_late_is_reached_all_the_same(hub, tmp_path):
 def test_a_model_comes_from_the_hub_and_from_its_copy_where_the_hub_does_not_answer(hub, closed, tmp_path):
     Hub.seconds = 0.0
     assert python("-c", LOADING, cache=tmp_path, HF_ENDPOINT=hub).stdout == "6\n"
-    for endpoint in ({"HF_ENDPOINT": closed}, {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "1"}):
-        again = python("-c", LOADING, cache=tmp_path, **endpoint)
-        assert (again.stdout, again.stderr, again.returncode) == ("6\n", "", 0)
+    again = python("-c", LOADING, cache=tmp_path, HF_ENDPOINT=closed)
+    assert (again.stdout, again.stderr, again.returncode) == ("6\n", "", 0)
+    finding = "from solera.models.source import obtain; print(obtain('owner/name'))"
+    asked_not_to = python("-c", finding, cache=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
+    assert (Path(asked_not_to.stdout.strip()) / "config.json").is_file()
 
 
 CACHING = """
