@@ -38,7 +38,7 @@ from solera.protocols import Codec, Engine, Sink, Store, Task
 from solera.records import Sampling
 from solera.report.console import Progressing
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
-from solera.report.stalling import Stalling, compares
+from solera.report.stalling import Stalling
 from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
@@ -58,7 +58,7 @@ from solera.tasks.single_turn import Problems, SingleTurn
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
 EXTENT_PROMPTS = 8
-"""Problems of the training stream whose prompts tell how large the model's numbers grow."""
+"""Held-out problems, which every task has, whose prompts tell how large the model's numbers grow."""
 
 
 @dataclass(frozen=True)
@@ -236,6 +236,7 @@ def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task
     """The task's held-out problems, attempted with `model`'s own weights."""
     engine = InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute)
     problems = task.held_out(config.evaluate.problems)
+    assert config.evaluate.threshold is not None, "resolve the config first"
     return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows)
 
 
@@ -260,10 +261,8 @@ def device_of(config: Config) -> torch.device:
     if config.run.device == "cuda" and not available:
         raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
-    if device.type == "cpu" and config.run.gpu_memory is not None:
-        raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
-    if device.type == "cpu" and config.model.compute == "float16":
-        raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
+    if device.type == "cpu":
+        configuration.refuse_without_gpu(config)
     return device
 
 
@@ -271,12 +270,12 @@ def compute_of(
     config: Config, model: LanguageModel, task: Task, say: Callable[[str], None] = lambda sentence: None
 ) -> torch.dtype:
     """The arithmetic that `model.compute` asks for; by itself, on a GPU, the closest of 16 bits that has room for what
-    the model computes on the task's first prompts."""
+    the model computes on a few of the task's prompts."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":
         return torch.float32
-    number = largest(model, [task.prompt(index).token_ids for index in range(EXTENT_PROMPTS)])
+    number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
     if model.can_take_plans and fits_float16(number):
         return torch.float16
     if model.can_take_plans:
@@ -285,7 +284,12 @@ def compute_of(
 
 
 def sinks_of(
-    config: Config, folder: Path, console: Console, version: int, say: Callable[[str], None] = lambda sentence: None
+    config: Config,
+    objective: Objective,
+    folder: Path,
+    console: Console,
+    version: int,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> list[Sink]:
     """Each goes on from `version`: what a resumed run logged after it is taken back."""
     assert config.run.name is not None
@@ -296,6 +300,6 @@ def sinks_of(
         sinks.append(WeightsAndBiases(config.report.wandb, config.run.name, folder, dataclasses.asdict(config)))
     if config.report.progress:
         sinks.append(Progressing(config.run.steps, console))
-        if compares(config.objective.advantage):
+        if objective.compares:
             sinks.append(Stalling(say))
     return sinks

@@ -39,8 +39,7 @@ from solera.evaluate.candidates import (
     Candidate,
     candidates,
     other_tasks,
-    own_code,
-    read_own_code,
+    refuse_own_code,
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
@@ -59,6 +58,7 @@ from solera.records import Rollout, Sampling
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
+from solera.resuming import how_to_go_on, resumable
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import draws_from
 from solera.store.exchange import read_lines
@@ -125,29 +125,7 @@ def resume(
 ) -> Result:
     """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
     folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
-    if not (folder / "config.toml").is_file():
-        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
-    if (folder / "model").exists():
-        raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    config, names = _settings_of(folder), read_own_code(folder)
-    if names != own.names():
-        raise SoleraError(
-            f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
-            f"go on with {_resume_call(folder, names)}"
-        )
-    return _run(config, console or Console(stderr=True), folder, own)
-
-
-def _settings_of(folder: Path) -> Config:
-    """The resolved config that a run's folder holds."""
-    file = folder / "config.toml"
-    config = configuration.load(file)
-    if config.run.name is None:
-        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
-    try:
-        return resolve_config(config)
-    except SoleraError as error:
-        raise configuration.located(error, file, config) from error
+    return _run(resumable(folder, own.names()), console or Console(stderr=True), folder, own)
 
 
 def evaluate_models(
@@ -169,11 +147,8 @@ def evaluate_models(
     how many the model makes in all.
     """
     own = OwnCode(task, tuple(rewards))
-    if (strangers := own_code(models)) and not own.names():
-        raise SoleraError(
-            f"{strangers[0]} was trained with a task or rewards of its user's own code: evaluate it from Python with "
-            f"solera.evaluate_models([{strangers[0]!r}], task=...) or rewards=[...]"
-        )
+    if not own.names():
+        refuse_own_code(models)
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
     config = resolve_config(config or settings(models))
@@ -221,12 +196,13 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         need_wandb()
     compute = compute_of(config, model, task, partial(_say, console))
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
-    _refuse_unknown(config, own.objective or compose(config.objective), data)
+    objective = own.objective or compose(config.objective)
+    _refuse_unknown(config, objective, data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    with _advised(folder, _go_on(folder, own)), ExitStack() as closing:
+    with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
         closing.enter_context(alone(folder))
         store = Ledger(place_of(config.store.url, folder))
         closing.callback(store.close)
@@ -235,7 +211,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         for imported in data:
             store.add_imported(imported)
-        sink = Several(sinks_of(config, folder, console, version, partial(_say, console)))
+        sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():
 
@@ -249,8 +225,10 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             finished = loop.run(restore(loop, checkpoint))
     if not finished:
-        raise InterruptedRunError(f"stopped after batch {loop.learner.version}; go on with: {_go_on(folder, own)}")
-    with _advised(folder, _go_on(folder, own)):
+        raise InterruptedRunError(
+            f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
+        )
+    with _advised(folder, how_to_go_on(folder, own.names())):
         unfinished = folder / f"{UNFINISHED}model"
         loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
         publish(unfinished, folder / "model")
@@ -338,14 +316,6 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
     except OSError as error:
         said = f"{error.strerror or error}; once that is put right, go on with: {command}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
-
-
-def _go_on(folder: Path, own: OwnCode) -> str:
-    return _resume_call(folder, own.names()) if own.names() else f"solera train --resume {folder}"
-
-
-def _resume_call(folder: Path, names: list[str]) -> str:
-    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in names)])})"
 
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:

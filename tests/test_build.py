@@ -45,12 +45,12 @@ def test_a_limit_for_a_gpu_is_refused_on_a_processor():
 def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     tiny, monkeypatch, chosen, device, embedding, plans, expected
 ):
-    """The weights stay on the CPU; where the model says it is decides."""
+    """The weights stay on the CPU; where the model says it is decides. Some data has held-out prompts only."""
     weights, said = tiny.copy(torch.float32), []
     with torch.no_grad():
         weights.module.get_input_embeddings().weight[8] = embedding
     monkeypatch.setattr(build, "largest", lambda model, texts: largest(weights, texts))
     model = SimpleNamespace(device=torch.device(device), can_take_plans=plans)
-    task = SimpleNamespace(prompt=lambda index: SimpleNamespace(token_ids=(7, 8)))
+    task = SimpleNamespace(held_out=lambda count: [SimpleNamespace(token_ids=(7, 8))] * count)
     assert compute_of(Config(model=ModelConfig(compute=chosen)), model, task, said.append) == expected
     assert bool(said) == (expected == torch.bfloat16 and embedding > 1)

@@ -103,6 +103,52 @@ def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, a
     assert not list(tmp_path.rglob("*"))
 
 
+WITHOUT_TORCH = """
+import sys
+import solera.cli
+sys.modules["wandb"] = sys.modules["psycopg"] = None  # as where they are not installed
+status = solera.cli.main(sys.argv[1:])
+sys.exit("torch was loaded" if "torch" in sys.modules else status)
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("train --resume nowhere", "nowhere: no config.toml, so there is no run to resume here"),
+        ("train --resume finished", "finished: the run is finished; its model is in finished/model"),
+        ("train --resume owned", "go on with solera.resume('owned', task=...)"),
+        ("train --resume nameless", "nameless/config.toml: run.name is unset"),
+        ("train --run.device cpu --model.compute float16", "model.compute is float16, which needs a GPU"),
+        ("train --run.device cpu --run.gpu_memory 3", "run.gpu_memory is set, but this run is on a CPU: remove it"),
+        ("train --store.data nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
+        ("train --report.wandb mine", "pip install wandb"),
+        ("train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine", "PostgreSQL needs the package psycopg"),
+        ("eval owned", "owned was trained with a task or rewards of its user's own code"),
+        ("data import finished nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
+        ("bench --model nosuch", "model 'nosuch': no such folder"),
+        ("bench --device cpu --gpu_memory 3", "--gpu_memory is set, but this runs on a CPU: remove it"),
+    ],
+)
+def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, says, tmp_path):
+    from solera.config import Config, dump, override
+    from solera.store.ledger import Ledger
+
+    for name in ("finished", "owned", "nameless"):
+        (tmp_path / name).mkdir()
+        config = Config() if name == "nameless" else override(Config(), "run", name=name)
+        (tmp_path / name / "config.toml").write_text(dump(config))
+    (tmp_path / "finished" / "model").mkdir()
+    (tmp_path / "owned" / "own_code.json").write_text('["task"]')
+    Ledger(tmp_path / "finished" / "store.db").close()
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *arguments.split()], capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+    )  # fmt: skip
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1 and done.returncode == 2, done.stderr
+
+
 def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     command = ["train", str(ROOT / "recipes" / "demo.toml"), *SMALL, "--run.root", "out", "--run.name", "mine"]
     done = solera(*command, cwd=tmp_path)

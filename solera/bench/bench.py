@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solera.bench import peer, random_model
-from solera.bench.options import BenchOptions
+from solera.bench.options import BenchOptions, refuse_without_gpu
 from solera.errors import SoleraError
 
 Measured = dict[str, list[dict[str, Any]]]
@@ -88,8 +88,8 @@ def _settle(options: BenchOptions) -> BenchOptions:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SoleraError("--device is cuda, but torch finds no GPU here: use cpu or auto")
     gpu = options.device != "cpu" and torch.cuda.is_available()
-    if options.gpu_memory is not None and not gpu:
-        raise SoleraError("--gpu_memory is set, but this runs on a CPU: remove it")
+    if not gpu:
+        refuse_without_gpu(options)
     return dataclasses.replace(options, device="cuda" if gpu else "cpu")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from solera.errors import SoleraError
+from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]
 
@@ -73,10 +74,20 @@ def check(options: BenchOptions) -> BenchOptions:
         raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
     if not options.v or min(options.v) < 1:
         raise SoleraError(f"--v is {options.v}; give one or more sync periods of at least 1")
+    if twice := [v for v in options.v if options.v.count(v) > 1]:
+        raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
     for name in ("problems", "trl_step"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
             raise SoleraError(f"--{name}: {path}: no such file")
+    if options.device == "cpu":
+        refuse_without_gpu(options)
+    obtain(options.model)
     if options.trl_vllm and options.trl_step is None:
         raise SoleraError("--trl_vllm measures TRL's step: give the script that runs it with --trl_step")
     return options
+
+
+def refuse_without_gpu(options: BenchOptions) -> None:
+    if options.gpu_memory is not None:
+        raise SoleraError("--gpu_memory is set, but this runs on a CPU: remove it")

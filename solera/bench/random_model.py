@@ -7,7 +7,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from solera.bench.options import Size
-from solera.models.source import find
+from solera.models.source import obtain
 
 SHAPES: dict[Size, dict[str, int]] = {
     "tiny": {
@@ -26,7 +26,7 @@ def write(size: Size, tokenizer_of: str, folder: Path, device: str) -> str:
 
     Numbers are drawn on `device`: one core of a CPU takes a minute for a billion and a half.
     """
-    tokenizer = AutoTokenizer.from_pretrained(find(tokenizer_of))
+    tokenizer = AutoTokenizer.from_pretrained(obtain(tokenizer_of))
     config = LlamaConfig(
         vocab_size=len(tokenizer), max_position_embeddings=8192, tie_word_embeddings=True, **SHAPES[size],
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,

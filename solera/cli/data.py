@@ -107,13 +107,14 @@ def _verify(chosen: Namespace) -> int:
 def _import(chosen: Namespace) -> int:
     from solera.config import load
     from solera.objectives.table import resolve_config
-    from solera.store.exchange import import_rollouts
+    from solera.store.exchange import check_readable, import_rollouts
     from solera.store.ledger import open_store
     from solera.store.lines import ORIGIN
 
     if chosen.origin is not None and (chosen.origin == "self" or not ORIGIN.fullmatch(chosen.origin)):
         raise SoleraError(f"--origin is {chosen.origin!r}; it must be human, model:NAME or file:NAME")
     with closing(open_store(chosen.run)) as ledger:
+        check_readable(chosen.file)
         config = resolve_config(load(chosen.run / "config.toml"))
         from solera.build import line_reader
         from solera.models.loading import load_reader

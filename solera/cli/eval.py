@@ -20,7 +20,7 @@ from solera.config import (
     override,
 )
 from solera.errors import SoleraError
-from solera.evaluate.candidates import candidates, settings
+from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
 from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data
@@ -58,8 +58,8 @@ class EvalOptions:
     sampled."""
     top_p: Annotated[float, tyro.conf.arg(aliases=("--evaluate.top_p",))] = EvaluateConfig.top_p
     """Share of the probability that may be sampled from."""
-    threshold: Annotated[float, tyro.conf.arg(aliases=("--evaluate.threshold",))] = EvaluateConfig.threshold
-    """An attempt passes where its reward is at least this."""
+    threshold: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.threshold",))] = EvaluateConfig.threshold
+    """An attempt passes where its reward is at least this; by default 0.5, with a task gym:NAME 0.99."""
     seed: Annotated[int, tyro.conf.arg(aliases=("--run.seed",))] = RunConfig.seed
     """Seed of the sampled attempts."""
     device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(aliases=("--run.device",))] = RunConfig.device
@@ -89,9 +89,11 @@ def run(arguments: list[str]) -> int:
         raise SoleraError("eval: name the models first, then the options (see solera eval --help)")
     models, base = arguments[:count], settings(arguments[:count])
     options = _options(base, arguments[count:])
-    if options.task.name != base.task.name:  # a run's data and rewards belong to its own task
+    if options.task.name != base.task.name:  # a run's data, rewards and threshold belong to its own task
         base = replace(base, task=TaskConfig(options.task.name), reward=RewardConfig())
+        base = override(base, "evaluate", threshold=None)
         options = _options(base, arguments[count:])
+    refuse_own_code(models)
     config = resolve_config(composed(base, options))
     check_data(config)
     check_k(options.k, config)

@@ -35,6 +35,9 @@ def run(arguments: list[str]) -> int:
     if "--resume" in arguments:
         if len(arguments) != 2 or arguments[0] != "--resume":
             raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
+        from solera.resuming import resumable
+
+        resumable(Path(arguments[1]))
         return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
@@ -70,13 +73,26 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
 
 def _refuse_early(config: "Config") -> None:
     """What can be refused before torch is loaded, which takes seconds."""
-    from solera.config import new_folder
-    from solera.models.source import find
+    from solera.models.source import obtain
     from solera.objectives.table import resolve_config
     from solera.tasks.rewards import check_data
 
     config = resolve_config(config)
-    find(config.model.path)
+    obtain(config.model.path)
     check_data(config)
+    _refuse_places(config)
+
+
+def _refuse_places(config: "Config") -> None:
+    """Data that cannot be read, and places where the run cannot write."""
+    from solera.config import new_folder
+    from solera.report.sinks import need_wandb
+    from solera.store.database import place_of, refuse_taken
+    from solera.store.exchange import check_readable
+
+    for path in config.store.data:
+        check_readable(Path(path))
+    if config.report.wandb is not None:
+        need_wandb()
     if config.run.name is not None:
-        new_folder(config)
+        refuse_taken(place_of(config.store.url, new_folder(config)))

@@ -30,8 +30,8 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.rules import check, new_folder
-from solera.config.tasks import GYM, kind_of_task, resolve_task, task_parts
+from solera.config.rules import check, new_folder, refuse_without_gpu
+from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
     "GYM",
@@ -73,9 +73,11 @@ __all__ = [
     "overlay",
     "override",
     "parse",
+    "passing",
     "perhaps",
     "places",
     "read_toml",
+    "refuse_without_gpu",
     "resolve_task",
     "shares_of",
     "task_parts",

@@ -40,7 +40,7 @@ class ModelConfig:
     """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of forward passes and of the engine's weights; `auto` is float32 on a CPU; on a GPU float16, which has
-    an eighth of bfloat16's error, where the model's numbers on the first prompts stay below half of its end at 65,504,
+    an eighth of bfloat16's error, where the model's numbers on a few prompts stay below half of its end at 65,504,
     else bfloat16. The learner's own weights are float32 always."""
     compile: bool = True
     """On a GPU in 16 bits, fuse the small operations of every layer (torch.compile): some seconds at the start."""
@@ -304,8 +304,9 @@ class EvaluateConfig:
     """Share of the probability that may be sampled from."""
     samples: int = 1
     """Attempts at each problem; more than one needs a temperature above 0."""
-    threshold: float = 0.5
-    """An attempt passes where its reward is at least this."""
+    threshold: float | None = None
+    """An attempt passes where its reward is at least this. Unset: 0.5, and 0.99 where a task is gym:NAME, whose scores
+    for wrong answers may lie above a half."""
 
 
 @dataclass(frozen=True)

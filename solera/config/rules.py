@@ -26,6 +26,16 @@ def check(config: Config) -> None:
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
+    if config.run.device == "cpu":
+        refuse_without_gpu(config)
+
+
+def refuse_without_gpu(config: Config) -> None:
+    """What cannot work on a CPU, whether it was chosen or is all there is."""
+    if config.run.gpu_memory is not None:
+        raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
+    if config.model.compute == "float16":
+        raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
 
 
 def new_folder(config: Config) -> Path:

@@ -87,6 +87,15 @@ def _check_task(task: TaskConfig) -> None:
         )
 
 
+def passing(task: TaskConfig) -> float:
+    """The reward from which on an attempt counts as right: reasoning-gym gives partly right answers a half and more.
+
+    >>> passing(TaskConfig("arithmetic")), passing(TaskConfig("gym:gcd"))
+    (0.5, 0.99)
+    """
+    return 0.99 if any(kind_of_task(part.name) == "gym" for part in task_parts(task).values()) else 0.5
+
+
 def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
     """The resolved tasks of a mixture by the names they have in it; of any other task, itself.
 

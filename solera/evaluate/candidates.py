@@ -8,7 +8,7 @@ from pathlib import Path
 from solera import config as configuration
 from solera.config import Config
 from solera.errors import SoleraError
-from solera.models.source import find
+from solera.models.source import obtain
 
 OWN_CODE = "own_code.json"
 OWN_PARTS = ("task", "rewards", "objective", "rule")
@@ -33,7 +33,7 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
     found = list[Candidate]()
     for model in models:
         if not is_run(model):
-            find(model)
+            obtain(model)
             found.append(Candidate(model, model))
         elif checkpoints:
             found += _checkpoints(model)
@@ -49,9 +49,14 @@ def settings(models: list[str]) -> Config:
     return next((_config(model) for model in models if is_run(model)), Config())
 
 
-def own_code(models: list[str]) -> list[str]:
-    """Runs whose task or rewards are not in their config, so that it does not say what they were trained on."""
-    return [model for model in models if is_run(model) and {"task", "rewards"} & set(read_own_code(Path(model)))]
+def refuse_own_code(models: list[str]) -> None:
+    """A run's config does not say what it was trained on where its task or rewards are its user's own."""
+    for model in filter(is_run, models):
+        if {"task", "rewards"} & set(read_own_code(Path(model))):
+            raise SoleraError(
+                f"{model} was trained with a task or rewards of its user's own code: evaluate it from Python with "
+                f"solera.evaluate_models([{model!r}], task=...) or rewards=[...]"
+            )
 
 
 def read_own_code(folder: Path) -> list[str]:

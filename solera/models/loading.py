@@ -16,14 +16,14 @@ from solera.errors import SoleraError, one_line
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
-from solera.models.source import base_of, find
+from solera.models.source import base_of, obtain
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
     """The model in float32 on `device`, dropout off, and its codec."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # what matters of its reports is said below, in one line
-    source = find(path)
+    source = obtain(path)
     base = base_of(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -62,7 +62,7 @@ class Reader:
 
 def load_reader(path: str) -> Reader:
     """All that is needed to turn text into what the model would learn from."""
-    source = find(path)
+    source = obtain(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
         source = base_of(source) or source

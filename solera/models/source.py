@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from solera import hub
 from solera.errors import SoleraError
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -21,7 +22,7 @@ def base_of(source: str) -> str | None:
     if not file.is_file():
         return None
     try:
-        return find(json.loads(file.read_bytes())["base_model_name_or_path"])
+        return obtain(json.loads(file.read_bytes())["base_model_name_or_path"])
     except (ValueError, TypeError, KeyError) as error:
         raise SoleraError(f"{file}: does not name its base model (base_model_name_or_path)") from error
 
@@ -42,3 +43,19 @@ def find(path: str) -> str:
     if os.path.isdir(folder.parent):
         raise SoleraError(f"model {path}: there is no such folder in {folder.parent}")
     return path
+
+
+def obtain(path: str) -> str:
+    """Where to load from: what `find` finds, or the copy of a hub's model where the hub does not answer."""
+    source = find(path)
+    if os.path.isdir(source):
+        return source
+    try:
+        hub.call()
+        return source
+    except ConnectionError as error:
+        if copy := hub.copy_of(source):
+            return copy
+        raise SoleraError(
+            f"model {path}: {error}: give a folder, or fetch it where there is a network: hf download {source}"
+        ) from error

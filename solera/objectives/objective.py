@@ -77,6 +77,14 @@ class Objective:
             advantage_B[left_B] = self.advantage(reward_B[left_B], group_B[left_B], groups)
         return Shaped(taken_B if self.keep_denominator else left_B, advantage_B, dropped_B)
 
+    @property
+    def compares(self) -> bool:
+        """Whether a group of equal rewards teaches it nothing."""
+        if self.zero_variance_mask or self.advantage is None:
+            return self.zero_variance_mask
+        equal_B, group_B = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
+        return bool(self.advantage(equal_B, group_B, 1).abs().max() < 1e-9)  # some miss 0 by rounding
+
     def known_behaviour(self, behaviour_logp_T: BehaviourLogp, proximal_logp_T: ProximalLogp) -> BehaviourLogp:
         """`b`, and `b := p` where nobody recorded it (NaN) and the objective may assume so."""
         if self.unknown_behaviour != "proximal":

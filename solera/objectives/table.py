@@ -20,6 +20,7 @@ from solera.config import (
     ObjectiveConfig,
     check,
     check_types,
+    passing,
     resolve_task,
 )
 from solera.errors import SoleraError
@@ -301,7 +302,10 @@ def resolve_config(config: Config) -> Config:
             "objective.refill draws from the batches that collect.offset lets wait, so that their lag would not be "
             "kept: choose one"
         )
-    return dataclasses.replace(config, objective=objective, task=resolve_task(config.task))
+    task, evaluate = resolve_task(config.task), config.evaluate
+    if evaluate.threshold is None:
+        evaluate = dataclasses.replace(evaluate, threshold=passing(task))
+    return dataclasses.replace(config, objective=objective, task=task, evaluate=evaluate)
 
 
 RANGES: Mapping[str, tuple[float, float, str]] = {

@@ -21,6 +21,12 @@ class Panel:
     """Metrics that are read at the pointer and not drawn."""
     words: dict[str, dict[int, str]] = field(default_factory=dict)
     """Metrics whose values are read as words."""
+    apart: bool = False
+    """Each value stands for itself: points, which no line joins."""
+    interval: tuple[str, str] | None = None
+    """The metrics that are the ends of the first one's interval."""
+    pictured: bool = False
+    """Drawn in `plot.png` as well."""
 
 
 PANELS = (
@@ -28,6 +34,7 @@ PANELS = (
         "Does it learn?",
         {"eval/pass@1": "held-out accuracy", "reward/mean": "reward of the batch"},
         "Accuracy is of the learner's weights on problems it never trains on; reward is of the responses drawn.",
+        pictured=True,
     ),
     Panel(
         "How old is the data it learns from?",
@@ -36,11 +43,13 @@ PANELS = (
         stepped=True,
         syncs=True,
         read_out={"sync/version": "engine holds version"},
+        pictured=True,
     ),
     Panel(
         "How far is the policy from who wrote the data?",
         {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"},
         "Total variation between the policy that meets the batch and its authors: 0 is on-policy, 1 nothing in common.",
+        pictured=True,
     ),
     Panel(
         "KL(author‖policy)",
@@ -59,10 +68,14 @@ PANELS = (
     ),
     Panel(
         "Did the update help?",
-        {"improvement/estimate": "improvement", "improvement/low": "low", "improvement/high": "high"},
+        {"improvement/estimate": "improvement"},
         "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
         "engine's policy: certified where all of it lies above 0, harmful where it lies below, else inconclusive.",
+        apart=True,
+        interval=("improvement/low", "improvement/high"),
         read_out={
+            "improvement/low": "from",
+            "improvement/high": "to",
             "improvement/state": "verdict",
             "improvement/tight": "tight bound",
             "improvement/theorem1": "Theorem 1",
@@ -74,12 +87,14 @@ PANELS = (
         "How far did the update leave the policy from the engine's?",
         {"probe/tv_sequence": "TV of responses", "probe/tv_token": "TV of tokens"},
         "The same as above, after the update, on the probe.",
+        apart=True,
         read_out={"probe/kl": "KL", "probe/chi2": "χ²", "probe/ess": "effective sample size"},
     ),
     Panel(
         "What teaches nothing?",
         {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups of equal reward"},
         "Tokens whose gradient the clip silenced; groups in which no response was better than another.",
+        pictured=True,
     ),
     Panel(
         "Where do the tokens go?",

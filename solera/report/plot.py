@@ -2,57 +2,62 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from solera.report.panels import PANELS
 from solera.report.sinks import read_metrics
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 INK, FAINT = "#1f2933", "#d5dbe1"
-COLOURS = ("#2f6db2", "#d1662f", "#3c8c5a", "#8e5aa8")
+COLOURS = ("#0067a8", "#cc4f00", "#00815d", "#a63f80")
+"""Those of the page, where it is light (page/style.css)."""
+SYNC = COLOURS[2]
 
 
 def plot_run(folder: Path) -> Path:
     """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
-    from matplotlib.figure import Figure
-
-    rows = read_metrics(folder / "metrics.jsonl")
-    figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
-    panels = figure.subplots(2, 2).flatten()
-    panels[0].set_title("Does it learn?")
-    _curves(panels[0], rows, {"reward/mean": "reward of the batch", "eval/pass@1": "held-out accuracy"})
-    panels[1].set_title("How old is the data it learns from? (batches)")
-    same = all(row.get("age/max") == row.get("age/mean") for row in rows)
-    ages = {"age/mean": "age of every response"} if same else {"age/max": "oldest response", "age/mean": "mean age"}
-    _curves(panels[1], rows, ages, drawstyle="steps-post")
-    _mark_syncs(panels[1], rows)
-    panels[2].set_title("How far is the policy from who wrote the data?")
-    _curves(panels[2], rows, {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"})
-    panels[3].set_title("What teaches nothing?")
-    _curves(
-        panels[3], rows, {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups of equal reward"}
-    )
-    for panel in panels:
-        _style(panel)
-    figure.suptitle(folder.name, color=INK)
     target = folder / "plot.png"
-    figure.savefig(target)
+    draw(read_metrics(folder / "metrics.jsonl"), folder.name).savefig(target)
     return target
 
 
+def draw(rows: list[dict[str, float]], name: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
+    for axis, panel in zip(figure.subplots(2, 2).flat, (one for one in PANELS if one.pictured), strict=True):
+        axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title)
+        _curves(axis, rows, panel.metrics, **({"drawstyle": "steps-post"} if panel.stepped else {}))
+        if panel.syncs:
+            _mark_syncs(axis, rows)
+        _style(axis)
+    figure.suptitle(name, color=INK)
+    return figure
+
+
 def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **style: Any) -> None:
-    for (name, label), colour in zip(names.items(), COLOURS, strict=False):
+    """A curve that equals the first one everywhere would hide behind it: they share a curve and a label."""
+    first, *others = names
+    same = [name for name in others if all(row.get(name) == row.get(first) for row in rows)]
+    labels = names | {first: " = ".join([names[first], *(names[name] for name in same)])}
+    for above, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         points = [(row["step"], row[name]) for row in rows if name in row]
-        if not points:
+        if not points or name in same:
             continue
         few = len(points) < max(len(rows) / 2, 3)
         drawn = {"marker": "o", "markersize": 4, "linewidth": 2.2} if few else {"linewidth": 1.2}
-        panel.plot(*zip(*points, strict=True), label=label, color=colour, **drawn, **style)
+        panel.plot(
+            *zip(*points, strict=True), label=labels[name], color=colour, zorder=3 - above / 10, **drawn, **style
+        )
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
     counts = [(row["step"], row["sync/count"]) for row in rows if "sync/count" in row]
     steps = [b[0] for a, b in itertools.pairwise([(0, 0), *counts]) if b[1] > a[1]]
     if 0 < len(steps) <= 100:
-        panel.plot(steps, [0] * len(steps), "^", color=INK, markersize=4, clip_on=False, zorder=5, label="sync")
+        panel.plot(steps, [0] * len(steps), "^", color=SYNC, markersize=4, clip_on=False, zorder=5, label="sync")
 
 
 def _style(panel: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError
+from solera.evaluate.candidates import read_own_code
 
 Row = dict[str, float]
 
@@ -20,6 +21,8 @@ class RunFolder:
     config: dict[str, dict[str, Any]]
     rows: list[Row]
     notes: list[str] = field(default_factory=list)
+    own_code: tuple[str, ...] = ()
+    """Parts that its user wrote, of which the config says nothing."""
 
     @property
     def finished(self) -> bool:
@@ -44,7 +47,16 @@ def read_run(path: Path) -> RunFolder:
     if not (path / "config.toml").is_file() and not (path / "metrics.jsonl").is_file():
         raise SoleraError(f"{path}: neither config.toml nor metrics.jsonl is in it, so it is not the folder of a run")
     notes: list[str] = []
-    return RunFolder(path, _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes), notes)
+    config, rows = _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes)
+    return RunFolder(path, config, rows, notes, _own_code(path, notes))
+
+
+def _own_code(path: Path, notes: list[str]) -> tuple[str, ...]:
+    try:
+        return tuple(read_own_code(path))
+    except SoleraError as error:
+        notes.append(f"{error}.")
+        return ()
 
 
 def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:

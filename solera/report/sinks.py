@@ -1,5 +1,6 @@
 """Where metrics go: a JSON object a step, TensorBoard, Weights & Biases. Heavy packages are imported when chosen."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.protocols import Metrics, Sink
 
 
@@ -67,7 +68,12 @@ class WeightsAndBiases:
     def __init__(self, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
-        self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+        try:
+            self._run = wandb.init(project=project, name=name, dir=str(folder), config=dict(config))
+        except wandb.Error as error:  # no key, no network
+            raise OSError(
+                errno.EIO, f"report.wandb: {one_line(error)} (or set WANDB_MODE=offline)", str(folder)
+            ) from error
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._run.log(dict(metrics), step=step)

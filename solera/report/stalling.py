@@ -14,9 +14,9 @@ SOLVED = 0.9
 FLAT, ACCURACY = "reward/zero_variance_fraction", "eval/pass@1"
 
 
-def compares(advantage: str | None) -> bool:
-    """Whether an objective of this advantage learns from differences within a group only."""
-    return advantage is not None and advantage not in UNCENTRED
+def compares(advantage: str | None, masked: bool) -> bool:
+    """Whether an objective of this advantage, with or without the zero-variance mask, learns from differences only."""
+    return masked or (advantage is not None and advantage not in UNCENTRED)
 
 
 def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:

@@ -53,7 +53,8 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
     if run.rows and not accuracies:
         run.notes.append("The run holds no evaluation: its accuracy is not known.")
     stalled = stall(run.rows, accuracies[-1][1] if accuracies else None)
-    if stalled and compares(run.setting("objective", "advantage")):
+    advantage, masked = (run.setting("objective", name) for name in ("advantage", "zero_variance_mask"))
+    if stalled and "objective" not in run.own_code and compares(advantage, bool(masked)):
         run.notes.append(f"{stalled[0].upper()}{stalled[1:]}.")
     synced = run.setting("sync", "rule") or "every"
     seconds = [name for name in dict.fromkeys(name for row in run.rows for name in row) if name.startswith(TIME)]

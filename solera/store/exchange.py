@@ -88,6 +88,13 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
     return count
 
 
+def check_readable(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
     """Every line that is not blank, or row of a Parquet file; the first bad one stops it, unless told to keep going."""
     lines = ReadLines[T]()

@@ -13,9 +13,9 @@ from solera.config import perhaps
 from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
-from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object
+from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object, text_of
 from solera.tasks.keys import KeyOf
-from solera.tasks.prompting import encode_problem
+from solera.tasks.prompting import encode_problem, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text")
@@ -81,8 +81,9 @@ class LineReader:
             check_prompt(data["prompt"])
             text = isinstance(data["prompt"], str)
             ids = self._ids(data["prompt"]) if text else self.codec.chat(data["prompt"])
-            if not ids or (text and self.codec.unknown_id in ids):
-                raise SoleraError("holds what the model's tokenizer does not know" if ids else "gives no tokens")
+            refuse_unknown(self.codec, ids, text_of(data["prompt"]))
+            if not ids:
+                raise SoleraError("gives no tokens")
             return Prompt(_text(data, "key") if "key" in data else self.key_of(data["prompt"]), ids)
         except SoleraError as error:
             raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
@@ -96,8 +97,10 @@ class LineReader:
         if not isinstance(data.get("response"), str):
             raise SoleraError(_must_be(data, "response", "text"))
         ids = self.codec.response(data["response"], ended)
-        if self.codec.unknown_id in ids:
-            raise SoleraError("field 'response' holds what the model's tokenizer does not know")
+        try:
+            refuse_unknown(self.codec, ids, data["response"])
+        except SoleraError as error:
+            raise SoleraError(f"field 'response' {error}") from None
         return ids
 
     def _origin(self, data: dict[str, Any]) -> str:

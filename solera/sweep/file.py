@@ -9,7 +9,7 @@ from typing import Any
 
 from solera.config import Config, Place, overlay, override, perhaps, places, read_toml, typed_fields
 from solera.errors import SoleraError
-from solera.models.source import find
+from solera.models.source import obtain
 from solera.objectives.table import resolve_config
 from solera.sweep.plan import Cell, MeasureName, Plan
 from solera.tasks.rewards import check_data
@@ -204,7 +204,7 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
     config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs have the other cores
     try:
         config = resolve_config(config)
-        find(config.model.path)
+        obtain(config.model.path)
         check_data(config)
     except SoleraError as error:
         cell = ", ".join(f"{axis} {choice}" for axis, choice in named.items())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
+from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.prompting import encode_problem
@@ -40,9 +41,11 @@ class Countdown:
     def _prompt(self, problem: str) -> Prompt:
         numbers, _, target = problem.partition(" = ")
         text = f"Make {target} from the numbers {numbers.replace(' ', ', ')}."
-        return Prompt(
-            f"countdown/{problem}", encode_problem(self.codec, self.template, text), {"prompt": text, "answer": problem}
-        )
+        try:
+            ids = encode_problem(self.codec, self.template, text)
+        except SoleraError as error:
+            raise SoleraError(f"task countdown: its prompt {error}") from error
+        return Prompt(f"countdown/{problem}", ids, {"prompt": text, "answer": problem})
 
 
 def draw_problem(rng: Random, level: int, held_out: bool) -> str:

@@ -46,7 +46,8 @@ class Gym:
     def __init__(
         self, name: str, level: int | None, codec: Codec, template: str, seed: int, longest: int | None = None
     ) -> None:
-        """`level` is that of the task's curriculum, `None` its defaults; longer prompts than `longest` are left out."""
+        """`level` is that of the task's curriculum, `None` its defaults; longer prompts than `longest` are left out, as
+        are those that the model cannot read."""
         self._name = name
         self._level = level
         self._codec = codec
@@ -94,7 +95,10 @@ class Gym:
             raise SoleraError(f"task gym:{self._name}: problems cannot be generated: {error}") from error
 
     def _prompt(self, position: int, question: str) -> Prompt | None:
-        ids = encode_problem(self._codec, self._template, question)
+        try:
+            ids = encode_problem(self._codec, self._template, question)
+        except SoleraError:  # said where no problem can be used
+            return None
         if self._longest is not None and len(ids) > self._longest:
             return None
         level = "" if self._level is None else f"@{self._level}"
@@ -102,9 +106,13 @@ class Gym:
         return Prompt(f"gym:{self._name}{level}/{position}", ids, data)
 
     def _hint(self) -> str:
+        try:
+            lengths = [len(encode_problem(self._codec, self._template, question)) for question in self._fetch(0)]
+        except SoleraError as error:
+            return f": the first {error}"
         if self._longest is None:
             return ""
-        shortest = min(len(encode_problem(self._codec, self._template, question)) for question in self._fetch(0))
+        shortest = min(lengths)
         return f": the model takes prompts of {self._longest} tokens at most, and the shortest of 32 has {shortest}"
 
 

@@ -18,7 +18,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.graders import COMPARING, answer_of
-from solera.tasks.prompting import encode_problem
+from solera.tasks.prompting import encode_problem, refuse_unknown
 from solera.tasks.sources import Lines, find_splits, one_split
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -78,12 +78,11 @@ class Jsonl:
         prompt, field = row.data[self._column], f"{row.place}: field {self._column!r}"
         try:
             ids = self._ids(prompt)
+            refuse_unknown(self._codec, ids, text_of(prompt))
         except SoleraError as error:
             raise SoleraError(f"{field} {error}") from error
         if not ids:
             raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
-        if self._codec.unknown_id in ids and (unknown := self._unknown(prompt)):
-            raise SoleraError(f"{field} holds {unknown!r}, which the model's tokenizer does not know")
         if longest is not None and len(ids) > longest:
             raise SoleraError(
                 f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
@@ -96,13 +95,10 @@ class Jsonl:
             return self._codec.chat(prompt)
         return encode_problem(self._codec, self._template, prompt) if self._template else self._codec.encode(prompt)
 
-    def _unknown(self, prompt: Any) -> str | None:
-        """The first character that the vocabulary cannot spell; `None` where that token came from a template."""
-        text = prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
-        unknown = self._codec.unknown_id
-        return next(
-            (c for c in text if self._codec.encode(c).count(unknown) > self._codec.encode("").count(unknown)), None
-        )
+
+def text_of(prompt: Any) -> str:
+    """All that stands in a prompt of text or of messages."""
+    return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
 def _prompt(row: Row, ids: np.ndarray) -> Prompt:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from math import floor, log10
 from typing import Any
 from unicodedata import normalize
 
@@ -10,6 +11,8 @@ from solera.tasks.final import final_answer
 from solera.tasks.judges import NoVerdictError, judges
 from solera.tasks.numbers import REPEATING_DECIMAL, repeating
 
+PLACES = 6
+"""Decimal places that are compared of a decimal, as 0.333333 with a third."""
 LONGEST = 1000
 """Characters of an expression; no answer is longer."""
 TAIL = 2000
@@ -123,9 +126,24 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
     bases = [_BASE_OR_MODULUS.findall(text) for text in (expression, answer)]
     if all(bases) and bases[0][-1] != bases[1][-1]:
         return False
-    found = _parsed(as_latex(expression) if is_text else _in_a_box(expression))
-    same = verify(_gold(answer), found, timeout_seconds=None, allow_set_relation_comp=True)
+    found, gold = _parsed(as_latex(expression) if is_text else _in_a_box(expression)), _gold(answer)
+    same = verify(
+        gold, found, float_rounding=_places([*gold, *found]), timeout_seconds=None, allow_set_relation_comp=True
+    )
     return bool(found) and bool(same)
+
+
+def _places(parsed: list[Any]) -> int:
+    """At which decimals are compared: more where all numbers are small, so that four of their digits count."""
+    from sympy import Basic, Float, Number
+
+    expressions = [found for found in parsed if isinstance(found, Basic)]
+    if not any(found.has(Float) for found in expressions):
+        return PLACES
+    numbers = [number for found in expressions for number in ([found] if found.is_number else found.atoms(Number))]
+    sizes = [abs(number.evalf(4)) for number in numbers]
+    largest = max((float(size) for size in sizes if size.is_Float), default=1.0)
+    return max(PLACES, 4 + floor(-log10(largest))) if largest > 0 else PLACES
 
 
 def _misread(expression: str, answer: str) -> bool:
@@ -202,7 +220,17 @@ def _union(expression: str) -> str:
 def _parsed(text: str) -> Any:
     from math_verify import parse
 
-    return [_with_i(found) for found in parse(text, parsing_timeout=None)]
+    return [_decimal(_with_i(found)) for found in parse(text, parsing_timeout=None)]
+
+
+def _decimal(found: Any) -> Any:
+    r"""`1.6\times 10^{-19}` as one number: a difference so small math-verify takes for none."""
+    from sympy import Expr, Float, Pow
+
+    if not (isinstance(found, Expr) and found.is_number and found.has(Float) and found.has(Pow)):
+        return found
+    value = found.evalf()
+    return value if value.is_Float and abs(value) < 10**-PLACES else found
 
 
 def _with_i(found: Any) -> Any:

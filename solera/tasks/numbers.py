@@ -4,6 +4,7 @@ import re
 import unicodedata
 from fractions import Fraction
 from functools import lru_cache
+from math import factorial
 
 from solera.tasks.final import READ, after_thinking, final_answer, last_match, sentence
 
@@ -28,7 +29,7 @@ _NUMBER = re.compile(
 _BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!(?i:minus))")
 """Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
 _OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞⁰¹²³⁴⁵⁶⁷⁸⁹]")
-_MONEY = r"(?=[$€£¥₹]?\.?[0-9])"
+_AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
 _SPELLINGS = tuple(
     (needs, re.compile(spelling), plain)
     for needs, spelling, plain in (
@@ -51,9 +52,9 @@ _SPELLINGS = tuple(
         ("\\", r"\\pi(?![A-Za-z])", "π"),
         ("\\", r"\\approx(?![A-Za-z])", "≈"),
         ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        ("negative", r"(?i)\bnegative {1,3}" + _MONEY, "-"),
-        ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _MONEY, "-"),  # but 20 minus 5
-        ("- ", r"(?<==) ?- " + _MONEY, "-"),
+        ("negative", r"(?i)\bnegative {1,3}" + _AMOUNT, "-"),
+        ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _AMOUNT, "-"),  # but 20 minus 5
+        ("- ", r"(?<==) ?- " + _AMOUNT, "-"),
         ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
 )
@@ -63,7 +64,7 @@ _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
 _SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
 REPEATING_DECIMAL = re.compile(r"(?<![0-9,])([0-9,]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
-_LATEX_FRACTION = re.compile(r"\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
+_LATEX_FRACTION = re.compile(r"(-?)\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
 _LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
@@ -73,6 +74,8 @@ _MIXED_NUMBER = re.compile(
 )
 _ASIDE = re.compile(r"\([^()]{0,200}=[^()]{0,200}\)")
 _NO_NUMBER = re.compile("(?:[^A-Za-zπ√]|[A-Za-z](?![A-Za-z]))*+[π√]")  # but: with π as 3 we get 18
+_FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
+_WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9.,])")
 
 
@@ -98,7 +101,7 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
     final = final_answer(text)
     if final.by in ("boxed", "tag"):
         joined = _SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))
-        return _boxed(_plain(joined)), final.complete
+        return (_boxed if final.by == "boxed" else _enclosed)(_plain(joined)), final.complete
     if final.by != "whole":
         match = _stated(_plain(_signed(final.text) if final.by == "mark" else final.text))
         if match or final.by == "mark":
@@ -113,6 +116,19 @@ def answer_number(answer: str) -> Fraction | None:
 
 
 def _boxed(expression: str) -> Fraction | None:
+    """In a box `!` is a factorial, elsewhere the end of a sentence; a number in a term with one is not the result."""
+    result = re.split("(?<!!)[=≈]", expression)[-1]
+    if alone := _FACTORIAL.fullmatch(result):
+        return _factorial(*alone.groups())
+    return None if _WITH_FACTORIAL.search(result) else _enclosed(expression)
+
+
+def _factorial(sign: str, number: str) -> Fraction | None:
+    value = factorial(int(number))
+    return Fraction(-value if sign else value) if value < 10**LONGEST_NUMBER else None
+
+
+def _enclosed(expression: str) -> Fraction | None:
     r"""The last number, unless what it belongs to is none: `3+\sqrt{2}`, `\frac{x+1}{2}`."""
     return None if _NO_NUMBER.match(re.split("[=≈]", expression)[-1]) else _last(expression)[0]
 
@@ -128,7 +144,7 @@ def _stated(statement: str) -> re.Match[str] | None:
 
 def _signed(text: str) -> str:
     """A minus in front of all belongs to the number, though a space follows it."""
-    return re.sub(r"^[\s$]*[-−–] " + _MONEY, "-", text)
+    return re.sub(r"^[\s$]*[-−–] " + _AMOUNT, "-", text)
 
 
 def _plain(text: str) -> str:
@@ -154,16 +170,17 @@ def _separate(fraction: re.Match[str]) -> str:
 
 def _fraction(fraction: re.Match[str]) -> str:
     r"""`\frac{-3}{4}` is -3/4, `\frac{miles}{hour}` a unit; one of anything else is no number, nor are its parts."""
-    above, below = fraction[1].strip(), fraction[2].strip()
+    minus, above, below = (part.strip() for part in fraction.groups())
     if not re.search("[0-9π√]", above + below):
-        return " "
+        return f"{minus} "
     if not (_TERM.fullmatch(above) and _TERM.fullmatch(below)):
-        return "√"
-    sign = "-" if above.startswith("-") != below.startswith("-") else ""
+        return f"{minus}√"
+    negative = sum(part.startswith("-") for part in (minus, above, below)) % 2
+    sign = "-" if negative else "+" if minus else ""
     if "^" in below:
         power = re.fullmatch(r"([0-9]{1,9})\^([0-9]{1,2})", below.lstrip("+- "))
         if power is None:
-            return "√"
+            return f"{minus}√"
         below = str(int(power[1]) ** int(power[2]))
     return f"{sign}{above.lstrip('+- ')}/{below.lstrip('+- $€£¥₹')}"
 

@@ -1,5 +1,8 @@
 """From a problem's text to the tokens that a model is shown."""
 
+import re
+
+from solera.errors import SoleraError
 from solera.protocols import Codec
 
 PLACE = "{prompt}"
@@ -8,4 +11,23 @@ PLACE = "{prompt}"
 def encode_problem(codec: Codec, template: str, problem: str) -> tuple[int, ...]:
     """The problem in its template: as the user's message where the model has a chat template, else as plain text."""
     text = template.replace(PLACE, problem)
-    return codec.chat([{"role": "user", "content": text}]) if codec.chats else codec.encode(text)
+    ids = codec.chat([{"role": "user", "content": text}]) if codec.chats else codec.encode(text)
+    refuse_unknown(codec, ids, text)
+    return ids
+
+
+def refuse_unknown(codec: Codec, ids: tuple[int, ...], text: str) -> None:
+    """Refuse what a model would not see as it was written; the complaint goes on from what the text is called."""
+    if codec.unknown_id in ids and (unknown := first_unknown(codec, text)):
+        raise SoleraError(f"holds {unknown!r}, which the model's tokenizer does not know")
+
+
+def first_unknown(codec: Codec, text: str) -> str | None:
+    """The first character, or else word, that the vocabulary cannot spell; `None` where a chat template wrote it."""
+    usual = codec.encode("").count(codec.unknown_id)
+
+    def is_unknown(piece: str) -> bool:
+        return codec.encode(piece).count(codec.unknown_id) > usual
+
+    word = next(filter(is_unknown, re.findall(r"\s|\S+", text)), None)
+    return next(filter(is_unknown, word), word) if word else None

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from solera import hub
 from solera.errors import SoleraError, one_line
 
 SPLITS = ("train", "test")
@@ -57,20 +58,45 @@ def _lines(file: str) -> Lines:
 def _fetch(path: str) -> dict[str, Lines]:
     match = HUB_NAME.fullmatch(path)
     assert match is not None
-    return {split: _numbered(rows, f"{path}:{split}") for split, rows in _load(match[1], path, name=match[2]).items()}
+    try:
+        hub.call()
+        splits = _load(match[1], path, name=match[2])
+    except ConnectionError:
+        splits = _load_copy(match[1], path, name=match[2])
+    return {split: _numbered(rows, f"{path}:{split}") for split, rows in splits.items()}
 
 
 def _numbered(table: Any, place: str) -> Lines:
     return [(f"{place}:{number}", json.dumps(row, default=str).encode()) for number, row in enumerate(table, 1)]
 
 
-def _load(kind: str, shown: str, **options: Any) -> Any:
+def _load_copy(kind: str, shown: str, **options: Any) -> Any:
+    """From the cache alone, where the hub does not answer."""
+    settings = _datasets(shown).config
+    before, settings.HF_HUB_OFFLINE = settings.HF_HUB_OFFLINE, True
     try:
-        import datasets
-    except ImportError:
-        raise SoleraError(f"{shown}: needs the package datasets: pip install 'solera[datasets]'") from None
+        return _load(kind, shown, **options)
+    except SoleraError as error:
+        if not isinstance(error.__cause__, ConnectionError):
+            raise
+        advice = "give a file or a folder, or load it once where there is a network"
+        raise SoleraError(f"{shown}: {hub.ABSENT}: {advice}") from error
+    finally:
+        settings.HF_HUB_OFFLINE = before
+
+
+def _load(kind: str, shown: str, **options: Any) -> Any:
+    datasets = _datasets(shown)
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(kind, **options)
     except Exception as error:  # whatever a network, a cache or a script of the data's author raises
         raise SoleraError(f"{shown}: cannot be loaded: {type(error).__name__}: {one_line(error)}") from error
+
+
+def _datasets(shown: str) -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise SoleraError(f"{shown}: needs the package datasets: pip install 'solera[datasets]'") from None
+    return datasets

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,18 @@ def test_options_win_over_the_runs_settings(tmp_path, run_folder):
     assert (told["settings"]["task"]["level"], told["settings"]["evaluate"]["problems"]) == (2, 9)
     assert told["models"][0]["sampled"]["sampling"]["temperature"] == 0.8  # what the run trained with
     assert told["settings"]["k"] == [2]
+
+
+def test_a_runs_threshold_is_its_own_tasks(tmp_path, run_folder):
+    copy = tmp_path / "copy"
+    shutil.copytree(run_folder, copy)
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(config.replace("threshold = 0.5", "threshold = 0.25"))
+    (tmp_path / "sums.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(40)))
+    for options, threshold in (((), 0.25), (("--task", "jsonl", "--task.path", "sums.jsonl"), 0.5)):
+        done = solera("eval", "copy", *options, "--problems", "2", *ON_CPU, "--json", "o", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / "o").read_text())["settings"]["evaluate"]["threshold"] == threshold
 
 
 def test_the_same_from_python_and_the_seed_decides_the_samples():

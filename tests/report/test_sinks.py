@@ -48,6 +48,25 @@ sink.close()
     assert b"reward/mean" in data.read_bytes()
 
 
+def test_weights_and_biases_without_a_key_is_said_in_one_line_with_what_to_do(tmp_path):
+    pytest.importorskip("wandb")
+    small = "--run.steps 1 --collect.prompts 2 --evaluate.problems 2 --run.device cpu --run.name mine".split()  # noqa: SIM905
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "solera.cli", "train", "--report.wandb", "project", *small], cwd=tmp_path, check=False,
+        env={**kept, "HOME": str(tmp_path), "PYTHONPATH": str(root)}, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("solera: runs/mine: report.wandb: ")
+    assert line.endswith(
+        "(or set WANDB_MODE=offline); once that is put right, go on with: solera train --resume runs/mine"
+    )
+    assert "Traceback" not in done.stderr
+
+
 def test_off_a_terminal_a_line_at_each_evaluation_with_the_oldest_data_since(tmp_path):
     with (tmp_path / "out").open("w") as file:
         sink = Progressing(2, Console(file=file))

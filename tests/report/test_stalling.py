@@ -3,7 +3,11 @@
 import json
 
 import pytest
+from rich.console import Console
 
+from solera.build import resolved, sinks_of
+from solera.config import Config
+from solera.objectives.objective import compose, custom_objective
 from solera.report.run_folder import read_run
 from solera.report.stalling import Stalling, compares, stall
 from solera.report.summary import main_figures
@@ -51,8 +55,40 @@ def test_without_an_evaluation_equal_rewards_are_said_too():
 
 @pytest.mark.parametrize("advantage", ["raw", "shifted", None])
 def test_objectives_that_learn_from_equal_rewards_are_not_spoken_of(advantage):
-    assert not compares(advantage)
-    assert compares("whiten")
+    assert not compares(advantage, masked=False)
+    assert compares(advantage, masked=True)  # the mask takes those groups out
+    assert compares("whiten", masked=False)
+
+
+@pytest.mark.parametrize(
+    ("own", "watched"),
+    [
+        (None, True),
+        ({"advantage": "raw"}, False),
+        ({"advantage": "raw", "zero_variance_mask": True}, True),
+        ({"advantage": "shifted", "delta": -0.1}, False),
+        ({"advantage": "mean", "zero_variance_mask": False}, True),
+        *(
+            ({"advantage": "logavgexp", "advantage_tau": k / 100, "zero_variance_mask": False}, True)
+            for k in (9, 41, 47)
+        ),
+    ],
+)
+def test_the_objective_in_use_is_asked_and_not_the_configs(own, watched, tmp_path):
+    objective = custom_objective(lambda tokens: None, **own) if own else compose(resolved(Config()).objective)
+    names = [type(sink).__name__ for sink in sinks_of(resolved(Config()), objective, tmp_path, Console(), 0)]
+    assert ("Stalling" in names) == watched
+
+
+@pytest.mark.parametrize(("own", "told"), [('["objective"]', False), ('["task", "rule"]', True)])
+def test_the_page_does_not_speak_of_an_objective_that_it_does_not_know(tmp_path, own, told):
+    steps = [{"step": step, **row} for step, row in enumerate(rows(*[1.0] * 12))]
+    (tmp_path / "config.toml").write_text('[objective]\nadvantage = "whiten"\n')
+    (tmp_path / "own_code.json").write_text(own)
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    run = read_run(tmp_path)
+    main_figures(run)
+    assert told == any("of the groups had equal rewards" in note for note in run.notes)
 
 
 @pytest.mark.parametrize(("advantage", "told"), [("whiten", True), ("raw", False)])

@@ -68,6 +68,23 @@ def test_prompts_that_do_not_fit_are_left_out():
         task(longest=3).prompt(0)
 
 
+@pytest.mark.parametrize("longest", [None, 3])
+def test_a_model_that_cannot_spell_the_problems_is_told_so_first(longest):
+    class Digits(Letters):
+        unknown_id = -1
+
+        def encode(self, text):
+            return tuple(ord(c) if c in "0123456789+-= ." else -1 for c in text)
+
+    problems = Gym("chain_sum", None, Digits(), "{prompt} Go.", 0, longest)
+    with pytest.raises(
+        SoleraError, match=r"can be trained on: the first holds 'S', which the model's tokenizer [a-z ]+$"
+    ):  # State the final answer …
+        problems.prompt(0)
+    with pytest.raises(SoleraError, match="no problem can be held out: the first holds 'S', which the model's"):
+        problems.held_out(2)
+
+
 def test_what_reasoning_gym_does_not_have_is_refused():
     with pytest.raises(SoleraError, match="no such task; did you mean chain_sum"):
         check_gym("chain_sums", None)

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from solera.config import TaskConfig, resolve_task, task_parts
+from solera.config import Config, EvaluateConfig, TaskConfig, resolve_task, task_parts
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 from solera.records import Prompt, Rollout
 from solera.tasks.countdown import Countdown, is_held_out
 from solera.tasks.expression import countdown_problem
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.mathematics import math
 from solera.tasks.mixture import Mixture
+from solera.tasks.prompting import first_unknown
 from tests.tasks.parts import Letters
 
 GSM8K = Path(os.environ.get("SOLERA_GSM8K", "../shared/data/gsm8k"))
@@ -118,6 +120,47 @@ def test_countdown_problems_have_solutions_and_their_sides():
     assert all(is_held_out(prompt.data["answer"]) for prompt in held_out)
 
 
+def test_a_model_that_cannot_spell_countdown_is_told_so():
+    class Digits(Letters):
+        unknown_id = -1
+
+        def encode(self, text):
+            return tuple(ord(c) if c in "0123456789=" else -1 for c in text)
+
+    with pytest.raises(
+        SoleraError, match="task countdown: its prompt holds 'M', which the model's tokenizer does not know"
+    ):
+        Countdown(Digits(), 3, "{prompt}", seed=1).prompt(0)
+
+
+@pytest.mark.parametrize(
+    ("known", "text", "first"),
+    [
+        ("abc", "ab cd", " "), ("abc ", "ab cd", "d"), ("abc ", "ab\ncd", "\n"), ("abcd ", "ab cd", None),
+        ("", "é", "é"),
+    ],
+)  # fmt: skip
+def test_the_first_character_that_a_vocabulary_cannot_spell(known, text, first):
+    class Some(Letters):
+        unknown_id = -1
+
+        def encode(self, text):
+            return tuple(ord(c) if c in known else -1 for c in text)
+
+    assert first_unknown(Some(), text) == first
+
+
+def test_of_a_vocabulary_of_words_the_word_is_named():
+    class Words(Letters):
+        unknown_id = -1
+
+        def encode(self, text):
+            return tuple({"the": 1, "cat": 2, "d": 4, "o": 5, "g": 6}.get(word, -1) for word in text.split())
+
+    assert first_unknown(Words(), "the cat the dog") == "dog"
+    assert first_unknown(Words(), "the cat") is None
+
+
 def solvable(numbers, target) -> bool:
     """By trying every pair, every operation, and what is left."""
     if len(numbers) == 1:
@@ -146,6 +189,23 @@ class Counting:
     async def run(self, prompt, generate):
         assert prompt.key.startswith(self.name)
         return Rollout(prompt.key, (), origin=self.name)
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "threshold"),
+    [
+        (TaskConfig(), None, 0.5),
+        (TaskConfig("countdown"), None, 0.5),
+        (TaskConfig("gym:gcd"), None, 0.99),
+        (TaskConfig("gym:gcd"), 0.5, 0.5),
+        (TaskConfig("mixture", parts=("arithmetic", "gym:gcd@1")), None, 0.99),
+        (TaskConfig("mixture", parts=("arithmetic@1", "countdown")), None, 0.5),
+        (TaskConfig("arithmetic"), 0.75, 0.75),
+    ],
+)
+def test_what_passes_depends_on_the_task_unless_it_is_said(task, given, threshold):
+    config = Config(task=task, evaluate=EvaluateConfig(threshold=given))
+    assert resolve_config(config).evaluate.threshold == threshold
 
 
 def test_a_mixture_gives_each_task_its_share_and_its_own_prompts_in_order():

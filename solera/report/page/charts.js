@@ -101,27 +101,38 @@ class Chart {
     return [first, ...others.filter((name) => !same.includes(name))];
   }
 
-  /* One run: a colour for each metric. Several: a colour for each run, a dash for the second metric. */
+  /* Its place on the panel, whether or not the others are there: its colour is the same in every run, and in plot.png. */
+  place(name) { return Object.keys(this.panel.metrics).indexOf(name); }
+
+  /* One run: a colour for each metric. Several: a colour for each run, a dash, or a ring, for the second metric. */
   look(run, metric) { return runs.length > 1 ? run : metric; }
 
   keys() {
-    const key = (label, m, shape, d) => element("span", {}, element("svg", {
+    const key = (label, m, mark) => element("span", {}, element("svg", {
       width: 24, height: 8, style: runs.length > 1 ? "--colour: var(--ink)" : colour(m),
-    }, element("path", { class: shape, d })), label);
-    const keys = this.metrics.map((name, m) => key(this.labels[name], m, this.kind(m), "M1,4H23"));
-    if (this.panel.syncs) keys.push(key("sync", SYNC, "sync", "M12,0V8"));
+    }, mark), label);
+    const mark = (m) => this.panel.apart ? element("circle", { class: this.kind(m, "dot"), cx: 12, cy: 4, r: 3 }) : element("path", { class: this.kind(m), d: "M1,4H23" });
+    const keys = this.metrics.map((name) => key(this.labels[name], this.place(name), mark(this.place(name))));
+    if (this.panel.syncs) keys.push(key("sync", SYNC, element("path", { class: "sync", d: "M12,0V8" })));
     return element("div", { class: "keys" }, ...keys);
   }
 
-  kind(metric) { return metric && runs.length > 1 ? "curve second" : "curve"; }
+  kind(metric, shape = "curve") { return metric && runs.length > 1 ? `${shape} second` : shape; }
 
   series() {
     const found = [];
-    runs.forEach((run, r) => !hidden.has(r) && this.metrics.forEach((name, m) => {
-      const points = pointsOf(run, name);
-      if (points.length) found.push({ r, m, points, sparse: points.length < Math.max(run.steps.length / 2, 3) });
+    runs.forEach((run, r) => !hidden.has(r) && this.metrics.forEach((name) => {
+      const points = pointsOf(run, name), m = this.place(name);
+      const bars = m === 0 && this.panel.interval ? this.bars(run) : [];
+      if (points.length) found.push({ r, m, points, bars, sparse: points.length < Math.max(run.steps.length / 2, 3) });
     }));
     return found;
+  }
+
+  /* Each step's interval: where it is, and its two ends. */
+  bars(run) {
+    const [low, high] = this.panel.interval.map((name) => new Map(pointsOf(run, name)));
+    return [...low.keys()].filter((step) => high.has(step)).map((step) => [step, low.get(step), high.get(step)]);
   }
 
   draw() {
@@ -132,7 +143,7 @@ class Chart {
     const height = 205 + rugs.length * 9;
     const [left, right, top, bottom] = [48, 10, 8, 24 + (rugs.length ? rugs.length * 9 + 5 : 0)];
     const last = Math.max(1, ...runs.flatMap((run) => run.steps.slice(-1)));
-    const values = series.flatMap((s) => s.points.map((p) => p[1]));
+    const values = series.flatMap((s) => [...s.points.map((p) => p[1]), ...s.bars.flatMap((bar) => bar.slice(1))]);
     const highest = values.reduce((a, b) => Math.max(a, b), -Infinity);
     const [low, high] = bounds(values);
     this.x = (step) => left + (step / last) * (width - left - right);
@@ -149,6 +160,7 @@ class Chart {
       svg.append(element("text", { x: this.x(value), y: height - 6, "text-anchor": end }, figure(value)));
     }
     const curves = element("svg", { x: left, y: top, width: width - left - right, height: this.base - top, viewBox: `${left} ${top} ${width - left - right} ${this.base - top}`, class: highest > high ? "cut" : "curves" });
+    if (this.panel.interval && low <= 0 && high >= 0) curves.append(element("line", { class: "zero", x1: left, x2: width - right, y1: this.y(0), y2: this.y(0) }));
     for (const one of [...series].sort((a, b) => b.m - a.m || a.r - b.r)) this.curve(curves, one);
     svg.append(curves);
     if (highest > high) svg.append(element("text", { x: width - right, y: top + 4, "text-anchor": "end" }, `↑ up to ${figure(highest)}`));
@@ -161,8 +173,12 @@ class Chart {
     this.plot.replaceChildren(svg, this.tip);
   }
 
-  curve(svg, { r, m, points, sparse }) {
+  curve(svg, { r, m, points, bars, sparse }) {
     const style = colour(this.look(r, m));
+    const place = (step) => this.x(step) + (this.panel.apart ? 5 * (r - (runs.length - 1) / 2) : 0); /* runs of one seed are judged at the same steps */
+    for (const [step, low, high] of bars) svg.append(element("line", { class: "interval", style, x1: place(step), x2: place(step), y1: this.y(low), y2: this.y(high) }));
+    const dots = () => points.forEach(([step, value]) => svg.append(element("circle", { class: this.kind(m, "dot"), style, cx: place(step), cy: this.y(value), r: 3 })));
+    if (this.panel.apart) return dots();
     const path = (list) => list.map(([step, value], i) => {
       const [x, y] = [this.x(step).toFixed(1), this.y(value).toFixed(1)];
       return i === 0 ? `M${x},${y}` : this.panel.stepped ? `H${x}V${y}` : `L${x},${y}`;
@@ -170,9 +186,7 @@ class Chart {
     const smooth = document.getElementById("smooth").checked && !sparse && !this.panel.stepped && points.length >= 30;
     if (smooth) svg.append(element("path", { class: `${this.kind(m)} raw`, style, d: path(points) }));
     svg.append(element("path", { class: this.kind(m), style, d: path(smooth ? smoothed(points) : points) }));
-    if (sparse || points.length === 1) {
-      for (const [step, value] of points) svg.append(element("circle", { class: "dot", style, cx: this.x(step), cy: this.y(value), r: 3 }));
-    }
+    if (sparse || points.length === 1) dots();
   }
 
   point(event) {
@@ -192,7 +206,7 @@ class Chart {
     runs.forEach((run, r) => {
       const at = run.steps.indexOf(step);
       if (hidden.has(r) || at < 0) return;
-      const drawn = this.metrics.map((name, m) => [name, this.labels[name], colour(this.look(r, m))]);
+      const drawn = this.metrics.map((name) => [name, this.labels[name], colour(this.look(r, this.place(name)))]);
       const only = Object.entries(this.panel.read_out).map(([name, label]) => [name, label, "--colour: transparent"]);
       for (const [name, label, style] of [...drawn, ...only]) {
         const value = (run.metrics[name] || [])[at];

@@ -1,0 +1,45 @@
+"""Whether a run can be gone on with, and how: decided before torch is loaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from solera import config as configuration
+from solera.config import Config
+from solera.errors import SoleraError
+from solera.evaluate.candidates import read_own_code
+from solera.objectives.table import resolve_config
+
+
+def resumable(folder: Path, own: Sequence[str] = ()) -> Config:
+    """The resolved config of the run in the folder; `own` names the parts of one's own code that are at hand."""
+    if not (folder / "config.toml").is_file():
+        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
+    if (folder / "model").exists():
+        raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
+    config, names = _settings_of(folder), read_own_code(folder)
+    if names != list(own):
+        raise SoleraError(
+            f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
+            f"go on with {_call(folder, names)}"
+        )
+    return config
+
+
+def how_to_go_on(folder: Path, own: Sequence[str]) -> str:
+    return _call(folder, own) if own else f"solera train --resume {folder}"
+
+
+def _call(folder: Path, own: Sequence[str]) -> str:
+    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in own)])})"
+
+
+def _settings_of(folder: Path) -> Config:
+    """The resolved config that a run's folder holds."""
+    file = folder / "config.toml"
+    config = configuration.load(file)
+    if config.run.name is None:
+        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
+    try:
+        return resolve_config(config)
+    except SoleraError as error:
+        raise configuration.located(error, file, config) from error

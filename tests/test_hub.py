@@ -1,0 +1,146 @@
+"""Names of a hub: refused at once where nobody answers, waited for where somebody does, and read from the cache."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from solera.models.source import EMBEDDED
+
+ROOT = Path(__file__).parents[1]
+COMMIT = "0" * 39 + "1"
+
+
+@pytest.fixture
+def closed() -> str:
+    """An address at which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that holds the embedded model as `owner/name`, and takes its time."""
+
+    seconds = 0.0
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self):
+        time.sleep(self.seconds)
+        file = EMBEDDED / self.path.rpartition("/resolve/main/")[2]
+        found = self.path == "/" or (self.path.startswith("/owner/name/") and file.is_file())
+        body = file.read_bytes() if found and file.is_file() else b""
+        self.send_response(200 if found else 404)
+        for name, value in {"ETag": f'"{file.name}-1"', "X-Repo-Commit": COMMIT, "Content-Length": len(body)}.items():
+            self.send_header(name, str(value))
+        if not found:
+            self.send_header("X-Error-Code", "EntryNotFound")
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hub():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def python(*arguments: str, cache: Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_") and "proxy" not in name}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=False, cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), "HF_HOME": str(cache), "OMP_NUM_THREADS": "1", **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_a_model_of_a_hub_that_does_not_answer_is_refused_in_one_line_before_torch_is_loaded(command, closed, tmp_path):
+    program = (
+        "import sys, solera.cli; status = solera.cli.main({}); sys.exit(9 if 'torch' in sys.modules else status)"
+    ).format(["train", "--model", "owner/name"] if command == "train" else ["eval", "owner/name"])
+    start = time.perf_counter()
+    done = python("-c", program, cache=tmp_path, HF_ENDPOINT=closed)
+    assert time.perf_counter() - start < 20  # the hub's own library tries for 23 s, twice
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "solera: model owner/name: the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache: "
+        "give a folder, or fetch it where there is a network: hf download owner/name"
+    )
+
+
+def test_data_of_a_hub_that_does_not_answer_is_refused_in_one_line(closed, tmp_path):
+    start = time.perf_counter()
+    done = python(
+        "-m", "solera.cli", "train", "--task", "gsm8k", "--task.path", "owner/sums:main", cache=tmp_path,
+        HF_ENDPOINT=closed,
+    )  # fmt: skip
+    assert time.perf_counter() - start < 20
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line == (
+        "solera: owner/sums:main: the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache: "
+        "give a file or a folder, or load it once where there is a network"
+    )
+
+
+LOADING = """
+import torch
+from solera.models.loading import load
+print(len(load("owner/name", torch.device("cpu"))[1].encode("12+34=")))
+"""
+
+
+def test_a_hub_that_answers_too_late_is_reached_all_the_same(hub, tmp_path):
+    Hub.seconds = 1.5
+    calling = "from solera import hub; hub.call(); print('reached')"
+    done = python("-c", calling, cache=tmp_path, HF_ENDPOINT=hub, HF_HUB_ETAG_TIMEOUT="1")
+    assert (done.stdout, done.stderr) == ("reached\n", "")
+
+
+def test_a_model_comes_from_the_hub_and_from_its_copy_where_the_hub_does_not_answer(hub, closed, tmp_path):
+    Hub.seconds = 0.0
+    assert python("-c", LOADING, cache=tmp_path, HF_ENDPOINT=hub).stdout == "6\n"
+    again = python("-c", LOADING, cache=tmp_path, HF_ENDPOINT=closed)
+    assert (again.stdout, again.stderr, again.returncode) == ("6\n", "", 0)
+    finding = "from solera.models.source import obtain; print(obtain('owner/name'))"
+    asked_not_to = python("-c", finding, cache=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
+    assert (Path(asked_not_to.stdout.strip()) / "config.json").is_file()
+
+
+CACHING = """
+import glob, json, os
+import datasets
+datasets.load_dataset("json", data_files="rows.jsonl", cache_dir="made")
+(made,) = glob.glob("made/json/*/0.0.0/*/")
+copy = os.path.join(os.environ["HF_HOME"], "datasets/owner___sums/main/0.0.0/1")
+os.makedirs(os.path.dirname(copy))
+os.rename(made, copy)
+os.rename(f"{copy}/json-train.arrow", f"{copy}/sums-train.arrow")
+with open(f"{copy}/dataset_info.json", "r+") as file:
+    information = json.load(file) | {"config_name": "main", "dataset_name": "sums"}
+    file.seek(0), file.truncate(), json.dump(information, file)
+from solera.tasks.sources import find_splits
+print(find_splits("owner/sums:main"))
+"""
+
+
+def test_data_comes_from_its_copy_where_the_hub_does_not_answer(closed, tmp_path):
+    """The copy is laid out here as `datasets` lays out what it has fetched."""
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1?"}\n')
+    done = python("-c", CACHING, cache=tmp_path, cwd=tmp_path, HF_ENDPOINT=closed)
+    assert done.stdout == "{'train': [('owner/sums:main:train:1', b'{\"question\": \"1+1?\"}')]}\n", done.stderr
