@@ -200,7 +200,7 @@ def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):
         learner = make_learner(point, compute=torch.float16)
         learner.working.loss_scale = scale
         update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-        assert learner.working.loss_scale == scale or 1 < learner.working.loss_scale < 2.0**40 < scale
+        assert 1 < learner.working.loss_scale <= min(scale, 2.0**20)  # the next step begins with what worked
         return torch.cat([p.grad.flatten() for p in point.parameters().values()]), update.metrics
 
     (right, expected), (much, got) = learned(2.0**15), learned(2.0**60)
