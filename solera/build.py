@@ -275,11 +275,13 @@ def compute_of(
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":
         return torch.float32
+    if not model.can_take_plans:
+        return torch.bfloat16
     number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
-    if model.can_take_plans and fits_float16(number):
+    if fits_float16(number):
+        say(f"float16 is used: the model's numbers reach {number:,.0f} of its 65,504")
         return torch.float16
-    if model.can_take_plans:
-        say(f"the model computes numbers up to {number:,.0f}, too near to float16's end: bfloat16 is used")
+    say(f"bfloat16 is used: the model's numbers reach {number:,.0f}, too near to float16's end")
     return torch.bfloat16
 
 

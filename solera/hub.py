@@ -8,21 +8,30 @@ UNREACHED = ("ConnectError", "ConnectTimeout", "ProxyError", "OfflineModeIsEnabl
 ABSENT = "the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache"
 
 
-@lru_cache(maxsize=1)  # which does not keep an error: the network may come back
 def call() -> None:
-    """Refused with a ConnectionError where nobody takes the call within HF_HUB_ETAG_TIMEOUT."""
+    """Refused with a ConnectionError where nobody takes the call within HF_HUB_ETAG_TIMEOUT. One call a process: each
+    cell of a sweep would wait for its own."""
+    if (error := _unreached()) is not None:
+        raise ConnectionError(ABSENT) from error
+
+
+@lru_cache(maxsize=1)
+def _unreached() -> Exception | None:
     from huggingface_hub import constants, get_session
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:  # whatever else it is, the hub's library meets it again and says so
-        if type(error).__name__ in UNREACHED:
-            raise ConnectionError(ABSENT) from error
+        return error if type(error).__name__ in UNREACHED else None
+    return None
 
 
 def copy_of(model: str) -> str | None:
     """The folder of the cache that holds the model, or at least its config."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(model, "config.json")
+    try:
+        config = try_to_load_from_cache(model, "config.json")
+    except ValueError:  # no name that a hub would have
+        return None
     return str(Path(config).parent) if isinstance(config, str) else None

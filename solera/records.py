@@ -68,6 +68,15 @@ class Completion(NamedTuple):
     lineage: str | None = None
     sampling: Sampling | None = None
 
+    def __eq__(self, other: object) -> bool:
+        return self is other  # arrays cannot be compared as the fields of a tuple are
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
 
 class Span(NamedTuple):
     """Tokens `start` to `stop` (excluded) of a sequence, written by one version of the policy."""

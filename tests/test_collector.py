@@ -184,3 +184,12 @@ def test_coroutines_run_where_a_loop_is_running_already():
 
     assert run_async(five()) == 5
     assert asyncio.run(notebook_cell()) == 5
+
+
+def test_completions_are_told_apart_and_can_be_looked_up():
+    """They hold arrays, which Python compares to arrays and not to yes or no."""
+    first, second = (Completion(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), ((3, 0),), "stop") for _ in "ab")
+    assert first != second
+    assert [first, second].index(second) == 1
+    assert [first, second].count(first) == 1
+    assert {first: 1, second: 2}[second] == 2

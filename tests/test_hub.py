@@ -98,6 +98,30 @@ def test_data_of_a_hub_that_does_not_answer_is_refused_in_one_line(closed, tmp_p
     )
 
 
+@pytest.mark.parametrize("name", ["a/b..c", "a--b/c", "a/b.git"])
+def test_a_name_that_no_hub_would_have_is_one_line(closed, tmp_path, name):
+    done = python("-m", "solera.cli", "train", "--model", name, "--run.steps", "1", cache=tmp_path, HF_ENDPOINT=closed)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"solera: model {name}: the hub cannot be reached")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_hub_that_does_not_answer_is_called_once(closed, tmp_path):
+    calling = """
+from huggingface_hub import get_session
+from solera import hub
+session, made = get_session(), []
+usual = session.head
+session.head = lambda *given, **more: made.append(1) or usual(*given, **more)
+for _ in range(3):
+    try: hub.call()
+    except ConnectionError as error: print(error.args[0][:7])
+print(len(made))
+"""
+    done = python("-c", calling, cache=tmp_path, HF_ENDPOINT=closed)
+    assert done.stdout == "the hub\nthe hub\nthe hub\n1\n", done.stderr
+
+
 LOADING = """
 import torch
 from solera.models.loading import load

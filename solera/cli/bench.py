@@ -7,7 +7,7 @@ TRL's step runs on the same model, prompts and lengths, in turn, and the ratio i
 
   solera bench                                                    the embedded model on a CPU
   solera bench --v 1 10 --rounds 3                                what syncing every step costs
-  solera bench --model FOLDER --problems gsm8k.jsonl --prompts 64 --new_tokens 256 --trl_step trl_step.py
+  solera bench --model FOLDER --problems gsm8k.jsonl --prompts 64 --new_tokens 256 --trl_step benchmarks/trl_step.py
 """
 
 

@@ -43,7 +43,9 @@ def new_folder(config: Config) -> Path:
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
     if os.path.lexists(folder):
-        raise SoleraError(f"{folder} exists already: choose another --run.name, or remove it")
+        begun = (folder / "config.toml").is_file() and not (folder / "model").exists()
+        go_on = f"go on with it (solera train --resume {folder}), " if begun else ""
+        raise SoleraError(f"{folder} exists already: {go_on}choose another --run.name, or remove it")
     return folder
 
 

@@ -13,6 +13,7 @@ import torch
 from solera.engines.decoding import Decoded, decode
 from solera.errors import SoleraError
 from solera.models.digest import describe, locate
+from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling
@@ -170,9 +171,10 @@ class InProcessEngine:
         lineage, version = self.held.lineage, self.held.version
         written_BT = np.arange(decoded.logp_BT.shape[1]) < decoded.length_B[:, None]
         if np.isnan(decoded.logp_BT[written_BT]).any():
+            wider = WIDER.get(self.compute)
             raise SoleraError(
-                f"engine: with the weights of version {version} a log-probability is no number: lower learn.lr, or set "
-                f"model.compute to more than {str(self.compute).removeprefix('torch.')}"
+                f"engine: with the weights of version {version} a log-probability is no number: they have diverged"
+                + (f', or need model.compute = "{wider}"' if wider else "")
             )
         return [
             Completion(

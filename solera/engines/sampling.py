@@ -12,7 +12,8 @@ def sample(logits_BV: Tensor, uniform_B: Tensor, temperature: float, top_p: floa
     assert logits_BV.ndim == 2
     assert uniform_B.shape == logits_BV.shape[:1]
     if temperature == 0.0:
-        return logits_BV.argmax(dim=-1), logits_BV.new_zeros(len(logits_BV), dtype=torch.float32)
+        largest_B, token_B = logits_BV.max(dim=-1)
+        return token_B, (largest_B - largest_B).float()  # 0, but no number where the largest is none
     logp_BV = torch.log_softmax(logits_BV.float() / temperature, dim=-1)
     if top_p < 1.0:
         logp_BV = _truncate(logp_BV, top_p)

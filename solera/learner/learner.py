@@ -23,6 +23,7 @@ from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
 from solera.learner.working import Working
 from solera.models.digest import describe, locate
+from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
 from solera.objectives.account import Account
 from solera.objectives.objective import Objective
@@ -254,9 +255,10 @@ class Learner:
         if size > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
-            wider = "bfloat16" if self.working.compute == torch.float16 else "float32"
+            wider = WIDER.get(self.working.compute)
             raise SoleraError(
-                f'the gradient of batch {self.version} is not finite: lower learn.lr or set model.compute to "{wider}"'
+                f"the gradient of batch {self.version} is not finite: lower learn.lr"
+                + (f' or set model.compute to "{wider}"' if wider else "")
             )
         self._moved = True
         self._optimiser.step()

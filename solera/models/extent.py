@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from solera.models.language_model import LanguageModel
 
+WIDER = {torch.float16: "bfloat16", torch.bfloat16: "float32"}
+"""What `model.compute` may be set to where numbers are lost."""
 ROOM = 2.0
 """float16 is taken for models whose numbers may still grow by that."""
 

@@ -7,7 +7,7 @@ end is left behind with its thread, and those after it go to another.
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,24 +33,27 @@ Answers = list["asyncio.Future[Outcome]"]
 Tell = Callable[["asyncio.Future[Outcome]", Outcome], None]
 
 
-async def call_each(function: Callable[..., Any], calls: list[Call], timeout: float) -> list[Outcome]:
-    """Every call's outcome: asynchronous functions all together, others one after the other, `timeout` seconds each."""
+async def call_each(function: Callable[..., Any], calls: list[Call], timeout: float) -> AsyncGenerator[Outcome, None]:
+    """Every call's outcome: asynchronous functions all together, others one after the other, `timeout` seconds each.
+
+    Whoever closes it after an outcome has nothing further called.
+    """
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     patience = timeout + GRACE if asynchronous else timeout
-    outcomes: list[Outcome] = []
-    while len(outcomes) < len(calls):
-        answers = _start(_together if asynchronous else _in_turn, function, calls[len(outcomes) :], timeout)
+    made = 0
+    while made < len(calls):
+        answers = _start(_together if asynchronous else _in_turn, function, calls[made:], timeout)
         try:
             for answer in answers:
                 if not answer.done():
                     await asyncio.wait([answer], timeout=patience)
-                outcomes.append(answer.result() if answer.done() else Outcome(error=TookTooLongError()))
-                if not answer.done():
+                made, late = made + 1, not answer.done()
+                yield Outcome(error=TookTooLongError()) if late else answer.result()
+                if late:
                     break
         finally:
             for answer in answers:
                 answer.cancel()
-    return outcomes
 
 
 def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[Call], timeout: float) -> Answers:

@@ -106,14 +106,17 @@ class Gym:
         return Prompt(f"gym:{self._name}{level}/{position}", ids, data)
 
     def _hint(self) -> str:
-        try:
-            lengths = [len(encode_problem(self._codec, self._template, question)) for question in self._fetch(0)]
-        except SoleraError as error:
-            return f": the first {error}"
+        lengths, refused = [], list[SoleraError]()
+        for question in self._fetch(0):
+            try:
+                lengths.append(len(encode_problem(self._codec, self._template, question)))
+            except SoleraError as error:
+                refused.append(error)
+        if not lengths:
+            return f": the first {refused[0]}: take another --model"
         if self._longest is None:
             return ""
-        shortest = min(lengths)
-        return f": the model takes prompts of {self._longest} tokens at most, and the shortest of 32 has {shortest}"
+        return f": the model takes prompts of {self._longest} tokens at most, and the shortest of 32 has {min(lengths)}"
 
 
 def is_held_out(question: str) -> bool:

@@ -142,7 +142,7 @@ def _places(parsed: list[Any]) -> int:
         return PLACES
     numbers = [number for found in expressions for number in ([found] if found.is_number else found.atoms(Number))]
     sizes = [abs(number.evalf(4)) for number in numbers]
-    largest = max((float(size) for size in sizes if size.is_Float), default=1.0)
+    largest = min(1.0, max((float(size) for size in sizes if size.is_Float), default=1.0))
     return max(PLACES, 4 + floor(-log10(largest))) if largest > 0 else PLACES
 
 
@@ -230,7 +230,7 @@ def _decimal(found: Any) -> Any:
     if not (isinstance(found, Expr) and found.is_number and found.has(Float) and found.has(Pow)):
         return found
     value = found.evalf()
-    return value if value.is_Float and abs(value) < 10**-PLACES else found
+    return value if value.is_Float and abs(value) < 0.001 else found
 
 
 def _with_i(found: Any) -> Any:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
@@ -229,11 +230,13 @@ class Asked:
                 request.answer.set_result(reward)
 
     async def _judge(self, requests: list[Request]) -> list[Reward | None]:
-        calls = self._calls(requests)
-        outcomes = await call_each(self.function.call, calls, self.config.timeout)
-        if self.function.takes is not None:
-            outcomes = self._spread(outcomes[0], requests)
-        return [self._reward(outcome, request) for outcome, request in zip(outcomes, requests, strict=True)]
+        rewards = list[Reward | None]()
+        async with aclosing(call_each(self.function.call, self._calls(requests), self.config.timeout)) as outcomes:
+            async for outcome in outcomes:
+                several = [outcome] if self.function.takes is None else self._spread(outcome, requests)
+                for one in several:
+                    rewards.append(self._reward(one, requests[len(rewards)]))
+        return rewards
 
     def _calls(self, requests: list[Request]) -> list[Call]:
         takes = self.function.takes

@@ -5,6 +5,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from solera.models import codec as codec_module
 from solera.models.codec import TokenizerCodec
 
 END = 260
@@ -38,3 +39,15 @@ def test_texts_come_back(byte_level):
     codec = TokenizerCodec(byte_level, (END,))
     for text in (" the thé", "日本 two words 語<end>!", "½ € \n\t\0", ""):
         assert codec.decode(np.array(codec.encode(text), np.int32)) == text
+
+
+def test_tokens_beyond_the_tokenizers_own_are_found_once(byte_level, monkeypatch):
+    """A model may have some hundred more than its tokenizer: each is nothing, and none has all spelt again."""
+    codec, spelt = TokenizerCodec(byte_level, (END,)), []
+    monkeypatch.setattr(
+        "solera.models.codec._bytes_of", lambda token, usual=codec_module._bytes_of: spelt.append(1) or usual(token)
+    )
+    assert codec.decode(np.zeros(0, np.int32)) == ""
+    for beyond in range(300, 330):
+        assert codec.decode(np.array([0, beyond], np.int32)) == codec.decode(np.array([0], np.int32))
+    assert len(spelt) < 1000

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.models.loading import load_reader
 from solera.records import PROBE, Reward, Sampling
-from solera.store.exchange import export_rollouts, import_rewards, import_rollouts
+from solera.store.exchange import check_readable, export_rollouts, import_rewards, import_rollouts
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader, plain
 from solera.store.reading import reading
@@ -194,3 +195,12 @@ def test_ten_thousand_damaged_lines_among_good_ones(ledger, reader, tmp_path):
     assert not places & {n - 1 for n in numbers}
     assert done.rollouts + len(numbers) == 11_000 - sum(not line.strip() for line in written)
     assert not verify(ledger.place).complaints
+
+
+def test_a_pipe_is_not_opened_to_look_at_it(tmp_path):
+    """Its writer would be cut off."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_readable(pipe)  # to open it would wait for a writer
+    with pytest.raises(SoleraError, match="cannot be read"):
+        check_readable(tmp_path / "nothing")

@@ -1,6 +1,7 @@
 """Calls that hang, block or raise hold nobody up."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -19,7 +20,10 @@ def _release():
 
 
 def call(function, items, timeout):
-    outcomes = asyncio.run(call_each(function, [((item,), {}) for item in items], timeout))
+    async def gather():
+        return [outcome async for outcome in call_each(function, [((item,), {}) for item in items], timeout)]
+
+    outcomes = asyncio.run(gather())
     return [type(o.error) if o.error else o.value for o in outcomes]
 
 
@@ -102,3 +106,22 @@ def test_an_object_that_is_called_asynchronously():
             return x
 
     assert call(Judge(), [1, 2], 5) == [1, 2]
+
+
+def test_who_has_seen_enough_waits_for_no_more():
+    """Ten calls that all hang: the first tells, and the others are not waited for."""
+    seen = []
+
+    def function(x):
+        seen.append(x)
+        HANG.wait()
+
+    async def first():
+        async with contextlib.aclosing(call_each(function, [((x,), {}) for x in range(10)], 0.2)) as outcomes:
+            async for outcome in outcomes:
+                return outcome
+
+    start = time.perf_counter()
+    assert isinstance(asyncio.run(first()).error, TookTooLongError)
+    assert time.perf_counter() - start < 1.5
+    assert seen == [0]

@@ -78,11 +78,23 @@ def test_a_model_that_cannot_spell_the_problems_is_told_so_first(longest):
 
     problems = Gym("chain_sum", None, Digits(), "{prompt} Go.", 0, longest)
     with pytest.raises(
-        SoleraError, match=r"can be trained on: the first holds 'S', which the model's tokenizer [a-z ]+$"
+        SoleraError,
+        match=r"can be trained on: the first holds 'S', which the model's tokenizer [a-z ]+: take another --model$",
     ):  # State the final answer …
         problems.prompt(0)
     with pytest.raises(SoleraError, match="no problem can be held out: the first holds 'S', which the model's"):
         problems.held_out(2)
+
+
+def test_length_is_named_where_only_a_few_problems_cannot_be_spelt():
+    class Nearly(Letters):
+        unknown_id = -1
+
+        def encode(self, text):
+            return tuple(-1 if c == "7" else ord(c) for c in text)
+
+    with pytest.raises(SoleraError, match=r"takes prompts of 3 tokens at most, and the shortest of 32 has [0-9]{2,}$"):
+        Gym("chain_sum", None, Nearly(), "{prompt} Go.", 0, 3).prompt(0)
 
 
 def test_what_reasoning_gym_does_not_have_is_refused():
