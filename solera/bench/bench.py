@@ -28,9 +28,9 @@ from solera.errors import SoleraError
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Matrix products in bfloat16 that were measured on such a machine, a second."""
-COLUMNS = (
-    "", "whole step", "generate", "decode", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s",
-    "of peak", "memory",
+LINES = (
+    "whole step", "generate", "decode", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s", "of peak",
+    "memory",
 )  # fmt: skip
 
 
@@ -106,28 +106,33 @@ def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def _table(rounds: Measured) -> Table:
-    table = Table(title="seconds a step: median (quartiles)")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if not column else "right")
-    for name, several in rounds.items():
-        table.add_row(name, *_row(several))
-    peers = [name for name in rounds if name.startswith("TRL")]
-    for other, name in itertools.product(peers, rounds):
-        if name not in peers:
-            pairs = zip(rounds[name], rounds[other], strict=False)  # one may have failed in a later round
-            ratios = [_median(a, "whole") / _median(b, "whole") for a, b in pairs]
-            table.add_row(f"{name} / {other}", f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})")
+    """A column for each variant, so that it fits a terminal."""
+    table = Table("", title="seconds a step: median (quartiles)")
+    for name in rounds:
+        table.add_column(name, justify="right")
+    for line, *values in zip(LINES, *(_column(several) for several in rounds.values()), strict=True):
+        table.add_row(line, *values)
+    for other in (name for name in rounds if name.startswith("TRL")):
+        table.add_row(f"of {other}'s step", *(_ratio(several, rounds[other]) for several in rounds.values()))
     return table
 
 
-def _row(several: list[dict[str, Any]]) -> list[str]:
+def _ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
+    """Median and range over rounds, of which one may have failed in a later one."""
+    if "parameters" not in ours[0]:
+        return ""
+    ratios = [_median(a, "whole") / _median(b, "whole") for a, b in zip(ours, theirs, strict=False)]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})"
+
+
+def _column(several: list[dict[str, Any]]) -> list[str]:
     """What the loop waits for, and `decode`: the engine's seconds, in which it may be learning already."""
     steps = [step for one in several for step in one["steps"]]
     memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
     if "time/learn" not in steps[0]:
         return [
             _spread([step["whole"] for step in steps]),
-            *[""] * (len(COLUMNS) - 3),
+            *[""] * (len(LINES) - 2),
             memory if several[0]["peak"] else "",
         ]
     decode, generate, learn, sync, proof, diagnose = (

@@ -1,6 +1,8 @@
 """`solera bench`: the real command, what it prints and writes, and what it refuses."""
 
 import json
+import re
+import statistics
 import subprocess
 import sys
 
@@ -82,13 +84,16 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
                  "--json", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "99,712 parameters" in done.stdout  # 39 · 64 + 2 · (2 · 64² + 2 · 64 · 32 + 3 · 64 · 192 + 2 · 64) + 64
-    assert "Solera, v = 1 / TRL with vLLM" in done.stdout
     assert "TRL: weights bfloat16, trained as they are, bfloat16 autocast" in " ".join(done.stdout.split())
     plain, with_vllm = (json.loads(line) for line in calls.read_text().splitlines())
     assert with_vllm == [*plain, "--option", "use_vllm=true", "--option", 'vllm_mode="colocate"']
     rounds = json.loads(path.read_text())["rounds"]
     quick, slow = ([step["whole"] for step in rounds[name][0]["steps"]] for name in ("TRL", "TRL with vLLM"))
     assert len(quick) == len(slow) == 3
+    ours = statistics.median(step["whole"] for step in rounds["Solera, v = 1"][0]["steps"])
+    for name, theirs in (("TRL", quick), ("TRL with vLLM", slow)):
+        (ratio,) = re.findall(rf"of {name}'s step[^0-9]+([0-9.]+) \(", done.stdout)
+        assert float(ratio) == pytest.approx(ours / statistics.median(theirs), abs=6e-4)
     assert 0.2 <= min(quick) < 0.4 <= min(slow)
 
 
