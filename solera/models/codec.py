@@ -70,7 +70,8 @@ class Spelling:
         try:
             spelled = b"".join(self._bytes_V[token_ids_T].tolist())
         except IndexError:  # the first text, or a model with more tokens than its tokenizer
-            self._bytes_V = self._spell(max(self._fast.get_vocab_size(), 2 * int(token_ids_T.max(initial=0)) + 1))
+            known, highest = self._fast.get_vocab_size(), int(token_ids_T.max())
+            self._bytes_V = self._spell(known if highest < known else 2 * highest)
             return self.text(token_ids_T)
         return spelled.decode("utf-8", "replace")
 
