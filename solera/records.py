@@ -53,7 +53,8 @@ class Sampling:
         return self.top_p < 1.0 or self.temperature == 0.0
 
 
-class Completion(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Completion:
     """What an engine wrote after a prompt: token ids (the final eos included) and their provenance.
 
     `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied. `versions` are runs of
@@ -67,15 +68,6 @@ class Completion(NamedTuple):
     finish_reason: FinishReason
     lineage: str | None = None
     sampling: Sampling | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return self is other  # arrays cannot be compared as the fields of a tuple are
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 class Span(NamedTuple):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from solera.errors import SoleraError, one_line
 
 NO_LETTER = 0x10FFFF
+"""A character that no byte is written as."""
 
 
 class TokenizerCodec:
