@@ -97,8 +97,8 @@ def tagged_answer(text: str) -> str | None:
     return text[start + len(_TAG[0]) : end] if start >= 0 else None
 
 
-def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+def last_match(pattern: re.Pattern[str], text: str, *between: int) -> re.Match[str] | None:
     found = None
-    for found in pattern.finditer(text):  # noqa: B007
+    for found in pattern.finditer(text, *between):  # noqa: B007
         pass
     return found

@@ -26,9 +26,14 @@ _NUMBER = re.compile(
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
+_RUN = re.compile(r"[-+$€£¥₹.0-9](?:(?<=[0-9])|(?=[-$€£¥₹.]{0,3}[0-9]))[-+$€£¥₹.0-9,eE^ /*π√]*")
+"""Where numbers may stand: from a character that one begins with as far as one could go on."""
 _BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!(?i:minus))")
 """Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
-_OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞⁰¹²³⁴⁵⁶⁷⁸⁹]")
+_REACHED = re.compile("}|(?i:minus)|^(?:Rs|[A-Z]{3})")
+"""Where in a text with commands what stands before a break may reach behind it: 3 and USD 1/2."""
+_VULGAR, _RAISED, _WIDE = "¼½¾⅐-⅞", "⁰¹²³⁴⁵⁶⁷⁸⁹", "".join(map(chr, range(0xFF10, 0xFF1A)))
+_OTHER_DIGIT = re.compile(f"[{_WIDE}{_VULGAR}{_RAISED}]")
 _AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
 _SPELLINGS = tuple(
     (needs, re.compile(spelling), plain)
@@ -36,10 +41,10 @@ _SPELLINGS = tuple(
         ("\\", r"\\(?=[$%])", ""),
         (
             "",
-            r"(?<=[0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))",
-            ",",
+            r"([0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))",
+            lambda before: f"{before[1]},",
         ),  # 1\,000, 1{,}000
-        ("\\", r"(?<=[0-9]) ?\\[,;: ] ?(?=\\[dtc]?frac)", " "),
+        ("frac", r"([0-9]) ?\\[,;: ] ?(?=\\[dtc]?frac)", r"\1 "),
         ("_", r"(?<![A-Za-z0-9_])_{1,3}(?=\$?[0-9])", ""),  # __42__
         ("_{", r"_\{([0-9]{1,9})\}", r"_\1"),
         ("**", r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
@@ -54,22 +59,27 @@ _SPELLINGS = tuple(
         ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
         ("negative", r"(?i)\bnegative {1,3}" + _AMOUNT, "-"),
         ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _AMOUNT, "-"),  # but 20 minus 5
-        ("- ", r"(?<==) ?- " + _AMOUNT, "-"),
-        ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
+        ("- ", "= ?- " + _AMOUNT, "=-"),
+        ("", r"[A-Z](?<=\b[A-Z])(?:(?<=R)s\.?|[A-Z]{2}) ?(?=[0-9])", ""),
     )
 )
-"""Ways to write a number that are put into one before it is read, and what a text must hold for each, in any case."""
-_SIGNS = str.maketrans("−–‐‑－．，⁄" + "".join(map(chr, range(0xFF10, 0xFF1A))), "----" + "-.,/" + "0123456789")
+"""Ways to write a number that are put into one before it is read, and what a text must hold for each, in any case.
+
+Those that every text is searched for begin with a character: Python goes from one to the next of these many times as
+fast as it tries a lookbehind everywhere.
+"""
+_SIGNS = str.maketrans("−–‐‑－．，⁄" + _WIDE, "-----.,/" + "0123456789")
 _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
-_SUPERSCRIPTS = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_VULGAR_FRACTION = re.compile("([0-9]?) ?([¼½¾⅐-⅞])")
+_SUPERSCRIPTS = re.compile(f"[{_RAISED}⁻]+")
+_VULGAR_FRACTION = re.compile(f"([0-9]?) ?([{_VULGAR}])")
+_OTHER_CHARACTER = re.compile(f"[{_VULGAR}{_RAISED}⁻{''.join(map(chr, _SIGNS))}]")
 REPEATING_DECIMAL = re.compile(r"(?<![0-9,])([0-9,]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
 _LATEX_FRACTION = re.compile(r"(-?)\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
 _LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
 _TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
 _COMMAND = re.compile(r"\\[A-Za-z]++")
 _MIXED_NUMBER = re.compile(
-    r"(?<![0-9.,/])([0-9]{1,20})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
+    r"([0-9](?<![0-9.,/][0-9])[0-9]{0,19})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
     r"| (?:and )?([0-9]{1,20})/([0-9]{1,20})(?![0-9/]))"
 )
 _ASIDE = re.compile(r"\([^()]{0,200}=[^()]{0,200}\)")
@@ -148,18 +158,20 @@ def _signed(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    if not text.isascii():
+    if not text.isascii() and _OTHER_CHARACTER.search(text):
         text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
         text = _VULGAR_FRACTION.sub(_separate, text)
         text = _OTHER_SIGN.sub(lambda sign: sign[0].translate(_SIGNS), text)
     folded = text.casefold()
     for needs, spelling, plain in _SPELLINGS:
-        if needs in text or needs in folded:
+        if needs in text or (needs.isalpha() and needs in folded):
             text = spelling.sub(plain, text)
-    if "\\" not in text:
-        return _MIXED_NUMBER.sub(_improper, text) if "/" in text else text
-    text = _MIXED_NUMBER.sub(_improper, REPEATING_DECIMAL.sub(repeating, text))
-    text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
+    if "\\overline" in text:
+        text = REPEATING_DECIMAL.sub(repeating, text)
+    if "/" in text or "frac" in text:
+        text = _MIXED_NUMBER.sub(_improper, text)
+    if "frac" in text:
+        text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
     return _COMMAND.sub(" ", text)
 
 
@@ -201,15 +213,24 @@ def _improper(mixed: re.Match[str]) -> str:
 def _last_of_all(text: str) -> tuple[Fraction | None, bool]:
     """The last number of a text. It is looked for around the last digit first: a response has hundreds of words."""
     last = max(map(text.rfind, "0123456789"))
-    other = "\\" in text or "^{" in text or not (text.isascii() or _OTHER_DIGIT.search(text) is None)
-    breaks = [] if other else list(_BREAK.finditer(text, max(0, last - NEAR), last))
-    match = last_match(_NUMBER, _plain(text[breaks[-1].end() :])) if breaks else None
+    breaks = list(_BREAK.finditer(text, max(0, last - NEAR), last))
+    tail = text[breaks[-1].end() :] if breaks and (text.isascii() or not _OTHER_DIGIT.search(text)) else ""
+    if ("\\" in text or "^{" in text) and ("sqrt" in text or _REACHED.search(tail)):
+        tail = ""
+    match = _last_match(_plain(tail)) if tail else None
     return (_value(match), _is_whole(match)) if match else _last(_plain(text))
 
 
 def _last(text: str) -> tuple[Fraction | None, bool]:
-    match = last_match(_NUMBER, text)
+    match = _last_match(text)
     return (_value(match), _is_whole(match)) if match else (None, False)
+
+
+def _last_match(text: str) -> re.Match[str] | None:
+    for run in reversed(list(_RUN.finditer(text))):
+        if match := last_match(_NUMBER, text, run.start(), run.end() + 1):  # what stands behind it may forbid a number
+            return match
+    return None
 
 
 def _is_whole(match: re.Match[str]) -> bool:

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from solera.tasks.numbers import _last, _last_of_all, _plain, final_number, number
+from solera.tasks.final import last_match
+from solera.tasks.numbers import _NUMBER, _is_whole, _last_of_all, _plain, _value, final_number, number
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ PIECES = (
     "3**2", "cm^2", "cm²", "²⁻²", "x^{2\n}", "x^{, and 2}", "{", "}", "1{,}000", r"\frac{1}{2}", "\\sqrt{2\n3}", "√2",
     "2 * π", "CO2", "USD 5", "-Rs. 5", "-Rs.", "negative 5", "Negative ", "and ", "x ", "10", "1e-3", "5_000", "5'000",
     "minus 5", "is", "_5", "x/2", "5/2.5", "1 000", ".5", "5.", "-", "=", "/", "^", "\n", ". ", ", ", ": ", " ",
-    "apples", " Then", "we go on. After that ",
+    "apples", " Then", "we go on. After that ", r"\times ", r"\text{of ", r"\sqrt[a b]2", "5e3x", "USD 1/2",
 )  # fmt: skip
 
 
@@ -51,7 +52,8 @@ def test_the_last_number_is_that_of_the_whole_text_read_at_once():
     random, found = Random(0), 0
     for _ in range(10_000):
         text = "".join(random.choices(random.sample(PIECES, 8), k=random.choice((12, 40))))
-        assert _last_of_all(text) == _last(_plain(text)), text
+        match = last_match(_NUMBER, _plain(text))
+        assert _last_of_all(text) == ((_value(match), _is_whole(match)) if match else (None, False)), text
         found += _last_of_all(text)[0] is not None
     assert found > 7_000
 
