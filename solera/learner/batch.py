@@ -185,15 +185,18 @@ def need_behaviour(rollouts: list[Rollout], objective: Objective) -> None:
     if not objective.uses_behaviour:
         return
     for rollout in rollouts:
-        name = "a rollout" if rollout.id is None else f"rollout {rollout.id}"
         if not rollout.known and objective.unknown_behaviour == "refuse":
             raise SoleraError(
-                f"{name} from {rollout.origin!r} has no log-probabilities of its own sampler, which the objective's "
+                f"{_name(rollout)} from {rollout.origin!r} has no log-probabilities of its own sampler, which the objective's "
                 "ratio needs: choose an objective that asks for none, such as red_weight or asymre, set "
                 "objective.unknown_behaviour = proximal, or leave it out of the draw"
             )
         if rollout.sampling is not None and rollout.sampling.truncated:
             raise SoleraError(
-                f"{name} was sampled greedily or with top_p below 1: what its sampler could not draw has "
+                f"{_name(rollout)} was sampled greedily or with top_p below 1: what its sampler could not draw has "
                 "no probability to correct for; leave it out of the draw"
             )
+
+
+def _name(rollout: Rollout) -> str:
+    return "a rollout" if rollout.id is None else f"rollout {rollout.id}"

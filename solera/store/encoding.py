@@ -6,6 +6,7 @@ log-probabilities.
 """
 
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -16,29 +17,17 @@ FORMAT = 1
 _HEADER = struct.Struct("<BH")
 _SEQUENCE = struct.Struct("<I?I")
 _SPAN = struct.Struct("<iii")
-_ONE = struct.Struct(f"<{_HEADER.format[1:]}{_SEQUENCE.format[1:]}")
-"""Both headers of a rollout of one sequence, the common case."""
 _INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 def encode(sequences: tuple[Sequence, ...]) -> bytes:
-    if len(sequences) == 1:
-        (s,) = sequences
-        if (
-            len(s.spans) == 1
-            and s.span_logp is not None
-            and s.token_ids_T.dtype == _INT
-            and s.span_logp.dtype == _FLOAT
-        ):
-            head = _ONE.pack(FORMAT, 1, len(s.token_ids_T), True, 1)
-            return head + s.token_ids_T.tobytes() + _SPAN.pack(*s.spans[0]) + s.span_logp.tobytes()
-    parts = [_HEADER.pack(FORMAT, len(sequences))]
+    parts: list[Any] = [_HEADER.pack(FORMAT, len(sequences))]
     for s in sequences:
         parts.append(_SEQUENCE.pack(len(s.token_ids_T), s.span_logp is not None, len(s.spans)))
-        parts.append(s.token_ids_T.astype(_INT, copy=False).tobytes())
+        parts.append(np.ascontiguousarray(s.token_ids_T, _INT))  # copied once, when all are joined
         parts += [_SPAN.pack(*span) for span in s.spans]
         if s.span_logp is not None:
-            parts.append(s.span_logp.astype(_FLOAT, copy=False).tobytes())
+            parts.append(np.ascontiguousarray(s.span_logp, _FLOAT))
     return b"".join(parts)
 
 
