@@ -187,8 +187,8 @@ def need_behaviour(rollouts: list[Rollout], objective: Objective) -> None:
     for rollout in rollouts:
         if not rollout.known and objective.unknown_behaviour == "refuse":
             raise SoleraError(
-                f"{_name(rollout)} from {rollout.origin!r} has no log-probabilities of its own sampler, which the objective's "
-                "ratio needs: choose an objective that asks for none, such as red_weight or asymre, set "
+                f"{_name(rollout)} from {rollout.origin!r} has no log-probabilities of its own sampler, which the "
+                "objective's ratio needs: choose an objective that asks for none, such as red_weight or asymre, set "
                 "objective.unknown_behaviour = proximal, or leave it out of the draw"
             )
         if rollout.sampling is not None and rollout.sampling.truncated:
