@@ -71,7 +71,7 @@ fast as it tries a lookbehind everywhere.
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + _WIDE, "-----.,/" + "0123456789")
 _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
 _SUPERSCRIPTS = re.compile(f"[{_RAISED}⁻]+")
-_VULGAR_FRACTION = re.compile(f"([0-9]?) ?([{_VULGAR}])")
+_VULGAR_FRACTION = re.compile(f"([0-9] ?)?([{_VULGAR}])")
 _OTHER_CHARACTER = re.compile(f"[{_VULGAR}{_RAISED}⁻{''.join(map(chr, _SIGNS))}]")
 REPEATING_DECIMAL = re.compile(r"(?<![0-9,])([0-9,]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
 _LATEX_FRACTION = re.compile(r"(-?)\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
@@ -177,7 +177,8 @@ def _plain(text: str) -> str:
 
 def _separate(fraction: re.Match[str]) -> str:
     """`½` is 1/2, `1½` is 1 1/2."""
-    return f"{fraction[1]}{' ' if fraction[1] else ''}{unicodedata.normalize('NFKC', fraction[2])}"
+    before = f"{fraction[1][0]} " if fraction[1] else ""
+    return before + unicodedata.normalize("NFKC", fraction[2])
 
 
 def _fraction(fraction: re.Match[str]) -> str:
