@@ -49,8 +49,8 @@ class InProcessEngine:
     come while it is written share the next.
 
     With `beside`, a GPU decodes in a stream of its own, which goes first: another thread's work there goes on
-    meanwhile. A `shared` model has the learner's parameters for its own: it is always up to date, and a sync only changes
-    the version. With `early`, who asked for a short response goes on while a GPU writes the others.
+    meanwhile. A `shared` model has the learner's parameters for its own: it is always up to date, and a sync only
+    changes the version. With `early`, who asked for a short response goes on while a GPU writes the others.
     """
 
     def __init__(
