@@ -1,6 +1,7 @@
 """How far a policy is from the one that wrote the data, estimated on responses written by α. (FORMULAS, section 8)"""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ class Apart:
         return {label: self.figures(labels == label) for label in sorted(known)}
 
 
+@cache
 def age_label(age: int | None) -> str | None:
     """What a divergence by age is named after."""
     return None if age is None else f"age_{age_band(age)}"

@@ -18,7 +18,7 @@ class Mismatch:
 
     def measure(self, log_ratio_T: Tensor, response_T: Tensor, fresh_B: Tensor) -> dict[str, float]:
         """`mismatch/logp`: mean of |log π_a − b| over the tokens of responses of age 0, where there are any."""
-        error_T = log_ratio_T[fresh_B[response_T]].abs()
+        error_T = (log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]]).abs()
         if not len(error_T):
             return {}
         mean = error_T.double().mean().item()

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from solera.models.attention import PackedTexts, Text
+from solera.models.attention import PackedTexts, Text, count_up
 from solera.records import Rollout, Sequence
 
 
@@ -166,7 +166,7 @@ def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
                 logps.append(known if known is not None else np.full(sequence.length, np.nan, np.float32))
             place += len(tail)
     first, length, position, segment_of = np.array(stretches).T
-    within = _count_up(length)
+    within = count_up(length)
     place_N = np.repeat(first, length) + within
 
     def spread(values_N: np.ndarray, empty: int) -> Tensor:
@@ -175,7 +175,7 @@ def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
         return torch.from_numpy(grid.reshape(-1, width))
 
     span_first, span_length, span_predictor, response_of = np.array(spans).T
-    predictor_T = np.repeat(span_first, span_length) + _count_up(span_length) - 1
+    predictor_T = np.repeat(span_first, span_length) + count_up(span_length) - 1
     predictor_T[span_length.cumsum() - span_length] = span_predictor
     packed = not flat and any(len(row.texts) > 1 for row in rows)
     return MicroBatch(
@@ -205,8 +205,3 @@ def _packed_texts(rows: list[Row]) -> PackedTexts:
                 place += length
         start += row.length
     return PackedTexts.of(texts)
-
-
-def _count_up(length: np.ndarray) -> np.ndarray:
-    """0 … length−1 for each stretch, one after the other."""
-    return np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)

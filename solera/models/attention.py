@@ -6,8 +6,8 @@ a `plan`. So one unmodified Hugging Face model serves packed training, prefill a
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -44,8 +44,7 @@ def attention(
 AttentionInterface.register(NAME, attention)
 
 
-@dataclass(frozen=True, eq=False)
-class Text:
+class Text(NamedTuple):
     """A stretch of tokens in the row, and the stretch before it that it continues (none: length 0)."""
 
     start: int
@@ -69,20 +68,15 @@ class PackedTexts:
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> "PackedTexts":
-        texts = [text for text in texts if text.length]
-        keys = [text.prefix_length + text.length for text in texts]
-        shared = any(text.prefix_length for text in texts)
-        gather = [
-            np.arange(start, start + length)
-            for text in texts
-            for start, length in ((text.prefix_start, text.prefix_length), (text.start, text.length))
-        ]
+        start, length, prefix_start, prefix_length = np.array([text for text in texts if text.length]).T
+        gathered = np.stack([prefix_length, length], 1).ravel()
+        key_K = np.repeat(np.stack([prefix_start, start], 1).ravel(), gathered) + count_up(gathered)
         return cls(
-            query_end=_ends([text.length for text in texts]),
-            key_end=_ends(keys),
-            longest_query=max(text.length for text in texts),
-            longest_key=max(keys),
-            key_K=torch.from_numpy(np.concatenate(gather)) if shared else None,
+            query_end=_ends(length),
+            key_end=_ends(prefix_length + length),
+            longest_query=int(length.max()),
+            longest_key=int((prefix_length + length).max()),
+            key_K=torch.from_numpy(key_K) if prefix_length.any() else None,
         )
 
     def to(self, device: torch.device) -> "PackedTexts":
@@ -97,8 +91,13 @@ class PackedTexts:
         return attend(query_NHD, key_KHD, value_KHD, self, scale)[None]
 
 
-def _ends(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+def count_up(length: np.ndarray) -> np.ndarray:
+    """0 … length−1 for each stretch, one after the other."""
+    return np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)
+
+
+def _ends(length: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.append(0, length.cumsum()).astype(np.int32))
 
 
 def _flash(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
