@@ -124,6 +124,11 @@ sys.exit("torch was loaded" if "torch" in sys.modules else status)
         ("train --store.data nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
         ("train --report.wandb mine", "pip install wandb"),
         ("train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine", "PostgreSQL needs the package psycopg"),
+        ("train --reward.functions own.py:one", "own.py:one takes (x); a reward function takes (rollout, row)"),
+        ("train --reward.functions own.py:no", "own.py:no: no is not there; functions of own.py: one"),
+        ("train --task jsonl --task.path sums.jsonl --reward.functions own.py:trl", "the columns are answer, level"),
+        ("train --resume begun", "own.py:one takes (x); a reward function takes (rollout, row)"),
+        ("eval embedded --reward.functions own.py:one", "own.py:one takes (x)"),
         ("eval owned", "owned was trained with a task or rewards of its user's own code"),
         ("data import finished nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
         ("bench --model nosuch", "model 'nosuch': no such folder"),
@@ -140,6 +145,11 @@ def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, says, tmp
         (tmp_path / name / "config.toml").write_text(dump(config))
     (tmp_path / "finished" / "model").mkdir()
     (tmp_path / "owned" / "own_code.json").write_text('["task"]')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.toml").write_text('run.name = "begun"\nreward.functions = ["own.py:one"]')
+    (tmp_path / "own.py").write_text("def one(x): ...\ndef trl(completions, truth): ...\n")
+    rows = [{"prompt": f"{number}+1=", "answer": number + 1, "level": 1} for number in range(50)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     Ledger(tmp_path / "finished" / "store.db").close()
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *arguments.split()], capture_output=True, text=True, check=False,
