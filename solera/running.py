@@ -202,8 +202,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        closing.enter_context(alone(folder))
+    with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
         store = Ledger(place_of(config.store.url, folder))
         closing.callback(store.close)
         if resumed:
@@ -302,7 +301,8 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
 
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
-    """A full disk, say, ends the run; what to do then is said with it."""
+    """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
+    then = f"once that is put right, go on with: {command}"
     try:
         yield
     except BrokenPipeError:
@@ -313,8 +313,11 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
             f"run.gpu_memory, or set learn.gradient_checkpointing, and go on with: {command}"
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
+    except SoleraError as error:
+        error.args = (f"{error}; {then}",)
+        raise
     except OSError as error:
-        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
+        said = f"{error.strerror or error}; {then}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
