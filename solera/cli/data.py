@@ -26,8 +26,10 @@ texts or objects, and rewards, a number or null for each. Or what `export` write
 A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
 VERIFY_HELP = """Read all of the store: the file itself, rewards and uses that belong to no rollout, and of every
 rollout its checksum, its tokens and its number of uses. The exit status is 1 where something is wrong."""
-REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. In a
-file, one JSON object a line: id, value, and where wanted part and source. All lines or none."""
+REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
+task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
+parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
+none."""
 
 
 def run(arguments: list[str]) -> int:
@@ -63,7 +65,9 @@ def _parser() -> Parser:
     parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
     parsers["reward"].add_argument("--value", type=float, help="what it is worth")
-    parsers["reward"].add_argument("--part", default="reward", help="part of the reward (default: %(default)s)")
+    parsers["reward"].add_argument(
+        "--part", help="the part that it is, such as style; needed where the rollout has others than reward"
+    )
     parsers["reward"].add_argument("--source", default="person", help="who says so (default: %(default)s)")
     for name in ("import", "reward"):
         parsers[name].add_argument(
@@ -135,7 +139,7 @@ def _export(chosen: Namespace) -> int:
 
 def _reward(chosen: Namespace) -> int:
     from solera.records import Reward
-    from solera.store.exchange import import_rewards
+    from solera.store.exchange import import_rewards, usual_part
     from solera.store.ledger import open_store
 
     single = chosen.id is not None and chosen.value is not None
@@ -143,7 +147,8 @@ def _reward(chosen: Namespace) -> int:
         raise SoleraError("reward: give --id and --value, or a file (see solera data reward --help)")
     with closing(open_store(chosen.run)) as ledger:
         if single:
-            count, complaints = ledger.revise([(chosen.id, Reward(chosen.value, chosen.part, chosen.source))]), []
+            part = chosen.part or usual_part(ledger, chosen.id)
+            count, complaints = ledger.revise([(chosen.id, Reward(chosen.value, part, chosen.source))]), []
         else:
             done = import_rewards(ledger, chosen.file, chosen.skip_bad)
             count, complaints = done.rewards, done.complaints
