@@ -194,7 +194,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
-    compute = compute_of(config, model, task, partial(_say, console))
+    begun = checkpoint.state.compute if checkpoint else None
+    compute = compute_of(config, model, task, partial(_say, console), begun)
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
