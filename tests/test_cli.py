@@ -59,6 +59,10 @@ def test_version():
     [
         (["trian"], "unknown command 'trian'"),
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
+        (["train", "--beta", "0.1"], "did you mean --objective.beta?"),
+        (["train", "--temperature", "1"], "did you mean --evaluate.temperature or --sampling.temperature?"),
+        (["train", "--model.name", "x"], "model has path, compute, compile (see solera train --help)"),
+        (["train", "--objective.epsilon", "0.3"], "did you mean epsilon_low or epsilon_high?"),
         (["train", "--run.steps", "many"], "--run.steps"),
         (["train", "--sync.rule", "often"], "invalid choice 'often'"),
         (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
@@ -82,7 +86,8 @@ def test_version():
         (["report", "."], "neither config.toml nor metrics.jsonl is in it"),
         (["report", "nowhere", "--groups", "few"], "invalid int value: 'few'"),
         (["report", "nowhere", "--groups", "-1"], "--groups is -1; it must be at least 0"),
-        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3"),
+        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3; did you mean --groups?"),
+        (["data", "reward", "nowhere", "--vlaue", "3"], "did you mean --value?"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, arguments, says):
