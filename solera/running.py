@@ -33,7 +33,7 @@ from solera.build import (
 from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
 from solera.config import Config
 from solera.engines.absent import NoEngine
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
     OWN_CODE,
     Candidate,
@@ -324,7 +324,10 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:
     if found < config.evaluate.problems:
-        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems")
+        _say(
+            console,
+            f"evaluate.problems is {config.evaluate.problems}; the task has {counted(found, 'held-out problem')}",
+        )
 
 
 def _say(console: Console, sentence: str) -> None:

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from solera.cli.options import Parser
-from solera.errors import SoleraError
+from solera.errors import SoleraError, counted
 
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
@@ -104,7 +104,8 @@ def _verify(chosen: Namespace) -> int:
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     unsigned = f" ({found.unsigned} of them have no checksum)" if found.unsigned else ""
-    print(f"{found.rollouts} rollouts looked at{unsigned}: {len(found.complaints) or 'no'} faults")
+    faults = counted(len(found.complaints), "fault") if found.complaints else "no faults"
+    print(f"{counted(found.rollouts, 'rollout')} looked at{unsigned}: {faults}")
     return 1 if found.complaints else 0
 
 
@@ -125,7 +126,8 @@ def _import(chosen: Namespace) -> int:
 
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
-    print(f"{done.rollouts} rollouts imported, {done.known} known already, {done.rewards} rewards revised")
+    revised = counted(done.rewards, "reward")
+    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} known already, {revised} revised")
     return _tell_bad(done.complaints, chosen.skip_bad)
 
 
@@ -133,7 +135,7 @@ def _export(chosen: Namespace) -> int:
     from solera.store.database import place_in
     from solera.store.exchange import export_rollouts
 
-    print(f"{export_rollouts(place_in(chosen.run), chosen.file)} rollouts exported to {chosen.file}")
+    print(f"{counted(export_rollouts(place_in(chosen.run), chosen.file), 'rollout')} exported to {chosen.file}")
     return 0
 
 
@@ -152,7 +154,7 @@ def _reward(chosen: Namespace) -> int:
         else:
             done = import_rewards(ledger, chosen.file, chosen.skip_bad)
             count, complaints = done.rewards, done.complaints
-    print(f"{count} rewards written")
+    print(f"{counted(count, 'reward')} written")
     return _tell_bad(complaints, chosen.skip_bad)
 
 
@@ -160,5 +162,5 @@ def _tell_bad(complaints: list[str], target: Path | None) -> int:
     for complaint in complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     if complaints:
-        print(f"solera: {len(complaints)} bad lines are set aside in {target}", file=sys.stderr)
+        print(f"solera: {counted(len(complaints), 'bad line')} set aside in {target}", file=sys.stderr)
     return 0

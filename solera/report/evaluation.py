@@ -5,6 +5,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from solera.errors import counted
 from solera.evaluate.attempts import Attempts
 from solera.evaluate.evaluation import Evaluation, Examined
 from solera.evaluate.statistics import Difference, Estimate
@@ -40,7 +41,8 @@ def tables(evaluation: Evaluation, width: int) -> list[Table]:
         named, size = max(map(len, heads)), max(len(cell) for line in lines for cell in line.cells)
         together = max(1, (width - _width(named)) // (_width(size) - 1))
         result = [_columns(heads, lines[i : i + together], size) for i in range(0, len(lines), together)]
-    result[-1].caption = f"{len(evaluation.models[0].greedy.problems)} held-out problems; in brackets 95 % intervals"
+    problems = counted(len(evaluation.models[0].greedy.problems), "held-out problem")
+    result[-1].caption = f"{problems}; in brackets 95 % intervals"
     return result
 
 
@@ -76,13 +78,13 @@ def _lines(evaluation: Evaluation) -> list[Line]:
         lines.append(Line(model.name, (*(_cell(name, estimates[name]) for name in quantities), *_lengths(model))))
         for task, part in tasks.items() if len(tasks) > 1 else ():
             own = part.estimates()
-            label = f"  {task} ({len(part.greedy.problems)} problems)"
+            label = f"  {task} ({counted(len(part.greedy.problems), 'problem')})"
             lines.append(Line(label, (*(_cell(name, own[name]) for name in quantities), "", "", ""), "dim"))
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):
             cells = [_number(name, getattr(extremes[name], word)) if name in extremes else "–" for name in quantities]
-            lines.append(Line(f"{word} over {count} checkpoints of {run}", (*cells, "", "", ""), "dim"))
+            lines.append(Line(f"{word} over {counted(count, 'checkpoint')} of {run}", (*cells, "", "", ""), "dim"))
     return lines
 
 
@@ -105,7 +107,7 @@ def ungraded(evaluation: Evaluation) -> list[str]:
     lines = []
     for model in evaluation.models:
         if count := sum(attempts.ungraded for attempts in _kinds(model)):
-            lines.append(f"{model.name}: {count} attempts came back without a reward and are left out")
+            lines.append(f"{model.name}: {counted(count, 'attempt')} came back without a reward: left out")
     return lines
 
 
@@ -130,8 +132,8 @@ def _sentence(name: str, difference: Difference, first: str, second: str) -> str
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))
     if name.startswith("reward"):
         return f"{value} ({limits}), {verdict}"
-    solved = f"{difference.only_second} problems solved only by {second}, {difference.only_first} only by {first}"
-    return f"{value} ({limits}), {verdict}; {solved}"
+    solved = f"{counted(difference.only_second, 'problem')} solved only by {second}"
+    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by {first}"
 
 
 def _change(name: str, value: float) -> str:

@@ -50,7 +50,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     done = solera("import", folder, file, "--skip-bad", bad)
     assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 known already, 0 rewards revised\n")
     assert f"{file}:4: not JSON" in done.stderr and bad.read_text() == "{broken\n"
-    assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 rewards written\n"
+    assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 reward written\n"
     shown = [line.split() for line in solera("stats", folder).stdout.splitlines()]
     head = ["rollouts", "prompts", "waiting", "reward", "used", "uses"]
     assert shown[:1] == [["origin", *head]] and ["model:teacher", "3", "1", "2", "1.000", "0", "0"] in shown

@@ -94,7 +94,7 @@ def test_attempts_without_a_reward_are_said_and_leave_gaps():
     assert gap.estimates()["pass@4"] is None
     assert gap.estimates()["avg@4"].low is None
     text = shown_text(Evaluation(Config(), (gap,)))
-    assert "gap: 5 attempts came back without a reward and are left out" in text
+    assert "gap: 5 attempts came back without a reward: left out" in text
     assert "–" in text
 
 
