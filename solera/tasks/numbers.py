@@ -30,6 +30,8 @@ _BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!(?i:minus))")
 """Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
 _OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞⁰¹²³⁴⁵⁶⁷⁸⁹]")
 _AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
+_NEGATED, _CLOSED = r"-(?<![\w)\]}.]-)(?<![\w)\]}.] -)(?:\\left ?)?\( ?", r" ?(?:\\right ?)?\)"  # but 8-(5)
+_QUANTITY = r"[0-9][0-9.,]{0,40}(?:/[0-9]{1,20})?|\\[dtc]?frac ?\{[0-9.]{1,20}\} ?\{[0-9.]{1,20}\}"
 _SPELLINGS = tuple(
     (needs, re.compile(spelling), plain)
     for needs, spelling, plain in (
@@ -55,6 +57,8 @@ _SPELLINGS = tuple(
         ("negative", r"(?i)\bnegative {1,3}" + _AMOUNT, "-"),
         ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _AMOUNT, "-"),  # but 20 minus 5
         ("- ", r"(?<==) ?- " + _AMOUNT, "-"),
+        ("(", rf"{_NEGATED}- ?({_QUANTITY}){_CLOSED}", r"\1"),  # -(-5)
+        ("(", rf"{_NEGATED}({_QUANTITY}){_CLOSED}", r"-\1"),
         ("", r"\b(?:Rs\.?|[A-Z]{3}) ?(?=[0-9])", ""),
     )
 )
