@@ -237,9 +237,9 @@ class LearnConfig:
     minibatches: int = 1
     """Optimiser steps in a pass, each on its share of the groups."""
     micro_batch_tokens: int | None = None
-    """Most tokens, padding included, in one forward and backward; unset: what half of a GPU's free memory holds, at
-    most 32,768, and 16,384 on a CPU; half of it where memory ends all the same. Changes memory and speed, not the
-    gradient."""
+    """Most tokens, padding included, in one forward and backward; unset: what two thirds of a GPU's free memory
+    hold, at most 32,768, and 16,384 on a CPU; half of it where memory ends all the same. Changes memory and speed,
+    not the gradient."""
     pack_tokens: int = 128
     """Responses to the same prompt share a row up to this length, so that the prompt is computed once; 0: never."""
     logit_chunk: int = 4096

@@ -89,6 +89,8 @@ class ContinuousDecoder:
         self.graphed = model.device.type == "cuda"
         self.memory: Memory | None = None
         self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
+        # A step is many small kernels: each goes before what a learner has waiting, which hardly notices.
+        self._recording = torch.cuda.Stream(model.device, priority=-1) if self.graphed else None
         if compiled and self.graphed:
             model.compile_layers()
 
@@ -229,14 +231,16 @@ class ContinuousDecoder:
         """Record one step. It is run before, on rows that are all dead, so that nothing is compiled while recording."""
         kept = memory.row_table.clone()
         memory.row_table[ALIVE] = 0
-        stream = torch.cuda.Stream()
+        stream = self._recording
+        assert stream is not None
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
                 self.step(memory, rows, sampling)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may be learning
+        # Another thread may be learning.
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self.step(memory, rows, sampling)
         memory.row_table.copy_(kept)
         return graph

@@ -48,9 +48,9 @@ class InProcessEngine:
     """Continues texts in batches: every request made before the event loop comes round again shares one, and all that
     come while it is written share the next.
 
-    With `beside`, a GPU decodes in a stream of its own: another thread's work there goes on meanwhile. A `shared` model
-    has the learner's parameters for its own: it is always up to date, and a sync only changes the version. With
-    `early`, who asked for a short response goes on while a GPU writes the others.
+    With `beside`, a GPU decodes in a stream of its own, which goes first: another thread's work there goes on
+    meanwhile. A `shared` model has the learner's parameters for its own: it is always up to date, and a sync only
+    changes the version. With `early`, who asked for a short response goes on while a GPU writes the others.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class InProcessEngine:
         self._pending: list[Request] = []
         self._answering: asyncio.Task[None] | None = None
         self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
-        self._stream = torch.cuda.Stream(model.device) if beside and model.device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(model.device, priority=-1) if beside and model.device.type == "cuda" else None
 
     def load(self, weights: Weights) -> Manifest:
         """Copy the tensors into the engine's own weights, but for those that are."""

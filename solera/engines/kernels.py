@@ -7,39 +7,15 @@ from torch import Tensor
 
 
 @triton.jit
-def _attend_stretch(
-    query, best, total, acc, pool_key, pool_value, start, length, head, scale,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Softmax accumulated over one stretch of the pool."""
-    d = tl.arange(0, WIDTH)
-    for first in range(0, length, BLOCK):
-        n = first + tl.arange(0, BLOCK)
-        place = ((start + n)[:, None] * HEADS + head) * DIM + d[None, :]
-        there = (n < length)[:, None] & (d < DIM)[None, :]
-        key = tl.load(pool_key + place, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
-        score = tl.where((n < length)[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        value = tl.load(pool_value + place, mask=there, other=0.0)
-        acc = acc * shrink[:, None] + tl.dot(share.to(value.dtype), value, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-    return best, total, acc
-
-
-@triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, value_row, value_head, pool_key, pool_value, out_ptr,
     prompt_start, prompt_length, response_start, response_length, scale,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and key-value head: its queries against prompt, response so far, and the new token."""
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    """One program a row and key-value head: its queries against the new token, prompt and response so far."""
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     g = tl.arange(0, TILE)
     at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
@@ -48,21 +24,31 @@ def _decode_attention(
     own = (row * HEADS + head) * DIM + d
     key = tl.load(key_ptr + own, mask=d < DIM, other=0.0)
     value = tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < DIM, other=0.0)
-    start = tl.load(response_start + row)
-    length = tl.load(response_length + row)
-    place = ((start + length) * HEADS + head) * DIM + d
+    prompt = tl.load(prompt_start + row)
+    turn = tl.load(prompt_length + row).to(tl.int32)
+    response = tl.load(response_start + row)
+    length = turn + tl.load(response_length + row).to(tl.int32)
+    place = ((response + length - turn) * HEADS + head) * DIM + d
     tl.store(pool_key + place, key, mask=d < DIM)
     tl.store(pool_value + place, value, mask=d < DIM)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    best, total, acc = _attend_stretch(
-        query, best, total, acc, pool_key, pool_value, tl.load(prompt_start + row), tl.load(prompt_length + row), head,
-        scale, HEADS, DIM, WIDTH, BLOCK, PRECISION,
-    )  # fmt: skip
-    best, total, acc = _attend_stretch(
-        query, best, total, acc, pool_key, pool_value, start, length, head, scale, HEADS, DIM, WIDTH, BLOCK, PRECISION
-    )
+    for first in range(0, length, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        line = tl.where(n < turn, prompt + n, response - turn + n)
+        at_n = (line[:, None] * HEADS + head) * DIM + d[None, :]
+        there = (n < length)[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at_n, mask=there, other=0.0)
+        values = tl.load(pool_value + at_n, mask=there, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where((n < length)[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
     tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
@@ -72,65 +58,70 @@ def decode_attention(
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value behind its response, and attend to its prompt and response.
 
-    Values may lie among other numbers, as part of a larger product.
+    Values may lie among other numbers, as part of a larger product. Blocks are small, so that all programs of some
+    hundred rows find room on the GPU at once: each waits for memory most of the time.
     """
     rows, heads, dim = key_SHD.shape
     if value_SHD.stride(2) != 1:
         value_SHD = value_SHD.contiguous()
     group = query_SHD.shape[1] // heads
     out_SHD = torch.empty_like(query_SHD)
-    _decode_attention[(rows, heads)](
+    _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, value_SHD.stride(0), value_SHD.stride(1), pool_key, pool_value, out_SHD,
         prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
-        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=64,
-        PRECISION="ieee" if query_SHD.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=32,
+        PRECISION="ieee" if query_SHD.dtype == torch.float32 else "tf32", num_warps=2, num_stages=2,
     )  # fmt: skip
     return out_SHD
 
 
 @triton.jit
 def _sample(
-    logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature, BLOCK: tl.constexpr
+    logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the first token whose cumulative probability exceeds the uniform number."""
+    """One program a row: the first token whose cumulative probability exceeds the uniform number.
+
+    Sums of blocks say in which block that token stands; only that one is read again.
+    """
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * vocabulary
-    best = -1e30
-    total = 0.0
-    for first in range(0, vocabulary, BLOCK):
-        v = first + tl.arange(0, BLOCK)
+    b = tl.arange(0, BLOCKS)
+    best_b = tl.full([BLOCKS], -1e30, tl.float32)
+    total_b = tl.zeros([BLOCKS], tl.float32)
+    for block in range(0, tl.cdiv(vocabulary, BLOCK)):
+        v = block * BLOCK + tl.arange(0, BLOCK)
         x = tl.load(logits + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
-        new_best = tl.maximum(best, tl.max(x, 0))
-        total = total * tl.exp(best - new_best) + tl.sum(tl.exp(x - new_best), 0)
-        best = new_best
+        best = tl.maximum(tl.max(x, 0), -1e30)
+        best_b = tl.where(b == block, best, best_b)
+        total_b = tl.where(b == block, tl.sum(tl.exp(x - best), 0), total_b)
+    best = tl.max(best_b, 0)
+    share_b = total_b * tl.exp(best_b - best)
+    total = tl.sum(share_b, 0)
     target = tl.load(uniform_ptr + row) * total
-    before = 0.0
-    token = -1
-    last = 0
-    for first in range(0, vocabulary, BLOCK):
-        v = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
-        share = tl.exp(x - best)
-        here = tl.sum(share, 0)
-        if (token < 0) & (before + here > target):
-            reached = tl.sum(((before + tl.cumsum(share, 0)) <= target).to(tl.int32), 0)
-            token = first + tl.minimum(reached, BLOCK - 1)
-        last = tl.maximum(last, tl.max(tl.where(share > 0, v, 0), 0))
-        before += here
-    # Summed twice in another order, the total may fall short of a uniform number next to 1.
-    token = tl.where(token < 0, last, tl.minimum(token, last))
+    # Summed in another order, shares may fall short of a uniform number next to 1: then it is the last token with any.
+    last_block = tl.max(tl.where(share_b > 0, b, 0), 0)
+    block = tl.minimum(tl.sum((tl.cumsum(share_b, 0) <= target).to(tl.int32), 0), last_block)
+    before = tl.sum(tl.where(b < block, share_b, 0.0), 0)
+    v = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + v, mask=v < vocabulary, other=float("-inf")).to(tl.float32) * inverse_temperature
+    share = tl.exp(x - best)
+    reached = block * BLOCK + tl.sum((before + tl.cumsum(share, 0) <= target).to(tl.int32), 0)
+    token = tl.minimum(reached, tl.max(tl.where(share > 0, v, 0), 0))
     x = tl.load(logits + token).to(tl.float32) * inverse_temperature
     tl.store(token_ptr + row, token.to(tl.int64))
     tl.store(logp_ptr + row, x - best - tl.log(total))
 
 
 def sample(logits_SV: Tensor, uniform_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """As `sampling.sample`, whole distribution, in one pass over the logits and part of a second."""
+    """As `sampling.sample`, whole distribution, in one pass over the logits and a block of a second."""
     rows, vocabulary = logits_SV.shape
     token_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
     logp_S = torch.empty(rows, dtype=torch.float32, device=logits_SV.device)
+    block = 4096
     _sample[(rows,)](
-        logits_SV.contiguous(), uniform_S, token_S, logp_S, vocabulary, 1.0 / temperature, BLOCK=4096, num_warps=8
-    )
+        logits_SV.contiguous(), uniform_S, token_S, logp_S, vocabulary, 1.0 / temperature,
+        BLOCK=block, BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocabulary, block))), num_warps=4,
+    )  # fmt: skip
     return token_S, logp_S

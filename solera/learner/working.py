@@ -7,6 +7,7 @@ step.
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,13 +68,19 @@ class Working:
         """Add what the backward pass of a loss times `scale` left on the copy to the masters' gradients."""
         if not self.separate:
             return
-        for own, master in zip(self._to, self._from, strict=True):
-            if own.grad is not None:
-                if master.grad is None:
-                    master.grad = own.grad.float() if scale == 1 else own.grad.float().div_(scale)
-                else:
-                    master.grad.add_(own.grad, alpha=1 / scale)
-                own.grad = None
+        given: list[Any] = [pair for pair in zip(self._to, self._from, strict=True) if pair[0].grad is not None]
+        first = [(own, master) for own, master in given if master.grad is None]
+        later = [(own, master) for own, master in given if master.grad is not None]
+        if later:
+            torch._foreach_add_([master.grad for _, master in later], [own.grad for own, _ in later], alpha=1 / scale)
+        if first:
+            grads = [torch.empty_like(master) for _, master in first]
+            torch._foreach_copy_(grads, [own.grad for own, _ in first])
+            torch._foreach_div_(grads, scale)
+            for (_, master), grad in zip(first, grads, strict=True):
+                master.grad = grad
+        for own, _ in given:
+            own.grad = None
 
     def keep_scale(self, scale: float) -> None:
         """The next step begins with the scale that served this one, and now and then with more."""
@@ -86,14 +93,15 @@ class Working:
         return min(wished or self._fitting(), self._at_once)
 
     def _fitting(self) -> int:
-        """Tokens whose activations fit into half of the GPU's free memory, by the sizes of a usual layer."""
+        """Tokens whose activations fit into two thirds of the GPU's free memory, by the sizes of a usual layer. Logits
+        and gradients come beside them."""
         if self.model.device.type != "cuda":
             return 16_384
         config = self.model.module.config.get_text_config()
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
         each = config.num_hidden_layers * width * self.compute.itemsize
-        return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) / 2 / each)))
+        return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) * 2 / 3 / each)))
 
     def take_less(self, tokens: int) -> bool:
         """Memory ended with so many tokens at once: half of them from now on, unless that would not help."""

@@ -1,4 +1,4 @@
-"""The scale of a loss on its way through float16: what worked stays, and grows again."""
+"""Gradients of a copy in lower precision are summed on the masters; the scale of a loss on its way through float16."""
 
 import torch
 
@@ -32,3 +32,24 @@ def test_it_never_grows_beyond_where_it_began(tiny):
     for _ in range(9 * CALM):
         working.keep_scale(working.loss_scale)
     assert working.loss_scale == 4
+
+
+def test_gradients_of_the_copy_are_summed_on_the_masters_without_their_scale(tiny, monkeypatch):
+    """By hand: the k-th parameter has a gradient of k, then of 2k, each times 8; one has the second only, one none."""
+    monkeypatch.setattr(type(tiny), "for_compute", type(tiny).copy)
+    masters = tiny.copy(torch.float32)
+    working = Working(masters, torch.bfloat16, trained=True)
+    own, kept = working.model.parameters(), masters.parameters()
+    assert working.separate
+    never, late = list(own)[:2]
+    for times in (1, 2):
+        for k, (name, parameter) in enumerate(own.items()):
+            without = name == never or (name == late and times == 1)
+            parameter.grad = None if without else torch.full_like(parameter, 8.0 * times * k)
+        working.pass_on_gradients(8.0)
+        assert all(parameter.grad is None for parameter in own.values())
+    assert kept[never].grad is None
+    for k, (name, master) in enumerate(kept.items()):
+        if name != never:
+            assert master.grad.dtype == torch.float32
+            assert torch.equal(master.grad, torch.full_like(master, (2.0 if name == late else 3.0) * k))

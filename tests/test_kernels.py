@@ -1,0 +1,49 @@
+"""Triton kernels without a GPU: interpreted, and compiled for one. torch brings the package on x86-64 Linux only."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+def run(*arguments: str, interpreted: str) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": interpreted}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kernel", ["attention", "sampling", "scoring", "digests"])
+def test_a_kernel_interpreted_computes_what_torch_does(kernel):
+    run("-m", "tests.interpreted", kernel, interpreted="1")
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from solera.engines import kernels as engine
+from solera.learner import kernels as learner
+
+def compile(kernel, types, constants, **options):
+    signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
+    triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
+
+heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "BLOCK": 32}
+rows = {name: "*i64" for name in ("prompt_start", "prompt_length", "response_start", "response_length")}
+for number in ("fp16", "bf16", "fp32"):
+    types = {"*": f"*{number}", "scale": "fp32", "value_row": "i32", "value_head": "i32", **rows}
+    constants = {**heads, "PRECISION": "ieee" if number == "fp32" else "tf32"}
+    compile(engine._decode_attention, types, constants, num_warps=2, num_stages=2)
+types = {"*": "*fp32", "token_ptr": "*i64", "target_ptr": "*i64", "vocabulary": "i32", "inverse_temperature": "fp32"}
+compile(engine._sample, types, {"BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
+compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)
+compile(learner._differentiate, types, {"BLOCK": 4096, "WITH_ENTROPY": True}, num_warps=8)
+"""
+
+
+def test_kernels_compile_for_an_h100():
+    """The interpreter takes what the compiler refuses: a name with two shapes in a loop."""
+    run("-c", COMPILE, interpreted="0")
