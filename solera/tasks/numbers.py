@@ -26,7 +26,7 @@ _NUMBER = re.compile(
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
-_BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!(?i:minus))")
+_BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!\s*(?i:minus))")
 """Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
 _OTHER_DIGIT = re.compile("[０-９¼½¾⅐-⅞⁰¹²³⁴⁵⁶⁷⁸⁹]")
 _AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"

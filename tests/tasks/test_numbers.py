@@ -33,7 +33,7 @@ from solera.tasks.numbers import _last, _last_of_all, _plain, final_number, numb
         ("10^{2}", 100), (r"2\pi", None), ("1{,}000", 1000), ("so negative 5", -5), ("5 cm^{2}", 5),
         (r"\boxed{-(-5)}", 5), (r"\boxed{-\left(-5\right)}", 5), (r"\boxed{-(5)}", -5), ("#### -(-1,234)", 1234),
         (r"\boxed{-(-\frac{1}{2})}", Fraction(1, 2)), ("= -( -3/4 )", Fraction(3, 4)), ("8-(5)", 5), ("8 -(-5)", -5),
-        ("- (2) then", 2),
+        ("- (2) then", 2), ("10 apples\nminus 5", 5), ("10 apples\n\nminus 5", 5),
     ],
 )  # fmt: skip
 def test_the_number_a_text_comes_to(text, value):
