@@ -267,14 +267,21 @@ def device_of(config: Config) -> torch.device:
 
 
 def compute_of(
-    config: Config, model: LanguageModel, task: Task, say: Callable[[str], None] = lambda sentence: None
+    config: Config,
+    model: LanguageModel,
+    task: Task,
+    say: Callable[[str], None] = lambda sentence: None,
+    begun: str | None = None,
 ) -> torch.dtype:
-    """The arithmetic that `model.compute` asks for; by itself, on a GPU, the closest of 16 bits that has room for what
-    the model computes on a few of the task's prompts."""
+    """The arithmetic that `model.compute` asks for; by itself, on a GPU, the one that the run has `begun` with, or the
+    closest of 16 bits that has room for what the model computes on a few of the task's prompts."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":
         return torch.float32
+    if begun is not None:
+        say(f"{begun} is used, as when the run began")
+        return getattr(torch, begun)
     if not model.can_take_plans:
         return torch.bfloat16
     number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])

@@ -36,6 +36,8 @@ class RunState:
     """Last rollout in the store when this was written."""
     accuracy: float | None
     """This version's accuracy on held-out problems, where it was evaluated."""
+    compute: str | None = None
+    """The run's arithmetic; unset in a checkpoint from before it was kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,8 @@ def _state(folder: Path) -> RunState:
         numbers = state.version, state.position, state.watermark
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError("version, position and watermark in state.json must be whole numbers")
+        if state.compute not in (None, "float32", "bfloat16", "float16"):
+            raise ValueError(f"compute in state.json is {state.compute!r}")
         if folder.name != _name(state.version):
             raise ValueError(f"state.json says version {state.version}")
         return state

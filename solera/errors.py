@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see: what was wrong, where, and what to do, in a single line."""
+"""The one exception a user is meant to see: what was wrong, where, and what to do, in one line; and words for it."""
 
 
 class SoleraError(Exception):
@@ -8,3 +8,12 @@ class SoleraError(Exception):
 def one_line(error: BaseException) -> str:
     """What another package's error says, without its line breaks."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def counted(count: int, noun: str) -> str:
+    """How many of something.
+
+    >>> counted(1, "reward"), counted(0, "bad line")
+    ('1 reward', '0 bad lines')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

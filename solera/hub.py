@@ -1,22 +1,36 @@
 """Whether the hub of models and datasets answers: asked first, for its own library tries for a minute."""
 
+import ssl
 from functools import lru_cache
 from pathlib import Path
 
+from solera.errors import one_line
+
 UNREACHED = ("ConnectError", "ConnectTimeout", "ProxyError", "OfflineModeIsEnabled")
 """Errors where nobody took the call, of httpx or its successor. A hub that is slow to answer has taken it."""
-ABSENT = "the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache"
+
+
+def absent() -> str:
+    """Why nothing comes from the hub, nor from its cache."""
+    why, error = "cannot be reached (or HF_HUB_OFFLINE is set)", _unreached()
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    if error is not None:
+        why = f"answers, but no secure connection comes about: {one_line(error)}"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why += " (SSL_CERT_FILE names the certificates to trust)"
+    return f"the hub {why}, and no copy is in its cache"
 
 
 def call() -> None:
     """Refused with a ConnectionError where nobody takes the call within HF_HUB_ETAG_TIMEOUT. One call a process: each
     cell of a sweep would wait for its own."""
     if (error := _unreached()) is not None:
-        raise ConnectionError(ABSENT) from error
+        raise ConnectionError(absent()) from error
 
 
 @lru_cache(maxsize=1)
-def _unreached() -> Exception | None:
+def _unreached() -> BaseException | None:
     from huggingface_hub import constants, get_session
 
     try:

@@ -96,8 +96,9 @@ class Loop:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""
         learner = self.learner
         state = RunState(
-            learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy
-        )
+            learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy,
+            str(learner.working.compute).removeprefix("torch."),
+        )  # fmt: skip
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
 

@@ -33,7 +33,7 @@ from solera.build import (
 from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
 from solera.config import Config
 from solera.engines.absent import NoEngine
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
     OWN_CODE,
     Candidate,
@@ -194,7 +194,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     if config.report.wandb is not None:
         need_wandb()
-    compute = compute_of(config, model, task, partial(_say, console))
+    begun = checkpoint.state.compute if checkpoint else None
+    compute = compute_of(config, model, task, partial(_say, console), begun)
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
@@ -202,8 +203,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     resumed = folder is not None
     folder = folder or make_folder(config, own)
     start = time.perf_counter()
-    with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        closing.enter_context(alone(folder))
+    with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
         store = Ledger(place_of(config.store.url, folder))
         closing.callback(store.close)
         if resumed:
@@ -302,7 +302,8 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
 
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
-    """A full disk, say, ends the run; what to do then is said with it."""
+    """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
+    then = f"once that is put right, go on with: {command}"
     try:
         yield
     except BrokenPipeError:
@@ -313,14 +314,20 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
             f"run.gpu_memory, or set learn.gradient_checkpointing, and go on with: {command}"
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
+    except SoleraError as error:
+        error.args = (f"{error}; {then}",)
+        raise
     except OSError as error:
-        said = f"{error.strerror or error}; once that is put right, go on with: {command}"
+        said = f"{error.strerror or error}; {then}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:
     if found < config.evaluate.problems:
-        _say(console, f"evaluate.problems is {config.evaluate.problems}; the task has {found} held-out problems")
+        _say(
+            console,
+            f"evaluate.problems is {config.evaluate.problems}; the task has {counted(found, 'held-out problem')}",
+        )
 
 
 def _say(console: Console, sentence: str) -> None:

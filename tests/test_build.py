@@ -55,3 +55,20 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     assert compute_of(Config(model=ModelConfig(compute=chosen)), model, task, said.append) == expected
     assert said == [] or f"{expected} is used".removeprefix("torch.") in said[0]
     assert bool(said) == (chosen == "auto" and device == "cuda" and plans)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "device", "begun", "expected"),
+    [
+        ("auto", "cuda", "bfloat16", torch.bfloat16),
+        ("auto", "cuda", "float32", torch.float32),
+        ("auto", "cpu", "float16", torch.float32),  # a processor has no other choice
+        ("bfloat16", "cuda", "float16", torch.bfloat16),  # the user's own change counts
+    ],
+)
+def test_a_run_goes_on_in_the_arithmetic_that_it_began_with(monkeypatch, chosen, device, begun, expected):
+    monkeypatch.setattr(build, "largest", lambda model, texts: 1.0)  # decided anew it would be float16
+    model = SimpleNamespace(device=torch.device(device), can_take_plans=True)
+    config, said = Config(model=ModelConfig(compute=chosen)), list[str]()
+    assert compute_of(config, model, SimpleNamespace(), said.append, begun) == expected
+    assert said == ([f"{begun} is used, as when the run began"] if (chosen, device) == ("auto", "cuda") else [])

@@ -59,6 +59,10 @@ def test_version():
     [
         (["trian"], "unknown command 'trian'"),
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
+        (["train", "--beta", "0.1"], "did you mean --objective.beta?"),
+        (["train", "--temperature", "1"], "did you mean --evaluate.temperature or --sampling.temperature?"),
+        (["train", "--model.name", "x"], "model has path, compute, compile (see solera train --help)"),
+        (["train", "--objective.epsilon", "0.3"], "did you mean epsilon_low or epsilon_high?"),
         (["train", "--run.steps", "many"], "--run.steps"),
         (["train", "--sync.rule", "often"], "invalid choice 'often'"),
         (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
@@ -82,7 +86,8 @@ def test_version():
         (["report", "."], "neither config.toml nor metrics.jsonl is in it"),
         (["report", "nowhere", "--groups", "few"], "invalid int value: 'few'"),
         (["report", "nowhere", "--groups", "-1"], "--groups is -1; it must be at least 0"),
-        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3"),
+        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3; did you mean --groups?"),
+        (["data", "reward", "nowhere", "--vlaue", "3"], "did you mean --value?"),
     ],
 )
 def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, arguments, says):
@@ -124,6 +129,11 @@ sys.exit("torch was loaded" if "torch" in sys.modules else status)
         ("train --store.data nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
         ("train --report.wandb mine", "pip install wandb"),
         ("train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine", "PostgreSQL needs the package psycopg"),
+        ("train --reward.functions own.py:one", "own.py:one takes (x); a reward function takes (rollout, row)"),
+        ("train --reward.functions own.py:no", "own.py:no: no is not there; functions of own.py: one"),
+        ("train --task jsonl --task.path sums.jsonl --reward.functions own.py:trl", "the columns are answer, level"),
+        ("train --resume begun", "own.py:one takes (x); a reward function takes (rollout, row)"),
+        ("eval embedded --reward.functions own.py:one", "own.py:one takes (x)"),
         ("eval owned", "owned was trained with a task or rewards of its user's own code"),
         ("data import finished nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
         ("bench --model nosuch", "model 'nosuch': no such folder"),
@@ -140,6 +150,11 @@ def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, says, tmp
         (tmp_path / name / "config.toml").write_text(dump(config))
     (tmp_path / "finished" / "model").mkdir()
     (tmp_path / "owned" / "own_code.json").write_text('["task"]')
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.toml").write_text('run.name = "begun"\nreward.functions = ["own.py:one"]')
+    (tmp_path / "own.py").write_text("def one(x): ...\ndef trl(completions, truth): ...\n")
+    rows = [{"prompt": f"{number}+1=", "answer": number + 1, "level": 1} for number in range(50)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
     Ledger(tmp_path / "finished" / "store.db").close()
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH, *arguments.split()], capture_output=True, text=True, check=False,

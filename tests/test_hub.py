@@ -98,6 +98,17 @@ def test_data_of_a_hub_that_does_not_answer_is_refused_in_one_line(closed, tmp_p
     )
 
 
+@pytest.mark.parametrize("named", [("--model", "owner/name"), ("--task", "gsm8k", "--task.path", "owner/name")])
+def test_a_secure_connection_that_fails_is_told_as_that(hub, tmp_path, named):
+    """The hub speaks plain HTTP, where TLS is expected."""
+    secure = hub.replace("http:", "https:")
+    done = python("-m", "solera.cli", "train", *named, "--run.steps", "1", cache=tmp_path, HF_ENDPOINT=secure)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "owner/name: the hub answers, but no secure connection comes about: [SSL: " in line
+    assert "cannot be reached" not in line
+
+
 @pytest.mark.parametrize("name", ["a/b..c", "a--b/c", "a/b.git"])
 def test_a_name_that_no_hub_would_have_is_one_line(closed, tmp_path, name):
     done = python("-m", "solera.cli", "train", "--model", name, "--run.steps", "1", cache=tmp_path, HF_ENDPOINT=closed)

@@ -177,6 +177,25 @@ def test_a_run_that_is_still_training_is_not_resumed(whole, tmp_path):
     assert_same_outcome(running.resume(folder).folder, whole)
 
 
+@pytest.mark.parametrize("kept", ["bfloat16", None])
+def test_a_checkpoint_tells_the_arithmetic_that_its_run_began_with(whole, tmp_path, monkeypatch, kept):
+    folder = Path(shutil.copytree(whole, tmp_path / "run"))
+    shutil.rmtree(folder / "model")
+    file = sorted((folder / "checkpoints").glob("step-*"))[-1] / "state.json"
+    state = json.loads(file.read_text())
+    assert state.pop("compute") == "float32"
+    file.write_text(json.dumps(state if kept is None else {**state, "compute": kept}))
+    given, real = [], running.compute_of
+
+    def compute_of(config, model, task, say, begun):
+        given.append(begun)
+        return real(config, model, task, say, begun)
+
+    monkeypatch.setattr(running, "compute_of", compute_of)
+    assert_same_outcome(running.resume(folder).folder, whole)
+    assert given == [kept]
+
+
 def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
     folder = tmp_path / "damaged"
     shutil.copytree(whole, folder)

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from solera.cli.options import Parser
-from solera.errors import SoleraError
+from solera.errors import SoleraError, counted
 
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
@@ -26,8 +26,10 @@ texts or objects, and rewards, a number or null for each. Or what `export` write
 A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
 VERIFY_HELP = """Read all of the store: the file itself, rewards and uses that belong to no rollout, and of every
 rollout its checksum, its tokens and its number of uses. The exit status is 1 where something is wrong."""
-REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. In a
-file, one JSON object a line: id, value, and where wanted part and source. All lines or none."""
+REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
+task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
+parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
+none."""
 
 
 def run(arguments: list[str]) -> int:
@@ -63,7 +65,9 @@ def _parser() -> Parser:
     parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
     parsers["reward"].add_argument("--value", type=float, help="what it is worth")
-    parsers["reward"].add_argument("--part", default="reward", help="part of the reward (default: %(default)s)")
+    parsers["reward"].add_argument(
+        "--part", help="the part that it is, such as style; needed where the rollout has others than reward"
+    )
     parsers["reward"].add_argument("--source", default="person", help="who says so (default: %(default)s)")
     for name in ("import", "reward"):
         parsers[name].add_argument(
@@ -100,7 +104,8 @@ def _verify(chosen: Namespace) -> int:
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     unsigned = f" ({found.unsigned} of them have no checksum)" if found.unsigned else ""
-    print(f"{found.rollouts} rollouts looked at{unsigned}: {len(found.complaints) or 'no'} faults")
+    faults = counted(len(found.complaints), "fault") if found.complaints else "no faults"
+    print(f"{counted(found.rollouts, 'rollout')} looked at{unsigned}: {faults}")
     return 1 if found.complaints else 0
 
 
@@ -121,7 +126,8 @@ def _import(chosen: Namespace) -> int:
 
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
-    print(f"{done.rollouts} rollouts imported, {done.known} known already, {done.rewards} rewards revised")
+    revised = counted(done.rewards, "reward")
+    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} known already, {revised} revised")
     return _tell_bad(done.complaints, chosen.skip_bad)
 
 
@@ -129,13 +135,13 @@ def _export(chosen: Namespace) -> int:
     from solera.store.database import place_in
     from solera.store.exchange import export_rollouts
 
-    print(f"{export_rollouts(place_in(chosen.run), chosen.file)} rollouts exported to {chosen.file}")
+    print(f"{counted(export_rollouts(place_in(chosen.run), chosen.file), 'rollout')} exported to {chosen.file}")
     return 0
 
 
 def _reward(chosen: Namespace) -> int:
     from solera.records import Reward
-    from solera.store.exchange import import_rewards
+    from solera.store.exchange import import_rewards, usual_part
     from solera.store.ledger import open_store
 
     single = chosen.id is not None and chosen.value is not None
@@ -143,11 +149,12 @@ def _reward(chosen: Namespace) -> int:
         raise SoleraError("reward: give --id and --value, or a file (see solera data reward --help)")
     with closing(open_store(chosen.run)) as ledger:
         if single:
-            count, complaints = ledger.revise([(chosen.id, Reward(chosen.value, chosen.part, chosen.source))]), []
+            part = chosen.part or usual_part(ledger, chosen.id)
+            count, complaints = ledger.revise([(chosen.id, Reward(chosen.value, part, chosen.source))]), []
         else:
             done = import_rewards(ledger, chosen.file, chosen.skip_bad)
             count, complaints = done.rewards, done.complaints
-    print(f"{count} rewards written")
+    print(f"{counted(count, 'reward')} written")
     return _tell_bad(complaints, chosen.skip_bad)
 
 
@@ -155,5 +162,5 @@ def _tell_bad(complaints: list[str], target: Path | None) -> int:
     for complaint in complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     if complaints:
-        print(f"solera: {len(complaints)} bad lines are set aside in {target}", file=sys.stderr)
+        print(f"solera: {counted(len(complaints), 'bad line')} set aside in {target}", file=sys.stderr)
     return 0

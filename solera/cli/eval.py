@@ -23,7 +23,7 @@ from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
 from solera.objectives.table import resolve_config
-from solera.tasks.rewards import check_data
+from solera.tasks.rewards import check_data, check_own
 
 PIPE_WIDTH = 200
 """Off a terminal nothing is known of the width, and a wrapped table is hard to search in."""
@@ -95,10 +95,11 @@ def run(arguments: list[str]) -> int:
         options = _options(base, arguments[count:])
     refuse_own_code(models)
     config = resolve_config(composed(base, options))
-    check_data(config)
+    columns = check_data(config)
     check_k(options.k, config)
     candidates(models, options.checkpoints)
     target = _writable(Path(options.json)) if options.json is not None else None
+    check_own(config, columns)
     result = _evaluate(models, config, options)
     if target is not None:
         _write(target, result.as_json())

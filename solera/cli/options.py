@@ -2,8 +2,10 @@
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import re
+from itertools import chain
 from typing import Any, NoReturn, TypeVar
 
 from solera.errors import SoleraError
@@ -17,7 +19,16 @@ class Parser(argparse.ArgumentParser):
     """For commands whose options are not a run's fields."""
 
     def error(self, message: str) -> NoReturn:
-        raise SoleraError(f"{message} (see {self.prog} --help)")
+        from solera.config import alike
+
+        unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        hint = alike(unknown[1], self._known(), 1) if unknown else ""
+        raise SoleraError(f"{message}{hint} (see {self.prog} --help)")
+
+    def _known(self) -> list[str]:
+        """Options of this command and of its actions."""
+        below = [one.choices.values() for one in self._actions if isinstance(one, argparse._SubParsersAction)]
+        return [option for parser in (self, *chain(*below)) for option in parser._option_string_actions]
 
 
 def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:
@@ -35,11 +46,11 @@ def parse(default: T, arguments: list[str], command: str, positional: str, descr
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise SoleraError(f"{_one_line(complaint.getvalue())} (see solera {command} --help)") from None
+        raise SoleraError(f"{_one_line(complaint.getvalue(), default)} (see solera {command} --help)") from None
 
 
-def _one_line(box: str) -> str:
-    """The first paragraph of a boxed message, and the option it suggests.
+def _one_line(box: str, default: Any) -> str:
+    """The first paragraph of a boxed message, and what may have been meant.
 
     Off UTF-8 the box has no sides, and its title is a paragraph of its own.
     """
@@ -47,8 +58,17 @@ def _one_line(box: str) -> str:
     paragraphs = re.split(r"\n[─-]{3,}\n", "\n".join(lines))
     text = paragraphs[0].partition("\n")[2] if box.startswith("╭") else paragraphs[1]
     first = " ".join(text.split())
-    suggestion = re.search(
-        r"Perhaps you meant:\s*(?:--[\w.]+, )*(--[\w.]+)", " ".join(lines)
-    )  # the short alias is last
     shown = first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
-    return shown + (f"; did you mean {suggestion[1]}?" if suggestion else "")
+    unknown = re.match(r"Unrecognized options: --([\w.]+)", first)
+    return shown + (_hint(unknown[1], box, default) if unknown else "")
+
+
+def _hint(unknown: str, box: str, default: Any) -> str:
+    """Options that the message suggests: those of the unknown one's own name, else the first; or its room's fields."""
+    suggested = re.findall(r"^[│ ]{4,}(?:--[\w.]+, )*(--[\w.]+)", box, re.MULTILINE)  # the short alias is last
+    room, _, name = unknown.rpartition(".")
+    own = [option for option in suggested if re.split(r"[.-]", option)[-1] == name]
+    if suggested:
+        return f"; did you mean {' or '.join(own or suggested[:1])}?"
+    fields = dataclasses.fields(getattr(default, room)) if hasattr(default, room) else ()
+    return f"; {room} has {', '.join(field.name for field in fields)}" if fields else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from solera.cli import main
 from solera.cli.options import Parser
+from solera.errors import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,7 +91,8 @@ def _sweep(chosen: argparse.Namespace) -> int:
         _report(plan, wanted, console)
         return 0
     jobs, cells = chosen.jobs or _fitting(plan), len(wanted) // len(plan.seeds)
-    console.print(f"{plan.name}: {cells} cells × {len(plan.seeds)} seeds, {jobs} at a time, in {plan.folder}")
+    size = f"{counted(cells, 'cell')} × {counted(len(plan.seeds), 'seed')}"
+    console.print(f"{plan.name}: {size}, {jobs} at a time, in {plan.folder}")
     stopped = not run_all(plan, wanted, jobs, chosen.retry, console, main)
     complete = _report(plan, wanted, console)
     if stopped:

@@ -36,8 +36,10 @@ def run(arguments: list[str]) -> int:
         if len(arguments) != 2 or arguments[0] != "--resume":
             raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
         from solera.resuming import resumable
+        from solera.tasks.rewards import check_data, check_own
 
-        resumable(Path(arguments[1]))
+        config = resumable(Path(arguments[1]))
+        check_own(config, check_data(config))
         return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
@@ -75,12 +77,13 @@ def _refuse_early(config: "Config") -> None:
     """What can be refused before torch is loaded, which takes seconds."""
     from solera.models.source import obtain
     from solera.objectives.table import resolve_config
-    from solera.tasks.rewards import check_data
+    from solera.tasks.rewards import check_data, check_own
 
     config = resolve_config(config)
     obtain(config.model.path)
-    check_data(config)
+    columns = check_data(config)
     _refuse_places(config)
+    check_own(config, columns)
 
 
 def _refuse_places(config: "Config") -> None:

@@ -4,7 +4,7 @@ A run is described by a TOML file with one table for each class of `rooms`, and 
 names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
 """
 
-from solera.config.fields import LARGEST, Text, check_types, help_of, perhaps
+from solera.config.fields import LARGEST, Text, alike, check_types, help_of, perhaps
 from solera.config.objective import AdvantageName, AggregationName, ClipName, KLName, ObjectiveConfig
 from solera.config.reading import Place, dump, load, located, overlay, override, parse, places, read_toml, typed_fields
 from solera.config.rooms import (
@@ -62,6 +62,7 @@ __all__ = [
     "SyncConfig",
     "TaskConfig",
     "Text",
+    "alike",
     "check",
     "check_types",
     "dump",

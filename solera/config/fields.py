@@ -81,9 +81,18 @@ def shown(value: Any) -> str:
 
 
 def perhaps(word: str, known: Any) -> str:
-    """What a wrong word may have been meant to be."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+    """What a wrong word may have been meant to be, or all that there is."""
+    return alike(word, known, 1) or f"; known are {', '.join(known)}"
+
+
+def alike(word: str, known: Any, most: int = 3) -> str:
+    """What a wrong word may have been meant to be, where something is like it.
+
+    >>> alike("epsilon", ["epsilon_low", "epsilon_high", "beta"])
+    '; did you mean epsilon_low or epsilon_high?'
+    """
+    close = difflib.get_close_matches(word, list(known), most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def help_of(room: type) -> dict[str, str]:

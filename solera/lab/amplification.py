@@ -15,7 +15,7 @@ import torch
 from rich.table import Table
 
 from solera.diagnosis.exact import token_logp
-from solera.lab.drawing import COLOURS, FAINT, INK, canvas, sheet
+from solera.lab.drawing import COLOURS, FAINT, INK, canvas, name_below, sheet
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.lab.problem import Data, Track, ascent, bandit
@@ -133,6 +133,7 @@ def draw(cases: list[dict[str, Any]]) -> Any:
     for top, bottom, case in zip(panels[: len(cases)], panels[len(cases) :], cases, strict=True):
         _map(top, case)
         _iteration(bottom, case)
+    name_below(figure, panels[0], panels[-1])
     return figure
 
 
@@ -153,7 +154,6 @@ def _map(panel: Any, case: dict[str, Any]) -> None:
     panel.set_xticks([logit(p) for p in ticks], [f"{p:g}" for p in ticks])
     panel.set_yticks([logit(p) for p in ticks], [f"{p:g}" for p in ticks])
     panel.set(xlabel="success rate before (logit scale)", ylabel="after")
-    panel.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def _iteration(panel: Any, case: dict[str, Any]) -> None:
@@ -162,5 +162,4 @@ def _iteration(panel: Any, case: dict[str, Any]) -> None:
     panel.plot(range(len(case["optimised"])), case["optimised"], "x", color=COLOURS[2], markersize=8,
                label="grpo's loss, optimised")  # fmt: skip
     panel.axhline(case["p_ref"], color=INK, linewidth=0.8, linestyle=":", label="π_ref")
-    panel.set(xlabel="iteration", ylabel="success rate", ylim=(0, 1.45 * max(shown)))
-    panel.legend(frameon=False, fontsize=8, loc="upper right")
+    panel.set(xlabel="iteration", ylabel="success rate", ylim=(0, 1.1 * max(shown)))

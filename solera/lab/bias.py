@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from solera.diagnosis.exact import Groups, Space, divergences, groups, policy_gradient, response_logp, space_of
-from solera.lab.drawing import COLOURS, FAINT, INK, canvas, sheet, short
+from solera.lab.drawing import COLOURS, FAINT, INK, canvas, name_below, sheet, short
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.lab.problem import Data, Track, cosine, estimate, written_by
@@ -130,5 +130,5 @@ def draw(measured: dict[str, Any]) -> Any:
         panel.set_ylim(len(names) - 0.4, -0.6)
         panel.grid(axis="x", color=FAINT, linewidth=0.6)
     panels[0].axvline(0, color=INK, linewidth=0.8, linestyle=":")
-    panels[0].legend(frameon=False, fontsize=8, loc="lower left")
+    name_below(figure, panels[0])
     return figure

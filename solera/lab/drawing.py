@@ -8,7 +8,7 @@ from rich.table import Table
 
 from solera.report.plot import COLOURS, FAINT, INK
 
-__all__ = ["COLOURS", "FAINT", "INK", "canvas", "sheet", "short"]
+__all__ = ["COLOURS", "FAINT", "INK", "canvas", "name_below", "sheet", "short"]
 
 
 def canvas(rows: int, columns: int, title: str, height: float = 3.2) -> tuple[Figure, list[Any]]:
@@ -21,6 +21,16 @@ def canvas(rows: int, columns: int, title: str, height: float = 3.2) -> tuple[Fi
         panel.grid(axis="y", color=FAINT, linewidth=0.6)
         panel.spines[["top", "right"]].set_visible(False)
     return figure, panels
+
+
+def name_below(figure: Figure, *panels: Any) -> None:
+    """One legend for all panels, below them, where it hides nothing."""
+    named = {
+        label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        named.values(), named.keys(), frameon=False, fontsize=8, loc="outside lower center", ncols=min(6, len(named))
+    )
 
 
 def sheet(title: str, *columns: str) -> Table:

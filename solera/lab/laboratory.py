@@ -17,10 +17,10 @@ from solera.lab.options import LabOptions
 def run(options: LabOptions, console: Console) -> None:
     """Every experiment asked for, in its order. What an interrupted lab had finished is in its folder."""
     torch.set_num_threads(1)  # tensors of a few numbers: more threads would wait for each other
-    folder = Path(options.out)
+    folder = Path(options.out or ("runs/lab-quick" if options.quick else "runs/lab"))
     folder.mkdir(parents=True, exist_ok=True)
     numbers = folder / "lab.json"
-    found: dict[str, Any] = {}
+    found = _kept(numbers)
     for name in options.experiments:
         experiment = importlib.import_module(f"solera.lab.{name}")
         start = perf_counter()
@@ -31,6 +31,14 @@ def run(options: LabOptions, console: Console) -> None:
         experiment.draw(found[name]).savefig(plot)
         console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
         numbers.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _kept(numbers: Path) -> dict[str, Any]:
+    """Other experiments' numbers, whose plots are beside them."""
+    try:
+        return dict(json.loads(numbers.read_text(encoding="utf-8")))
+    except (OSError, ValueError):  # none yet, or half a file
+        return {}
 
 
 def _tracked(items: Iterable, does: str, console: Console) -> Iterable:

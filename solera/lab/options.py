@@ -22,8 +22,9 @@ class LabOptions:
     experiments: tyro.conf.Positional[tuple[Experiment, ...]] = ("bias", "groups", "fixed_point", "amplification")
     """`bias`: each objective's gradient against the exact one. `groups`: what small groups do to the advantage.
     `fixed_point`: where repeated updates end. `amplification`: GRPO with a KL term, iterated."""
-    out: str = "runs/lab"
-    """Folder for the plots and for `lab.json`, which holds every number."""
+    out: str | None = None
+    """Folder for the plots and for `lab.json`, which holds every number. By default runs/lab, with `quick`
+    runs/lab-quick; experiments not asked for stay there as they are."""
     seed: int = 0
     """Seed of the policy and the rewards of `bias`, and of groups where they are drawn."""
     quick: bool = False

@@ -18,6 +18,7 @@ from solera.config import (
     Config,
     DrawConfig,
     ObjectiveConfig,
+    alike,
     check,
     check_types,
     passing,
@@ -288,7 +289,8 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
         owners = [str(choice) for choice, fields in choices.items() if name in fields]
         if owners and getattr(resolved, field) is not None:
             raise SoleraError(f"objective.{name} acts with objective.{field} = {' or '.join(owners)} only: remove it")
-    raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it")
+    acting = [field for field, value in vars(resolved).items() if value is not None and field != name]
+    raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it{alike(name, acting)}")
 
 
 def resolve_config(config: Config) -> Config:

@@ -1,41 +1,91 @@
 """An evaluation as a table, and its comparisons as sentences."""
 
+from typing import NamedTuple
+
 from rich.console import Console
 from rich.table import Table
 
+from solera.errors import counted
 from solera.evaluate.attempts import Attempts
 from solera.evaluate.evaluation import Evaluation, Examined
 from solera.evaluate.statistics import Difference, Estimate
 
+BREAKABLE = 24
+"""Characters of a model's name from which on it may be broken in two."""
+
+
+class Line(NamedTuple):
+    """What is said of a model, of a task's problems among all, or of a run's checkpoints."""
+
+    label: str
+    cells: tuple[str, ...]
+    style: str = ""
+
 
 def show(evaluation: Evaluation, console: Console) -> None:
     """Print the table, what was left out of it, and each comparison with the first model."""
-    console.print(table(evaluation))
+    for table in tables(evaluation, console.width):
+        console.print(table)
     for line in (*ungraded(evaluation), *comparison_lines(evaluation)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def table(evaluation: Evaluation) -> Table:
-    quantities = shown(evaluation)
-    first = evaluation.models[0]
-    result = Table(caption=f"{len(first.greedy.problems)} held-out problems; in brackets 95 % intervals")
-    result.add_column("model", overflow="fold")
-    for name in (*quantities, "truncated", "tokens", "alike"):
-        result.add_column(name, justify="right", overflow="fold")
+def tables(evaluation: Evaluation, width: int) -> list[Table]:
+    """One with a row for each model or, where its numbers do not fit, as many as it takes with a column for each."""
+    heads, lines = (*shown(evaluation), "truncated", "tokens", "alike"), _lines(evaluation)
+    sizes = [max(map(len, column)) for column in zip(heads, *(line.cells for line in lines), strict=True)]
+    label = min(BREAKABLE, max(len(line.label) for line in lines))
+    if _width(label, *sizes) <= width:
+        result = [_rows(heads, lines)]
+    else:
+        named, size = max(map(len, heads)), max(len(cell) for line in lines for cell in line.cells)
+        together = max(1, (width - _width(named)) // (_width(size) - 1))
+        result = [_columns(heads, lines[i : i + together], size) for i in range(0, len(lines), together)]
+    problems = counted(len(evaluation.models[0].greedy.problems), "held-out problem")
+    result[-1].caption = f"{problems}; in brackets 95 % intervals"
+    return result
+
+
+def _width(*columns: int) -> int:
+    """Of a table with so many characters in its columns: a space on either side of each, and lines between."""
+    return sum(columns) + 3 * len(columns) + 1
+
+
+def _rows(heads: tuple[str, ...], lines: list[Line]) -> Table:
+    table = Table()
+    table.add_column("model", overflow="fold")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(line.label, *line.cells, style=line.style)
+    return table
+
+
+def _columns(heads: tuple[str, ...], lines: list[Line], size: int) -> Table:
+    table = Table()
+    table.add_column("")
+    for line in lines:
+        table.add_column(line.label.strip(), justify="right", overflow="fold", width=size, style=line.style)
+    for head, *cells in zip(heads, *(line.cells for line in lines), strict=True):
+        table.add_row(head, *cells)
+    return table
+
+
+def _lines(evaluation: Evaluation) -> list[Line]:
+    quantities, lines = shown(evaluation), list[Line]()
     for model in evaluation.models:
-        estimates = model.estimates()
-        result.add_row(model.name, *(_cell(name, estimates[name]) for name in quantities), *_lengths(model))
-        tasks = model.tasks()
+        estimates, tasks = model.estimates(), model.tasks()
+        lines.append(Line(model.name, (*(_cell(name, estimates[name]) for name in quantities), *_lengths(model))))
         for task, part in tasks.items() if len(tasks) > 1 else ():
             own = part.estimates()
-            label = f"  {task} ({len(part.greedy.problems)} problems)"
-            result.add_row(label, *(_cell(name, own[name]) for name in quantities), "", "", "", style="dim")
+            label = f"  {task} ({counted(len(part.greedy.problems), 'problem')})"
+            lines.append(Line(label, (*(_cell(name, own[name]) for name in quantities), "", "", ""), "dim"))
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):
             cells = [_number(name, getattr(extremes[name], word)) if name in extremes else "–" for name in quantities]
-            result.add_row(f"{word} over {count} checkpoints of {run}", *cells, "", "", "", style="dim")
-    return result
+            lines.append(Line(f"{word} over {counted(count, 'checkpoint')} of {run}", (*cells, "", "", ""), "dim"))
+    return lines
 
 
 def shown(evaluation: Evaluation) -> list[str]:
@@ -57,7 +107,7 @@ def ungraded(evaluation: Evaluation) -> list[str]:
     lines = []
     for model in evaluation.models:
         if count := sum(attempts.ungraded for attempts in _kinds(model)):
-            lines.append(f"{model.name}: {count} attempts came back without a reward and are left out")
+            lines.append(f"{model.name}: {counted(count, 'attempt')} came back without a reward: left out")
     return lines
 
 
@@ -82,8 +132,8 @@ def _sentence(name: str, difference: Difference, first: str, second: str) -> str
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))
     if name.startswith("reward"):
         return f"{value} ({limits}), {verdict}"
-    solved = f"{difference.only_second} problems solved only by {second}, {difference.only_first} only by {first}"
-    return f"{value} ({limits}), {verdict}; {solved}"
+    solved = f"{counted(difference.only_second, 'problem')} solved only by {second}"
+    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by {first}"
 
 
 def _change(name: str, value: float) -> str:

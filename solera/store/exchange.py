@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -53,7 +54,7 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
     known = ledger.watermark()
 
     def read(line: bytes, place: str) -> list[tuple[int, Reward]]:
-        ((id_, reward),) = read_reward(line, place)
+        id_, reward = read_reward(line, place, partial(usual_part, ledger))
         if id_ > known:
             raise SoleraError(f"{place}: field 'id': there is no rollout {id_}; the last is {known}")
         return [(id_, reward)]
@@ -62,6 +63,17 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
     revised = ledger.revise(lines.good)
     _set_aside(lines.bad, skip_bad)
     return Imported(0, 0, revised, lines.complaints)
+
+
+def usual_part(ledger: Ledger, rollout_id: int) -> str:
+    """The part of a reward that names none: refused where its rollout has others, for one of them may be meant."""
+    parts = ledger.parts(rollout_id)
+    if parts and Reward.part not in parts:
+        raise SoleraError(
+            f"no part is named, but the reward of rollout {rollout_id} has {', '.join(parts)}: name the one to change, "
+            "or a new one to add"
+        )
+    return Reward.part
 
 
 def export_rollouts(place: Place, target: Path) -> int:

@@ -53,6 +53,7 @@ _REVISIONS = (
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
     .order_by(_w.revision)
 )
+_PARTS = select(_w.part).where(_w.rollout_id == bindparam("id")).distinct().order_by(_w.part)
 INSERTED_TOGETHER = 128
 """Rows that one statement inserts."""
 IMPORTED_TOGETHER = 1_000
@@ -125,6 +126,11 @@ class Ledger:
         """
         with self.transaction(write=True):
             return self._revise(given)
+
+    def parts(self, rollout_id: int) -> list[str]:
+        """Names of the parts of its reward."""
+        with self.transaction():
+            return list(self._connection.scalars(_PARTS, {"id": rollout_id}))
 
     def add_imported(self, new: Items[Rollout]) -> tuple[int, int]:
         """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there

@@ -4,6 +4,7 @@ A line holds text (`prompt`, `response`), or tokens (`sequences`), which is what
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,14 +143,14 @@ class LineReader:
             raise SoleraError("field 'sequences' has no span: nothing in it was written by anyone")
 
 
-def read_reward(line: bytes, place: str) -> list[tuple[int, Reward]]:
-    """A line of a file of rewards: the rollout's id, and what it is worth."""
+def read_reward(line: bytes, place: str, usual_part: Callable[[int], str]) -> tuple[int, Reward]:
+    """A line of a file of rewards: the rollout's id, and what it is worth; `usual_part(id)` where no part is named."""
     data = read_object(line, place)
     try:
         canonical(data)
         _known(data, REWARD_FIELDS)
         (id_,) = _wholes({"id": [data.get("id")]}, "id", 1, LARGEST)
-        return [(id_, _reward(data, "person"))]
+        return id_, _reward(data if "part" in data else {**data, "part": usual_part(id_)}, "person")
     except SoleraError as error:
         raise SoleraError(f"{place}: {error}") from None
 

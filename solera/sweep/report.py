@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from solera.errors import counted
 from solera.report.html import write_whole
 from solera.sweep.blocks import Block, Heading, Link, Paragraph, Picture, Quoted, Table, markdown, page
 from solera.sweep.curves import as_data_url, as_png, draw
@@ -85,7 +86,7 @@ def state_words(results: Results) -> str:
     counts = Counter[str](result.state for result in results.runs)
     words = {"failed": "failed", "unfinished": "stopped before the end", "new": "not started"}
     others = [f"{counts[state]} {does}" for state, does in words.items() if counts[state]]
-    return "; ".join([f"{counts['finished']} of {len(results.runs)} runs finished", *others]) + "."
+    return "; ".join([f"{counts['finished']} of {counted(len(results.runs), 'run')} finished", *others]) + "."
 
 
 def _failed(results: Results) -> list[Block]:

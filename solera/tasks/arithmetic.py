@@ -12,6 +12,7 @@ from random import Random
 
 from solera.protocols import Codec
 from solera.records import Prompt
+from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 8
 MOST_HELD_OUT = 50_000
@@ -43,7 +44,7 @@ class Arithmetic:
     codec: Codec
     level: int
     seed: int
-    columns = frozenset(("prompt", "answer"))
+    columns = GENERATED_COLUMNS
 
     def prompt(self, index: int) -> Prompt:
         """Problem number `index` of the training stream: the same for the same seed, whatever was asked before."""

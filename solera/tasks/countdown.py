@@ -9,6 +9,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.prompting import encode_problem
+from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 8
 LARGEST = 99
@@ -23,7 +24,7 @@ class Countdown:
     level: int
     template: str
     seed: int
-    columns = frozenset(("prompt", "answer"))
+    columns = GENERATED_COLUMNS
 
     def prompt(self, index: int) -> Prompt:
         return self._prompt(draw_problem(Random(self.seed << 40 | index), self.level, held_out=False))

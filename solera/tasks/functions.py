@@ -82,10 +82,18 @@ def _module(source: str, spec: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    name = f"solera_reward_{blake2b(str(path.resolve()).encode(), digest_size=6).hexdigest()}"
+    """Run once for what the file holds now: a file that loads a model is looked at early, and again for its tasks."""
+    code = path.read_bytes()
+    name = f"solera_reward_{blake2b(str(path.resolve()).encode() + code, digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
     module.__file__ = str(path)
-    exec(compile(path.read_bytes(), path, "exec"), vars(module))  # an import might find an older file's bytecode
+    try:
+        exec(compile(code, path, "exec"), vars(module))  # an import might find an older file's bytecode
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -19,6 +19,7 @@ from solera.streams import stream_seed
 from solera.tasks.final import after_thinking, boxed_answer, tagged_answer
 from solera.tasks.judges import Judges, NoVerdictError, judges
 from solera.tasks.prompting import encode_problem
+from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 4
 CHUNK = 500
@@ -41,7 +42,7 @@ PATIENCE = 120
 class Gym:
     """The problems of one task: an endless training stream that depends on the seed, and fixed held-out ones."""
 
-    columns = frozenset(("prompt", "answer"))
+    columns = GENERATED_COLUMNS
 
     def __init__(
         self, name: str, level: int | None, codec: Codec, template: str, seed: int, longest: int | None = None

@@ -56,7 +56,7 @@ class Jsonl:
         self._held_out = [(row, self._encode(row, longest)) for row in held_out]
         rows = training + held_out
         self._places = {row.key: row.place for row in reversed(rows)}
-        self.columns = frozenset(column for row in rows for column in row.data)
+        self.columns = columns_of(rows)
 
     def prompt(self, index: int) -> Prompt:
         if not self._training:
@@ -94,6 +94,10 @@ class Jsonl:
         if not isinstance(prompt, str):
             return self._codec.chat(prompt)
         return encode_problem(self._codec, self._template, prompt) if self._template else self._codec.encode(prompt)
+
+
+def columns_of(rows: list[Row]) -> frozenset[str]:
+    return frozenset(column for row in rows for column in row.data)
 
 
 def text_of(prompt: Any) -> str:

@@ -15,6 +15,8 @@ PLACES = 6
 """Decimal places that are compared of a decimal, as 0.333333 with a third."""
 LONGEST = 1000
 """Characters of an expression; no answer is longer."""
+HUGE = 1e100
+"""From here on a number's digits are not written out."""
 TAIL = 2000
 """Characters at the end of a text in which an answer is looked for that nothing points to."""
 
@@ -224,13 +226,17 @@ def _parsed(text: str) -> Any:
 
 
 def _decimal(found: Any) -> Any:
-    r"""`1.6\times 10^{-19}` as one number: a difference so small math-verify takes for none."""
-    from sympy import Expr, Float, Pow
+    r"""`1.6\times 10^{-19}` as one number: a difference so small math-verify takes for none. `6.02\times 10^{23}` as
+    the whole number that it is: the nearest float is another."""
+    from sympy import Expr, Float, Pow, Rational
 
     if not (isinstance(found, Expr) and found.is_number and found.has(Float) and found.has(Pow)):
         return found
     value = found.evalf()
-    return value if value.is_Float and abs(value) < 0.001 else found
+    if not value.is_Float or abs(value) >= HUGE:
+        return found
+    whole = found.xreplace({one: Rational(str(one)) for one in found.atoms(Float)})
+    return whole if whole.is_Integer else value if abs(value) < 0.001 else found
 
 
 def _with_i(found: Any) -> Any:

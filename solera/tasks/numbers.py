@@ -28,13 +28,15 @@ _NUMBER = re.compile(
 )
 _RUN = re.compile(r"[-+$€£¥₹.0-9](?:(?<=[0-9])|(?=[-$€£¥₹.]{0,3}[0-9]))[-+$€£¥₹.0-9,eE^ /*π√]*")
 """Where numbers may stand: from a character that one begins with as far as one could go on."""
-_BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!(?i:minus))")
+_BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!\s*(?i:minus))")
 """Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
 _REACHED = re.compile("}|(?i:minus)|^(?:Rs|[A-Z]{3})")
 """Where in a text with commands what stands before a break may reach behind it: 3 and USD 1/2."""
 _VULGAR, _RAISED, _WIDE = "¼½¾⅐-⅞", "⁰¹²³⁴⁵⁶⁷⁸⁹", "".join(map(chr, range(0xFF10, 0xFF1A)))
 _OTHER_DIGIT = re.compile(f"[{_WIDE}{_VULGAR}{_RAISED}]")
 _AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
+_NEGATED, _CLOSED = r"-(?<![\w)\]}.]-)(?<![\w)\]}.] -)(?:\\left ?)?\( ?", r" ?(?:\\right ?)?\)"  # but 8-(5)
+_QUANTITY = r"[0-9][0-9.,]{0,40}(?:/[0-9]{1,20})?|\\[dtc]?frac ?\{[0-9.]{1,20}\} ?\{[0-9.]{1,20}\}"
 _SPELLINGS = tuple(
     (needs, re.compile(spelling), plain)
     for needs, spelling, plain in (
@@ -60,6 +62,8 @@ _SPELLINGS = tuple(
         ("negative", r"(?i)\bnegative {1,3}" + _AMOUNT, "-"),
         ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _AMOUNT, "-"),  # but 20 minus 5
         ("- ", "= ?- " + _AMOUNT, "=-"),
+        ("(", rf"{_NEGATED}- ?({_QUANTITY}){_CLOSED}", r"\1"),  # -(-5)
+        ("(", rf"{_NEGATED}({_QUANTITY}){_CLOSED}", r"-\1"),
         ("", r"[A-Z](?<=\b[A-Z])(?:(?<=R)s\.?|[A-Z]{2}) ?(?=[0-9])", ""),
     )
 )

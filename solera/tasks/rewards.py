@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,9 +18,9 @@ from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
 from solera.tasks.functions import OwnFunction, check_spec, given, load, part_name, where
 from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
 from solera.tasks.gym import check_gym, gym
-from solera.tasks.jsonl import read_split
+from solera.tasks.jsonl import columns_of, read_split
 from solera.tasks.mathematics import math as math_grader
-from solera.tasks.single_turn import Problems
+from solera.tasks.single_turn import GENERATED_COLUMNS, Problems
 
 OWN_GRADER = {
     "arithmetic": "verbatim", "jsonl": "exact", "gsm8k": "number", "math": "math", "countdown": "countdown",
@@ -105,7 +105,7 @@ def build_rewards(
     reward, limit = config.reward, config.sampling.max_tokens
     weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
     column, answer = config.task.prompt or "prompt", config.task.answer or "answer"
-    own = load([spec for spec in weights if not is_grader(spec)], problems.columns, column)
+    own = own_functions(config, problems.columns)
     own += [given(function, problems.columns - {column}) for function in further]
     check_names([*filter(is_grader, weights), *(function.spec for function in own)])
     if not weights and not further:
@@ -141,17 +141,32 @@ def graders(config: Config) -> frozenset[str]:
     return frozenset(config.reward.functions or (own_grader(config.task),)) & COMPARING
 
 
-def check_data(config: Config) -> None:
-    """What can be refused of a resolved config's rewards and data without a tokenizer."""
+def own_functions(config: Config, columns: Set[str]) -> list[OwnFunction]:
+    """The functions of one's own that the config names, for a task whose rows have these columns."""
+    specs = [spec for spec in config.reward.functions if not is_grader(spec)]
+    return load(specs, columns, config.task.prompt or "prompt")
+
+
+def check_data(config: Config) -> dict[str, Set[str]]:
+    """What can be refused of a resolved config's rewards and data without a tokenizer; the columns of each task."""
     check_functions(config.reward)
-    for task in task_parts(config.task).values():
-        kind = kind_of_task(task.name)
+    columns = dict[str, Set[str]]()
+    for name, task in task_parts(config.task).items():
+        kind, columns[name] = kind_of_task(task.name), GENERATED_COLUMNS
         if "gym" in config.reward.functions and kind != "gym":
             raise SoleraError(f"reward.functions: gym is the grader of tasks gym:NAME, not of {task.name}")
         if kind == "gym":
             check_gym(task.name.removeprefix(GYM), task.level)
         elif task.prompt is not None:
-            read_split(task, graders(replace(config, task=task)))
+            training, held_out = read_split(task, graders(replace(config, task=task)))
+            columns[name] = columns_of(training + held_out)
+    return columns
+
+
+def check_own(config: Config, columns: Mapping[str, Set[str]]) -> None:
+    """What can be refused of functions of one's own, whose files are run for it; `columns` are those of each task."""
+    for name, task in task_parts(config.task).items():
+        own_functions(replace(config, task=task), columns[name])
 
 
 def check_functions(reward: RewardConfig) -> None:

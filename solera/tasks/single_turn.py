@@ -7,6 +7,9 @@ from typing import Protocol
 from solera.protocols import Generate
 from solera.records import Completion, Prompt, Reward, Rollout
 
+GENERATED_COLUMNS = frozenset(("prompt", "answer"))
+"""Of problems that no file holds."""
+
 
 class Problems(Protocol):
     """Where prompts come from. `Prompt.data` holds a problem's row: its columns, the prompt's own among them."""

@@ -80,7 +80,7 @@ def _load_copy(kind: str, shown: str, **options: Any) -> Any:
         if not isinstance(error.__cause__, ConnectionError):
             raise
         advice = "give a file or a folder, or load it once where there is a network"
-        raise SoleraError(f"{shown}: {hub.ABSENT}: {advice}") from error
+        raise SoleraError(f"{shown}: {hub.absent()}: {advice}") from error
     finally:
         settings.HF_HUB_OFFLINE = before
 

@@ -3,8 +3,11 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from solera import open_store
@@ -12,6 +15,8 @@ from solera.config import parse
 from solera.errors import SoleraError
 from solera.records import Reward
 from solera.running import train
+from solera.store.ledger import Ledger
+from tests.conftest import random_rollout
 from tests.store.test_lines import TRAINING
 
 RUN = """
@@ -45,7 +50,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     done = solera("import", folder, file, "--skip-bad", bad)
     assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 known already, 0 rewards revised\n")
     assert f"{file}:4: not JSON" in done.stderr and bad.read_text() == "{broken\n"
-    assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 rewards written\n"
+    assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 reward written\n"
     shown = [line.split() for line in solera("stats", folder).stdout.splitlines()]
     head = ["rollouts", "prompts", "waiting", "reward", "used", "uses"]
     assert shown[:1] == [["origin", *head]] and ["model:teacher", "3", "1", "2", "1.000", "0", "0"] in shown
@@ -57,6 +62,19 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
+
+
+def test_a_grade_is_corrected_by_its_part(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    made = random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0)
+    with closing(Ledger(tmp_path / "store.db")) as ledger:
+        ledger.add([replace(made, rewards=(Reward(1.0, "exact"), Reward(0.2, "digits")))])
+    refused = solera("reward", tmp_path, "--id", 1, "--value", 0)
+    assert refused.returncode == 2
+    assert "the reward of rollout 1 has digits, exact: name the one to change" in refused.stderr
+    assert solera("reward", tmp_path, "--id", 1, "--value", 0, "--part", "exact").returncode == 0
+    with closing(Ledger(tmp_path / "store.db")) as ledger:
+        assert ledger.draw(1, 1)[0].rollouts[0].reward == 0.2
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 
 import pytest
 from rich.console import Console
@@ -93,14 +94,28 @@ def test_attempts_without_a_reward_are_said_and_leave_gaps():
     assert gap.estimates()["pass@4"] is None
     assert gap.estimates()["avg@4"].low is None
     text = shown_text(Evaluation(Config(), (gap,)))
-    assert "gap: 5 attempts came back without a reward and are left out" in text
+    assert "gap: 5 attempts came back without a reward: left out" in text
     assert "–" in text
 
 
-def shown_text(evaluation):
+def shown_text(evaluation, width=160):
     text = io.StringIO()
-    show(evaluation, Console(width=160, file=text))
+    show(evaluation, Console(width=width, file=text))
     return text.getvalue()
+
+
+@pytest.mark.parametrize("width", [44, 80, 160])
+def test_no_number_and_no_short_name_is_broken_whatever_the_width(width):
+    long = "runs/a-long-name/checkpoints/step-000005"
+    models = [examined(name, [1, 0, 0, 0], [2, 0, 0, 4], k=(1, 2, 4)) for name in ("weak", "strong", long)]
+    table = shown_text(Evaluation(Config(), tuple(models)), width).partition("4 held-out problems")[0]
+    assert max(map(len, table.splitlines())) <= width
+    estimates = WEAK.estimates()  # see test_estimates_by_hand
+    for found in (estimates["pass@1 greedy"], estimates["avg@4"], estimates["pass@2"]):
+        assert table.count(f"{found.value:.1%} ({100 * found.low:.1f}–{100 * found.high:.1f})") >= 3
+    assert table.count("25.0% / 25.0%") == table.count("3.5 / 3.5") == table.count("50.0% / 50.0%") == 3
+    words = re.split(r"[\s┃│]+", table)
+    assert words.count("weak") == words.count("strong") == 1
 
 
 def test_the_sentence_says_which_way_and_whether_it_is_sure():

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from solera.diagnosis.exact import space_of
-from solera.lab.bias import compare, measure, situated
+from solera.lab import amplification
+from solera.lab.bias import compare, draw, measure, situated
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
 from solera.objectives.table import TABLE
@@ -51,3 +52,15 @@ def test_importance_weights_without_clip_correct_for_any_lag():
         assert found["scale"] == pytest.approx(3 / 4, abs=1e-9)
         assert found["cosine"] == pytest.approx(1, abs=1e-9)
     assert stale.divergence["tv"] > 0.1
+
+
+@pytest.mark.parametrize("experiment", ["bias", "amplification"])
+def test_the_legend_hides_nothing(experiment: str):
+    if experiment == "bias":
+        figure = draw(measure(LabOptions(quick=True, objectives=("grpo", "sft")), lambda items, _: items))
+    else:
+        figure = amplification.draw(amplification.measure(LabOptions(quick=True), lambda items, _: items))
+    figure.draw_without_rendering()
+    assert not [axis for axis in figure.axes if axis.get_legend()]
+    (legend,) = [legend.get_window_extent() for legend in figure.legends]
+    assert not [axis for axis in figure.axes if axis.get_tightbbox().overlaps(legend)]

@@ -37,6 +37,19 @@ def test_one_experiment_with_options(tmp_path: Path):
     assert (tmp_path / "again/lab.json").read_bytes() == (tmp_path / "here/lab.json").read_bytes()
 
 
+def test_a_quick_look_and_a_single_experiment_leave_other_results_alone(tmp_path: Path):
+    """The options make the full experiments short enough."""
+    folder = tmp_path / "runs" / "lab"
+    assert solera("lab", "bias", "--objectives", "grpo", "--lags", "0", cwd=tmp_path).returncode == 0
+    full = json.loads((folder / "lab.json").read_text())
+    assert solera("lab", "bias", "groups", "--quick", "--objectives", "grpo", cwd=tmp_path).returncode == 0
+    assert json.loads((folder / "lab.json").read_text()) == full
+    assert json.loads((tmp_path / "runs" / "lab-quick" / "lab.json").read_text()).keys() == {"bias", "groups"}
+    assert solera("lab", "groups", "--quick", "--out", "runs/lab", cwd=tmp_path).returncode == 0
+    found = json.loads((folder / "lab.json").read_text())
+    assert found.keys() == {"bias", "groups"} and found["bias"] == full["bias"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -96,8 +96,11 @@ def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
     ("config", "says"),
     [
         (ObjectiveConfig("gropo"), "did you mean grpo"),
-        (ObjectiveConfig("grpo", epsilon=0.1), "objective.epsilon is not used by grpo: remove it"),
-        (ObjectiveConfig("off_policy_grpo", epsilon_low=0.1), "objective.epsilon_low is not used"),
+        (
+            ObjectiveConfig("grpo", epsilon=0.1),
+            r"is not used by grpo: remove it; did you mean epsilon_low or epsilon_high\?",
+        ),
+        (ObjectiveConfig("off_policy_grpo", epsilon_low=0.1), r"by off_policy_grpo: remove it; did you mean epsilon\?"),
         (ObjectiveConfig("grpo", ref_period=10), "objective.ref_period needs a reference policy: set objective.beta"),
         (ObjectiveConfig("grpo", kl="k2"), "objective.kl needs a reference policy"),
         (ObjectiveConfig("grpo", beta=0.1, ref_period=10, ref_ema=0.1), "choose one"),

@@ -22,15 +22,14 @@ ROWS = [
     | ({"eval/pass@1": 0.1 * k} if k % 5 == 0 else {})
     for k in range(11)
 ]  # fmt: skip
+STYLE = files("solera.report").joinpath("page/style.css").read_text()
 JUDGED = {0: (0.02, 0.01, 0.03), 1: (0.01, -0.01, 0.03), 6: (-0.02, -0.03, -0.01)}
 """Step: the improvement, and the ends of its interval."""
 
 
 def page_colours() -> list[str]:
     """What the page's style gives its curves where it is light."""
-    return re.findall(
-        r"--c[0-9]: light-dark\((#[0-9a-f]{6})", files("solera.report").joinpath("page/style.css").read_text()
-    )
+    return re.findall(r"--c[0-9]: light-dark\((#[0-9a-f]{6})", STYLE)
 
 
 def test_the_picture_has_the_pages_curves_in_the_pages_colours():
@@ -51,13 +50,17 @@ def test_a_curve_that_hides_behind_another_is_named_with_it_as_on_the_page():
     assert [line.get_label() for line in axis.lines] == ["mean age = oldest response", "sync"]
 
 
-def figures(folder: Path, rows: list[dict]) -> dict[str, str]:
+def figures(folder: Path, rows: list[dict], runs: int = 1) -> dict[str, str]:
     """The page's figures as a browser has drawn them, by title."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser is here")
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    target = write_report([folder], folder / "report.html")
+    folders = [folder, *(folder / str(number) for number in range(1, runs))]
+    for further in folders[1:]:
+        further.mkdir()
+        shutil.copy(folder / "metrics.jsonl", further)
+    target = write_report(folders, folder / "report.html")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
     done = subprocess.run(
         [browser, *options, f"--user-data-dir={folder}/browser", target.as_uri()], capture_output=True, text=True,
@@ -88,3 +91,12 @@ def test_the_page_gives_a_metric_its_colour_whether_or_not_the_others_are_there(
     for rows, colours in ((ROWS, {"--c0", "--c1"}), (unevaluated, {"--c1"})):
         figure = figures(tmp_path, rows)["Does it learn?"]
         assert set(re.findall(r"--colour: var\((--c.)\)", figure)) == colours
+
+
+def test_on_a_page_of_several_runs_each_metric_of_a_panel_has_a_line_of_its_own(tmp_path):
+    names = {"tokens/generated": 9, "tokens/graded": 8, "tokens/trained": 7, "tokens/effective": 6}
+    figure = figures(tmp_path, [{**row, **names} for row in ROWS], runs=2)["Where do the tokens go?"]
+    lines = re.findall(r'<path class="([^"]*)" d="M1,4H23"', figure)
+    assert len(lines) == len(set(lines)) == 4
+    dashes = dict(re.findall(r"\.curve\.(dash\d) \{ stroke-dasharray: ([^;]*);", STYLE))
+    assert len(dashes) == len(set(dashes.values())) == 3

@@ -110,6 +110,24 @@ def test_a_file_of_rewards(ledger, tmp_path):
     assert ledger.waiting(2) == 2
 
 
+def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path):
+    parts = (Reward(1.0, "exact", "exact"), Reward(0.2, "digits", "rewards.py:digits"))
+    (own,) = rollouts("a")
+    ledger.add([dataclasses.replace(own, rewards=parts), *rollouts("a"), *rollouts("a", reward=None)])
+    unnamed = [{"id": id_, "value": 0} for id_ in (3, 1, 2)]
+    file = lines(tmp_path / "r.jsonl", *unnamed)
+    says = r"r\.jsonl:2: no part is named, but the reward of rollout 1 has digits, exact: name the one to change"
+    with pytest.raises(SoleraError, match=says):
+        import_rewards(ledger, file)
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
+    assert json.loads((tmp_path / "bad.jsonl").read_text()) == unnamed[1]
+    lines(tmp_path / "r.jsonl", {"id": 1, "value": 0, "part": "exact"}, {"id": 1, "value": 0.5, "part": "reward"})
+    assert import_rewards(ledger, file).rewards == 2
+    lines(tmp_path / "r.jsonl", {"id": 1, "value": 0.25})  # now there is a part of that name
+    assert import_rewards(ledger, file).rewards == 1
+    assert [round(r.reward, 9) for r in ledger.draw(1, 3)[0].rollouts] == [0.45, 0, 0]
+
+
 def test_revisions_are_counted_and_parts_are_kept_apart(ledger):
     ledger.add(rollouts("a"))  # reward 1.0 from the task
     given = [(1, Reward(0.5, source="p")), (1, Reward(0.25, "style", "p")), (1, Reward(0.75, source="p"))]

@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_with_its_place(read, change, says):
 )
 def test_bad_rewards(line, says):
     with pytest.raises(SoleraError, match=r"^r\.jsonl:3: ") as refusal:
-        read_reward(line, "r.jsonl:3")
+        read_reward(line, "r.jsonl:3", lambda id_: "reward")
     assert says in str(refusal.value)
 
 

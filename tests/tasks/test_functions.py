@@ -73,6 +73,17 @@ def test_two_functions_of_a_file_share_its_module(file):
     assert g.call(None, None) == [1]
 
 
+def test_a_file_is_run_once_until_it_changes(file, tmp_path):
+    source = "with open(__file__ + '.runs', 'a') as runs: runs.write('x')\ndef f(rollout, row): ...\n"
+    for _ in range(2):
+        load([f"{file(source)}:f"], COLUMNS, "prompt")
+    assert (tmp_path / "rewards.py.runs").read_text() == "x"
+    for _ in range(2):  # what failed is run again: the fault may have lain elsewhere
+        with pytest.raises(SoleraError, match="ZeroDivisionError"):
+            load([f"{file(source + '1 / 0')}:f"], COLUMNS, "prompt")
+    assert (tmp_path / "rewards.py.runs").read_text() == "xxx"
+
+
 def test_functions_of_packages_are_found_where_the_command_is_called(tmp_path, monkeypatch):
     (tmp_path / "own_package_of_rewards").mkdir()
     (tmp_path / "own_package_of_rewards" / "judge.py").write_text("def f(rollout, row): return 5")

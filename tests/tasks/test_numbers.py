@@ -33,6 +33,9 @@ from solera.tasks.numbers import _NUMBER, _is_whole, _last_of_all, _plain, _valu
         ("2 x 10^3", 2000), ("3**2", 9), ("x = - 7", -7), (r"\$5", 5), (r"\frac34", Fraction(3, 4)), (r"2\cdot 3", 3),
         ("so it is ½", Fraction(1, 2)), ("about ¾ of 1 ½ or 2½", Fraction(5, 2)), ("it is 1 ½", Fraction(3, 2)),
         ("10^{2}", 100), (r"2\pi", None), ("1{,}000", 1000), ("so negative 5", -5), ("5 cm^{2}", 5),
+        (r"\boxed{-(-5)}", 5), (r"\boxed{-\left(-5\right)}", 5), (r"\boxed{-(5)}", -5), ("#### -(-1,234)", 1234),
+        (r"\boxed{-(-\frac{1}{2})}", Fraction(1, 2)), ("= -( -3/4 )", Fraction(3, 4)), ("8-(5)", 5), ("8 -(-5)", -5),
+        ("- (2) then", 2), ("10 apples\nminus 5", 5), ("10 apples\n\nminus 5", 5),
     ],
 )  # fmt: skip
 def test_the_number_a_text_comes_to(text, value):
@@ -44,7 +47,7 @@ PIECES = (
     "3**2", "cm^2", "cm²", "²⁻²", "x^{2\n}", "x^{, and 2}", "{", "}", "1{,}000", r"\frac{1}{2}", "\\sqrt{2\n3}", "√2",
     "2 * π", "CO2", "USD 5", "-Rs. 5", "-Rs.", "negative 5", "Negative ", "and ", "x ", "10", "1e-3", "5_000", "5'000",
     "minus 5", "is", "_5", "x/2", "5/2.5", "1 000", ".5", "5.", "-", "=", "/", "^", "\n", ". ", ", ", ": ", " ",
-    "apples", " Then", "we go on. After that ", r"\times ", r"\text{of ", r"\sqrt[a b]2", "5e3x", "USD 1/2",
+    "-(-5)", "-(7)", "(", "apples", " Then", "we go on. After that ", r"\times ", r"\text{of ", r"\sqrt[a b]2", "5e3x",
 )  # fmt: skip
 
 

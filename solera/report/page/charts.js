@@ -3,6 +3,7 @@ const runs = data.runs;
 const hidden = new Set();
 const charts = [];
 const COLOURS = 8;
+const DASHES = 3;
 const SYNC = 2; /* its colour where colours tell metrics apart */
 
 /* An element with attributes and children; strings become text, never HTML. */
@@ -104,7 +105,8 @@ class Chart {
   /* Its place on the panel, whether or not the others are there: its colour is the same in every run, and in plot.png. */
   place(name) { return Object.keys(this.panel.metrics).indexOf(name); }
 
-  /* One run: a colour for each metric. Several: a colour for each run, a dash, or a ring, for the second metric. */
+  /* One run: a colour for each metric. Several: a colour for each run, and for each metric but the first a dash of its
+     own, or a ring. */
   look(run, metric) { return runs.length > 1 ? run : metric; }
 
   keys() {
@@ -117,7 +119,7 @@ class Chart {
     return element("div", { class: "keys" }, ...keys);
   }
 
-  kind(metric, shape = "curve") { return metric && runs.length > 1 ? `${shape} second` : shape; }
+  kind(metric, shape = "curve") { return metric && runs.length > 1 ? `${shape} further dash${(metric - 1) % DASHES}` : shape; }
 
   series() {
     const found = [];
