@@ -31,7 +31,7 @@ from solera.tasks.numbers import _NUMBER, _is_whole, _last_of_all, _plain, _valu
         ("", None), ("none", None), ("-", None), ("3/0", None), ("####", None), (r"4 \boxed{}", None),
         ("1" * 401, None),
         ("2 x 10^3", 2000), ("3**2", 9), ("x = - 7", -7), (r"\$5", 5), (r"\frac34", Fraction(3, 4)), (r"2\cdot 3", 3),
-        ("so it is ½", Fraction(1, 2)), ("about ¾ of 1 ½ or 2½", Fraction(5, 2)), ("it is 1 ½", Fraction(3, 2)),
+        (r"\(x\) so it is 3 and USD 1/2", Fraction(7, 2)), ("so it is ½", Fraction(1, 2)), ("about ¾ of 1 ½ or 2½", Fraction(5, 2)), ("it is 1 ½", Fraction(3, 2)),
         ("10^{2}", 100), (r"2\pi", None), ("1{,}000", 1000), ("so negative 5", -5), ("5 cm^{2}", 5),
         (r"\boxed{-(-5)}", 5), (r"\boxed{-\left(-5\right)}", 5), (r"\boxed{-(5)}", -5), ("#### -(-1,234)", 1234),
         (r"\boxed{-(-\frac{1}{2})}", Fraction(1, 2)), ("= -( -3/4 )", Fraction(3, 4)), ("8-(5)", 5), ("8 -(-5)", -5),
