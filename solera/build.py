@@ -160,9 +160,9 @@ def build_loop(
 
 
 def _has_room_beside(model: LanguageModel) -> bool:
-    """Whether a processor core is idle while the learner computes on others."""
+    """Whether a processor core is idle while the learner computes on others, or on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return model.device.type == "cpu" and torch.get_num_threads() < cores
+    return cores > (torch.get_num_threads() if model.device.type == "cpu" else 1)
 
 
 def _graded_alone(config: Config, own: OwnCode) -> bool:
@@ -182,8 +182,8 @@ def _engine(
     """With weights of its own, or with the learner's where its own would never be older."""
     model = learner.working.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
     return InProcessEngine(
-        model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile, beside=overlaps,
-        shared=shared, early=early,
+        model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile,
+        beside=overlaps and not shared, shared=shared, early=early,
     )  # fmt: skip
 
 

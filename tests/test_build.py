@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from solera import build
-from solera.build import OwnCode, _graded_alone, compute_of, device_of
+from solera.build import OwnCode, _graded_alone, _has_room_beside, compute_of, device_of
 from solera.config import Config, ModelConfig, RewardConfig, RunConfig
 from solera.errors import SoleraError
 from solera.models.extent import largest
@@ -24,6 +24,15 @@ from solera.models.extent import largest
 )
 def test_functions_of_ones_own_are_given_whole_batches(functions, own, alone):
     assert _graded_alone(Config(reward=RewardConfig(functions=functions)), own) is alone
+
+
+@pytest.mark.parametrize(
+    ("device", "cores", "room"), [("cpu", 2, False), ("cpu", 3, True), ("cuda", 1, False), ("cuda", 2, True)]
+)
+def test_a_batch_is_written_ahead_where_a_core_is_left(monkeypatch, device, cores, room):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    assert _has_room_beside(SimpleNamespace(device=torch.device(device))) is room
 
 
 def test_a_limit_for_a_gpu_is_refused_on_a_processor():

@@ -147,7 +147,7 @@ class CollectConfig:
     """With `objective.refill`: how often a batch may be topped up in place of masked groups."""
     overlap: bool | None = None
     """Write the next batch while the present one is learned from, where no sync comes between them: the same run,
-    sooner. Unset: where the model runs on a CPU that has a core left."""
+    sooner. Unset: where a CPU core is left for it."""
 
 
 @dataclass(frozen=True)

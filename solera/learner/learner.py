@@ -5,7 +5,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -234,7 +234,8 @@ class Learner:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         for part in parts:
             if proximal or part.only_watched:
-                part.proximal_logp_T = self._score(self.working, part.micro)[0]
+                with nullcontext() if proximal else self.working.uncompiled():
+                    part.proximal_logp_T = self._score(self.working, part.micro)[0]
             if self.reference is not None and not part.only_watched:
                 with self.reference.scoring(self.working) as working:
                     part.ref_logp_T = self._score(working, part.micro)[0]

@@ -57,6 +57,10 @@ class Working:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
 
+    def uncompiled(self) -> AbstractContextManager[object]:
+        """For what is too rare to be compiled for, which takes seconds."""
+        return self.model.uncompiled() if self.compiled else nullcontext()
+
     @torch.no_grad()
     def follow(self) -> None:
         """Take the masters' values."""
