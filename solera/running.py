@@ -209,8 +209,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         if resumed:
             state = checkpoint.state if checkpoint else None
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
-        for imported in data:
-            store.add_imported(imported)
+            _say(console, f"goes on from step {version}" if state else "no checkpoint: begins again")
+        store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
         sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():

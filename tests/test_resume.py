@@ -8,21 +8,27 @@ import shutil
 import signal
 import sqlite3
 import time
+from contextlib import closing
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
-from solera import running
+from solera import open_store, running
 from solera.checkpoint import UNFINISHED, RunState, Saver
 from solera.config import parse
 from solera.errors import SoleraError
 from solera.models import loading
 from solera.process import alone
+from solera.records import Reward
 from solera.report.sinks import read_metrics
 from solera.store.ledger import Ledger
+from solera.store.statistics import statistics
 from solera.sync.rules import SyncState
+from solera.tasks.arithmetic import is_held_out
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = 14, device = "cpu" }}
@@ -255,6 +261,56 @@ def test_a_killed_run_replays_what_it_would_have_replayed(tmp_path):
         assert child.exitcode == -signal.SIGKILL
     running.resume(tmp_path / "killed")
     assert_same_outcome(tmp_path / "killed", undisturbed)
+
+
+def beside_a_teacher(root: Path, name: str, every: int):
+    data = root / "teacher.jsonl"
+    sums = [(a, b) for a in range(10, 100, 7) for b in range(10, 100, 7) if not is_held_out(a, b)]
+    lines = [
+        {"prompt": f"{a}+{b}=", "response": str(a + b + wrong), "model": "teacher", "reward": float(not wrong)}
+        for a, b in sums for wrong in (0, 1, 0, 2, 0, 3)
+    ]  # fmt: skip
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mixed = (
+        f'store = {{ data = ["{data}"] }}\ndraw = {{ policy = "mixed", shares = ["self=0.5", "model:teacher=0.5"] }}\n'
+    )
+    text = RUN.replace("beta = 0.02, ref_ema = 0.3", 'name = "red_weight"')
+    return parse(text.format(root=root, name=name, every=every) + mixed, "test")
+
+
+def learn_beside_a_teacher_until_killed(folder: Path, every: int) -> None:
+    real, count = Ledger.record, iter(range(100))
+
+    def record(self, uses):
+        real(self, uses)
+        if next(count) == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Ledger.record = record
+    running.train(beside_a_teacher(folder.parent, folder.name, every))
+
+
+@pytest.mark.parametrize(("every", "said"), [(0, "no checkpoint: begins again"), (3, "goes on from step 3")])
+def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, every, said):
+    undisturbed = running.train(beside_a_teacher(tmp_path, "undisturbed", every)).folder
+    child = PROCESSES.Process(target=learn_beside_a_teacher_until_killed, args=(tmp_path / "killed", every))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    graded = Path(shutil.copytree(tmp_path / "killed", tmp_path / "graded"))
+    console = Console(file=StringIO(), width=200)
+    running.resume(tmp_path / "killed", console)
+    assert said in console.file.getvalue()
+    assert_same_outcome(tmp_path / "killed", undisturbed)
+    with closing(open_store(graded)) as store:
+        assert store.revise([(1, Reward(0.125))]) == 1
+        imported = [dataclasses.replace(r, origin="model:other", lineage=None) for r in store.fetch([2, 3])]
+        assert store.add_imported(imported) == (2, 0)
+    running.resume(graded)
+    held = {line.name: line.rollouts for line in statistics(graded / "store.db")["origin"]}
+    assert held["model:other"] == 2
+    with closing(open_store(graded)) as store:
+        assert store.fetch([1])[0].reward == 0.125
 
 
 def on_policy(root: Path, name: str, steps: int):

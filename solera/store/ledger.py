@@ -132,21 +132,13 @@ class Ledger:
         with self.transaction():
             return list(self._connection.scalars(_PARTS, {"id": rollout_id}))
 
-    def add_imported(self, new: Items[Rollout]) -> tuple[int, int]:
+    def add_imported(self, *files: Items[Rollout], over: bool = True) -> tuple[int, int]:
         """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there
-        already are revised. Returns how many rollouts were new, and how many rewards were revised."""
-        seen, now, revised = Counter[bytes](), time.time(), 0
+        already are revised, or without `over` only added where it has none of that part. Returns how many rollouts were
+        new, and how many rewards were revised."""
         with self.transaction(write=True):
             first = self._last_id() + 1
-            for some in batched(new, IMPORTED_TOGETHER):
-                marked = {fingerprint(rollout, seen): rollout for rollout in some}
-                known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
-                numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
-                rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
-                self._add_imports.run(self._connection, rows)
-                graded = [_reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
-                self._add_rewards.run(self._connection, graded)
-                revised += self._revise([(known[m], r) for m in marked if m in known for r in marked[m].rewards])
+            revised = sum(self._import(new, over) for new in files)
             return self._last_id() + 1 - first, revised
 
     def waiting(self, group_size: int) -> int:
@@ -192,8 +184,9 @@ class Ledger:
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
-        itself after `watermark` is not drawn again. Every reward and everything of other origin stays; a task may have
-        given its rollouts an origin of their own, so that the run's lineage tells them too."""
+        itself after `watermark` is not drawn again. Every reward and everything that came from elsewhere stays; a task
+        may have given its rollouts an origin of their own, so that the run's lineage tells them too. Without a
+        checkpoint that is not known: then any lineage is, of what was not imported."""
         if self.watermark() < watermark:
             raise SoleraError(
                 f"{self.place}: the checkpoint was written with {watermark} rollouts in it, but it holds "
@@ -205,8 +198,10 @@ class Ledger:
             fewer = update(rollouts).where(_r.id == times.c.rollout_id).values(uses=_r.uses - times.c.n)
             self._connection.execute(fewer)
             self._connection.execute(delete(uses).where(undone))
-            later = (_r.id > watermark) & (_r.origin.in_(("self", PROBE)) | (_r.lineage == lineage))
-            self._connection.execute(update(rollouts).where(later).values(superseded=1))
+            of_the_run = _r.lineage.is_not(None) if lineage is None else _r.lineage == lineage
+            written_here = _r.fingerprint.is_(None) & (_r.origin.in_(("self", PROBE)) | of_the_run)
+            later = update(rollouts).where(_r.id > watermark, written_here)
+            self._connection.execute(later.values(superseded=1))
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[Connection]:
@@ -220,7 +215,21 @@ class Ledger:
     def _last_id(self) -> int:
         return self._connection.scalar(_LAST_ID) or 0
 
-    def _revise(self, given: Items[tuple[int, Reward]]) -> int:
+    def _import(self, new: Items[Rollout], over: bool) -> int:
+        seen, now, revised = Counter[bytes](), time.time(), 0
+        for some in batched(new, IMPORTED_TOGETHER):
+            marked = {fingerprint(rollout, seen): rollout for rollout in some}
+            known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
+            numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
+            rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
+            self._add_imports.run(self._connection, rows)
+            graded = [_reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
+            self._add_rewards.run(self._connection, graded)
+            again = [(known[m], r) for m in marked if m in known for r in marked[m].rewards]
+            revised += self._revise(again, over)
+        return revised
+
+    def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}
         for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
             self._need_rollouts(some)
@@ -229,7 +238,7 @@ class Ledger:
         rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
         for rollout_id, reward in given:
             revision, *held = latest.get((rollout_id, reward.part), (-1, None))
-            if held != (says := [reward.value, reward.source, reward.position]):
+            if held != (says := [reward.value, reward.source, reward.position]) and (over or revision < 0):
                 latest[rollout_id, reward.part] = revision + 1, *says
                 revised = replace(reward, revision=revision + 1)
                 rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))

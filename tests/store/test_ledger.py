@@ -107,7 +107,8 @@ def test_a_rewound_store_forgets_later_uses_and_what_the_run_wrote_itself(store)
     store.record([Use(1, 4, 0, None), Use(2, 4, 0, None)])
     watermark = store.watermark()
     store.record([Use(3, 5, 0, None), Use(4, 5, 0, None)])
-    store.add([*rollouts("cc"), *(dataclasses.replace(rollout, origin="human") for rollout in rollouts("dd"))])
+    people = (dataclasses.replace(rollout, origin="human", lineage=None) for rollout in rollouts("dd"))
+    store.add([*rollouts("cc"), *people])
     store.add_reward(5, Reward(0.5, revision=1))
     store.rewind(watermark, version=5)
     assert drawn(store, 9, 2) == [("b", [3, 4]), ("d", [7, 8])]
@@ -115,6 +116,34 @@ def test_a_rewound_store_forgets_later_uses_and_what_the_run_wrote_itself(store)
     with open_for_reading(store.place) as database:
         assert database.exec_driver_sql("select count(*) from rewards where rollout_id = 5").scalar_one() == 2
         assert database.exec_driver_sql("select max(uses) from rollouts").scalar_one() == 1
+
+
+@pytest.mark.parametrize("lineage", [None, "test"])
+def test_a_rewound_store_keeps_what_was_imported(store, lineage):
+    """Text without a lineage, what another run exported, and what this very run did; without a checkpoint too."""
+    imported = [
+        dataclasses.replace(rollout, origin="file:a", lineage=written)
+        for rollout, written in zip(rollouts("aabbcc"), [None, None, "another", "another", "test", "test"], strict=True)
+    ]
+    store.add_imported(imported)
+    own = [dataclasses.replace(rollout, origin="game") for rollout in rollouts("dd")]
+    store.add([*rollouts("e"), *own, *rollouts("e")])
+    store.revise([(1, Reward(0.25))])
+    store.record(use(1, 2, 7, 10))
+    store.rewind(0, version=0, lineage=lineage)
+    assert drawn(store, 9, 2) == [("a", [1, 2]), ("b", [3, 4]), ("c", [5, 6])]
+    assert store.fetch([1])[0].reward == 0.25
+
+
+def test_files_imported_again_add_rewards_and_change_none(store):
+    def graded(value: float | None) -> list[Rollout]:
+        return [dataclasses.replace(rollout, origin="human", lineage=None) for rollout in rollouts("ab", value)]
+
+    waiting, known = graded(None)[0], graded(0.5)[1]
+    assert store.add_imported([waiting, known], [dataclasses.replace(known, rewards=(Reward(0.75),))]) == (2, 1)
+    store.revise([(2, Reward(1.0))])
+    assert store.add_imported(graded(0.5), over=False) == (0, 1)
+    assert [rollout.reward for rollout in store.fetch([1, 2])] == [0.5, 1.0]
 
 
 def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
