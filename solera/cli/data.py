@@ -82,7 +82,7 @@ def _stats(chosen: Namespace) -> int:
     from solera.store.statistics import Line, statistics
 
     found = statistics(place_in(chosen.run))
-    width = max(12, *(len(line.name) for lines in found.values() for line in lines))
+    width = max([12, *(len(line.name) for lines in found.values() for line in lines)])
     for kind, lines in found.items():
         print(f"{kind:{width}}" + "".join(f"{name:>10}" for name in Line._fields[1:]))
         for line in lines:

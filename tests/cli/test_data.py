@@ -64,6 +64,14 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
 
 
+def test_an_empty_store_has_empty_tables(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    Ledger(tmp_path / "store.db").close()
+    shown = solera("stats", tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert [line.split()[0] for line in shown.stdout.split("\n\n")] == ["origin", "age", "reward", "uses", "plot"]
+
+
 def test_a_grade_is_corrected_by_its_part(tmp_path):
     (tmp_path / "config.toml").write_text("")
     made = random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0)
