@@ -192,6 +192,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.lora.rank and not checkpoint:
         model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    task.prompt(0), task.held_out(1)  # what the model cannot be shown is refused before the run has a folder
     if config.report.wandb is not None:
         need_wandb()
     begun = checkpoint.state.compute if checkpoint else None
@@ -303,7 +304,7 @@ def _result(folder: Path, console: Console, seconds: float) -> Result:
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
     """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
-    then = f"once that is put right, go on with: {command}"
+    once, then = "once that is put right", f"go on with: {command}"
     try:
         yield
     except BrokenPipeError:
@@ -315,10 +316,10 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
     except SoleraError as error:
-        error.args = (f"{error}; {then}",)
+        error.args = (f"{error}; {once} (settings are in {folder / 'config.toml'}), {then}",)
         raise
     except OSError as error:
-        said = f"{error.strerror or error}; {then}"
+        said = f"{error.strerror or error}; {once}, {then}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 

@@ -75,6 +75,10 @@ def test_version():
         (["train", "--model", "embeded"], "did you mean embedded?"),
         (["train", "--collect.refill_rounds", "5"], "acts with objective.refill = true only"),
         (["train", "--task", "sums"], "known are arithmetic, jsonl"),
+        (
+            ["train", "--task", "countdown"],
+            "holds 'M', which the model's tokenizer does not know: take another --model\n",
+        ),
         (["train", "--resume"], "takes the run's folder and nothing else"),
         (["train", "--resume", "runs/x", "--run.steps", "5"], "takes the run's folder and nothing else"),
         (["train", "--resume", "nowhere"], "nowhere: no config.toml"),

@@ -80,7 +80,9 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     assert done.stderr.count("\n") == 1
     assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr
     assert done.stderr.startswith("solera: data.jsonl:")
-    assert done.stderr.endswith("; once that is put right, go on with: solera train --resume runs/x\n")
+    assert done.stderr.endswith(
+        "; once that is put right (settings are in runs/x/config.toml), go on with: solera train --resume runs/x\n"
+    )
     (example / "rewards.py").write_text(good)
     monkeypatch.chdir(example)
     assert main(["train", "--resume", "runs/x"]) == 0
