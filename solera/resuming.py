@@ -1,13 +1,51 @@
 """Whether a run can be gone on with, and how: decided before torch is loaded."""
 
+import dataclasses
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from solera import config as configuration
 from solera.config import Config
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
+from solera.models.source import find
 from solera.objectives.table import resolve_config
+from solera.protocols import Task
+from solera.store.exchange import check_readable
+from solera.tasks.rewards import check_data, check_own
+
+BEGINNING = "beginning.json"
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a run began with that its config does not tell."""
+
+    started_in: str
+    """The folder in which its config's relative paths begin."""
+    problems: str
+    """Digest of the held-out problems and of the first two to train on, which are others when rows come or go."""
+
+    @classmethod
+    def of(cls, task: Task, held_out: int) -> "Beginning":
+        """A task whose problems the model cannot be shown is refused here, before the run has a folder."""
+        keys = [prompt.key for prompt in (task.prompt(0), task.prompt(1), *task.held_out(held_out))]
+        return cls(str(Path.cwd()), blake2b("\0".join(keys).encode(), digest_size=16).hexdigest())
+
+    def write(self, folder: Path) -> None:
+        (folder / BEGINNING).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+
+def read_beginning(folder: Path) -> Beginning | None:
+    """`None` for a run from before it was kept."""
+    file = folder / BEGINNING
+    try:
+        return Beginning(**json.loads(file.read_bytes())) if file.exists() else None
+    except (ValueError, TypeError) as error:
+        raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
 
 
 def resumable(folder: Path, own: Sequence[str] = ()) -> Config:
@@ -22,6 +60,7 @@ def resumable(folder: Path, own: Sequence[str] = ()) -> Config:
             f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
             f"go on with {_call(folder, names)}"
         )
+    _check_files(config, folder)
     return config
 
 
@@ -43,3 +82,18 @@ def _settings_of(folder: Path) -> Config:
         return resolve_config(config)
     except SoleraError as error:
         raise configuration.located(error, file, config) from error
+
+
+def _check_files(config: Config, folder: Path) -> None:
+    """Refuse what is not found, and say where the run's paths begin if that is not here."""
+    beginning = read_beginning(folder)
+    try:
+        check_own(config, check_data(config))
+        for path in config.store.data:
+            check_readable(Path(path))
+        if not any((folder / "checkpoints").glob("step-*")):
+            find(config.model.path)
+    except SoleraError as error:
+        if beginning is None or beginning.started_in == str(Path.cwd()):
+            raise
+        raise SoleraError(f"{error}; the run was started in {beginning.started_in}: go on from there") from error

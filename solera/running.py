@@ -18,7 +18,6 @@ from rich.console import Console
 
 from solera import config as configuration
 from solera.build import (
-    NO_OWN_CODE,
     OwnCode,
     build_exam,
     build_loop,
@@ -58,7 +57,7 @@ from solera.records import Rollout, Sampling
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
-from solera.resuming import how_to_go_on, resumable
+from solera.resuming import Beginning, how_to_go_on, read_beginning, resumable
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import draws_from
 from solera.store.exchange import read_lines
@@ -192,17 +191,18 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.lora.rank and not checkpoint:
         model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    task.prompt(0), task.held_out(1)  # what the model cannot be shown is refused before the run has a folder
+    beginning = Beginning.of(task, config.evaluate.problems)
     if config.report.wandb is not None:
         need_wandb()
-    begun = checkpoint.state.compute if checkpoint else None
-    compute = compute_of(config, model, task, partial(_say, console), begun)
+    used = checkpoint.state.compute if checkpoint else None
+    compute = compute_of(config, model, task, partial(_say, console), used)
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
-    folder = folder or make_folder(config, own)
+    begun = read_beginning(folder) if folder else None
+    folder = folder or make_folder(config, beginning, own)
     start = time.perf_counter()
     with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
         store = Ledger(place_of(config.store.url, folder))
@@ -210,7 +210,6 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         if resumed:
             state = checkpoint.state if checkpoint else None
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
-            _say(console, f"goes on from step {version}" if state else "no checkpoint: begins again")
         store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
         sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
@@ -224,7 +223,10 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             )
             closing.callback(loop.collector.close)
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
-            finished = loop.run(restore(loop, checkpoint))
+            sync = restore(loop, checkpoint)
+            if resumed:
+                _say_resumed(console, checkpoint, begun is None or begun.problems == beginning.problems)
+            finished = loop.run(sync)
     if not finished:
         raise InterruptedRunError(
             f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
@@ -251,7 +253,7 @@ def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollou
             raise SoleraError(f"{path}: {error}") from None
 
 
-def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
+def make_folder(config: Config, beginning: Beginning, own: OwnCode) -> Path:
     """A new folder for the run, with the resolved config in it from the first moment."""
     folder = configuration.new_folder(config)
     refuse_taken(place_of(config.store.url, folder))
@@ -259,6 +261,7 @@ def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:
     try:
         unfinished.mkdir(parents=True)
         (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
+        beginning.write(unfinished)
         if own.names():
             (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
         publish(unfinished, folder)
@@ -321,6 +324,12 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
     except OSError as error:
         said = f"{error.strerror or error}; {once}, {then}"
         raise OSError(error.errno, said, error.filename or str(folder)) from error
+
+
+def _say_resumed(console: Console, checkpoint: Checkpoint | None, same_problems: bool) -> None:
+    _say(console, f"goes on from step {checkpoint.state.version}" if checkpoint else "no checkpoint: begins again")
+    if not same_problems:
+        _say(console, "the task's problems are not those that the run began with: its accuracies do not compare")
 
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:

@@ -76,6 +76,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     (r"store\.db", half("store.db")), (r"store\.db", without("store.db")),
     *((r"own_code\.json", put("own_code.json", content)) for content in [*GARBAGE, b"3", b'["x"]',
     b"[[]]"] if content != b"[]"),
+    *((r"beginning\.json", put("beginning.json", content)) for content in [*GARBAGE, b"3", b'["x"]', b"{}"]),
     (r"solera\.resume\('x', task=\.\.\.\)", put("own_code.json", b'["task"]')),
 ]  # fmt: skip
 

@@ -36,10 +36,8 @@ def run(arguments: list[str]) -> int:
         if len(arguments) != 2 or arguments[0] != "--resume":
             raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
         from solera.resuming import resumable
-        from solera.tasks.rewards import check_data, check_own
 
-        config = resumable(Path(arguments[1]))
-        check_own(config, check_data(config))
+        resumable(Path(arguments[1]))
         return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()

@@ -89,6 +89,38 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     assert (example / "runs" / "x" / "model").is_dir()
 
 
+def test_a_run_that_is_resumed_elsewhere_says_where_it_was_started(example, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml", *small("x")]) == 0
+    shutil.rmtree("runs/x/model")
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+    assert main(["train", "--resume", "example/runs/x"]) == 2
+    said = capfd.readouterr().err
+    assert said.endswith(f"; the run was started in {example}: go on from there\n") and said.count("\n") == 1
+    Path("rewards.py").write_text((example / "rewards.py").read_text())
+    assert main(["train", "--resume", "example/runs/x"]) == 2
+    assert capfd.readouterr().err.startswith("solera: data.jsonl: cannot be read: No such file or directory; the run")
+    monkeypatch.chdir(example)
+    assert main(["train", "--resume", "runs/x"]) == 0
+
+
+@pytest.mark.parametrize(("removed", "told"), [(slice(0), False), (slice(1), True), (slice(-20, None), True)])
+def test_a_resume_says_where_it_begins_and_whether_the_data_has_changed(example, monkeypatch, capfd, removed, told):
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml", *small("x"), "--checkpoint.every", "1"]) == 0
+    shutil.rmtree("runs/x/model")
+    lines = Path("data.jsonl").read_text().splitlines(keepends=True)
+    del lines[removed]
+    Path("data.jsonl").write_text("".join(lines))
+    last = max(int(path.name.removeprefix("step-")) for path in Path("runs/x/checkpoints").glob("step-*"))
+    capfd.readouterr()
+    assert main(["train", "--resume", "runs/x"]) == 0
+    said = capfd.readouterr().out
+    assert f"note: goes on from step {last}\n" in said
+    assert ("note: the task's problems are not those that the run began with" in said) == told
+
+
 def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example, monkeypatch, capfd):
     monkeypatch.chdir(example)
     good = (example / "rewards.py").read_text()
