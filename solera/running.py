@@ -31,7 +31,7 @@ from solera.build import (
     sinks_of,
 )
 from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
-from solera.config import Config
+from solera.config import Config, DrawConfig, alike
 from solera.engines.absent import NoEngine
 from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
@@ -60,7 +60,7 @@ from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
 from solera.resuming import how_to_go_on, resumable
 from solera.store.database import place_of, refuse_taken
-from solera.store.drawing import draws_from
+from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
@@ -199,6 +199,10 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
+    if folder is None:
+        _check_shares(
+            config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, partial(_say, console)
+        )
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     folder = folder or make_folder(config, own)
@@ -248,6 +252,17 @@ def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollou
             need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
         except SoleraError as error:
             raise SoleraError(f"{path}: {error}") from None
+
+
+def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None]) -> None:
+    """Refuse a share without text beside text without a share: a slip. Else the text may come while the run goes on."""
+    if (missing := absent(draw, origins)) is None:
+        return
+    left_out = sorted(origin for origin in origins if not draws_from(draw, origin))
+    if left_out:
+        known = f"store.data has {', '.join(sorted(origins))}{alike(missing, left_out, 1)}"
+        raise SoleraError(f"draw.shares: no rollouts of origin {missing}; {known}")
+    say(f"draw.shares: no rollouts of origin {missing} yet; import them while the run goes on (solera data import)")
 
 
 def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:

@@ -1,6 +1,8 @@
 """The command `solera data`, in processes of its own, on a run that was begun, goes on, or is over."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from solera import open_store
 from solera.config import parse
@@ -140,3 +143,20 @@ def test_bad_data_is_refused_before_the_run_has_a_folder(tmp_path):
     with pytest.raises(SoleraError, match=r"old\.jsonl:1: unknown field 'respnse'; did you mean response\?"):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"'), "test"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shares", ['"self=0.5", "model:techer=0.5"', '"model:techer=1"'])
+def test_a_misspelt_origin_is_refused_before_the_run_has_a_folder(tmp_path, shares):
+    (tmp_path / "old.jsonl").write_text(json.dumps({"prompt": TRAINING, "response": "1", "model": "teacher"}) + "\n")
+    run = RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"')
+    said = "no rollouts of origin model:techer; store.data has model:teacher; did you mean model:teacher?"
+    with pytest.raises(SoleraError, match=rf"^draw\.shares: {re.escape(said)}$"):
+        train(parse(run + f'draw = {{ policy = "mixed", shares = [{shares}] }}', "test"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_origin_that_may_still_be_imported_is_told(tmp_path):
+    run = RUN.format(root=tmp_path, name="run", steps=1, data="")
+    said = Console(file=io.StringIO())
+    train(parse(run + 'draw = { policy = "mixed", shares = ["self=0.5", "human=0.5"] }', "test"), said)
+    assert "note: draw.shares: no rollouts of origin human yet; import them while" in said.file.getvalue()
