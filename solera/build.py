@@ -49,6 +49,7 @@ from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
 from solera.tasks.graders import is_grader
 from solera.tasks.gym import Gym
+from solera.tasks.held_out import HeldOut
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
 from solera.tasks.mixture import Mixture
@@ -249,6 +250,7 @@ def line_reader(config: Config, reader: Reader, path: Path, origin: str | None =
     return LineReader(
         reader.codec,
         keys_of(config.task),
+        HeldOut(config.task, reader.codec),
         reader.vocabulary,
         reader.max_length,
         origin or f"file:{path.stem}",
