@@ -14,7 +14,7 @@ HELP = """Rollouts and rewards in and out of a run's store, while the run goes o
   solera data verify RUN                                 whether the store is whole
   solera data import RUN FILE                            text of other models and people, or another run's export
   solera data export RUN FILE                            every rollout with its rewards, tokens and log-probabilities
-  solera data reward RUN --id 17 --value 1               a reward that came later, or changed
+  solera data reward RUN --id 1017 --value 1             a reward that came later, or changed
   solera data reward RUN FILE                            many of them
 
 A FILE holds one JSON object a line, or is called *.parquet.
@@ -29,7 +29,7 @@ rollout its checksum, its tokens and its number of uses. The exit status is 1 wh
 REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
 task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
 parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
-none."""
+none. Ids stand in what `export` writes."""
 
 
 def run(arguments: list[str]) -> int:

@@ -51,12 +51,13 @@ def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Pa
 
 def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> Imported:
     """Rewards by rollout id, in the same way."""
-    known = ledger.watermark()
 
     def read(line: bytes, place: str) -> list[tuple[int, Reward]]:
         id_, reward = read_reward(line, place, partial(usual_part, ledger))
-        if id_ > known:
-            raise SoleraError(f"{place}: field 'id': there is no rollout {id_}; the last is {known}")
+        with ledger.transaction():
+            complaint = ledger.unrewardable([id_])
+        if complaint:
+            raise SoleraError(f"{place}: field 'id': {complaint}")
         return [(id_, reward)]
 
     lines = read_lines(path, read, skip_bad is not None)

@@ -130,6 +130,18 @@ def test_a_file_of_rewards(ledger, tmp_path):
     assert ledger.waiting(2) == 2
 
 
+def test_a_probe_is_given_no_reward(ledger, tmp_path):
+    ledger.add([dataclasses.replace(rollouts("a")[0], origin=PROBE), *rollouts("a", reward=None)])
+    file = lines(tmp_path / "r.jsonl", {"id": 2, "value": 1}, {"id": 1, "value": 1})
+    with pytest.raises(
+        SoleraError, match=r"r\.jsonl:2: field 'id': rollout 1 is a probe's, which nothing learns from;"
+    ):
+        import_rewards(ledger, file)
+    with pytest.raises(SoleraError, match="rollout 1 is a probe's"):
+        ledger.revise([(2, Reward(1.0)), (1, Reward(1.0))])
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 1
+
+
 def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path):
     parts = (Reward(1.0, "exact", "exact"), Reward(0.2, "digits", "rewards.py:digits"))
     (own,) = rollouts("a")
