@@ -242,7 +242,13 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
 
 def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
     vocabulary = model.module.get_input_embeddings().num_embeddings
-    return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+    try:
+        return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+    except SoleraError as error:
+        command = f"solera data import RUN {path} --skip-bad bad.jsonl"
+        raise SoleraError(
+            f"{error}; mend it, or begin without store.data and take the good lines: {command}"
+        ) from error
 
 
 def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from solera.cli.options import Parser
 from solera.errors import SoleraError, counted
 
+COMPLAINTS = 5
+"""Bad lines that are complained of one by one."""
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
   solera data stats RUN                                  what the store holds: by origin, age, reward and uses
@@ -159,8 +161,10 @@ def _reward(chosen: Namespace) -> int:
 
 
 def _tell_bad(complaints: list[str], target: Path | None) -> int:
-    for complaint in complaints:
+    for complaint in complaints[:COMPLAINTS]:
         print(f"solera: {complaint}", file=sys.stderr)
+    if len(complaints) > COMPLAINTS:
+        print(f"solera: and {len(complaints) - COMPLAINTS} more", file=sys.stderr)
     if complaints:
         print(f"solera: {counted(len(complaints), 'bad line')} set aside in {target}", file=sys.stderr)
     return 0

@@ -20,7 +20,7 @@ from solera.records import Reward
 from solera.running import train
 from solera.store.ledger import Ledger
 from tests.conftest import random_rollout
-from tests.store.test_lines import TRAINING
+from tests.store.test_lines import HELD_OUT, TRAINING
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
@@ -65,6 +65,22 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
+
+
+def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
+    file, bad = tmp_path / "many.jsonl", tmp_path / "bad.jsonl"
+    file.write_text("".join(json.dumps({"prompt": HELD_OUT, "response": str(i)}) + "\n" for i in range(40)))
+    told = solera("import", folder, file, "--skip-bad", bad).stderr.splitlines()
+    assert [line.split(": ")[1] for line in told[:5]] == [f"{file}:{number}" for number in range(1, 6)]
+    assert told[5:] == ["solera: and 35 more", f"solera: 40 bad lines set aside in {bad}"]
+
+
+def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
+    file = tmp_path / "old.jsonl"
+    file.write_text(json.dumps({"prompt": HELD_OUT, "response": "1"}) + "\n")
+    says = rf":1: field 'prompt' is one .*; mend it, or begin .*: solera data import RUN {file} --skip-bad bad\.jsonl$"
+    with pytest.raises(SoleraError, match=says):
+        train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
 
 
 def test_a_grade_is_corrected_by_its_part(tmp_path):
