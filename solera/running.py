@@ -168,7 +168,7 @@ def _examine(
     model, codec = loading.load(candidate.path, device_of(config))
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     compute = compute_of(config, model, task)
-    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
