@@ -64,6 +64,7 @@ def _parser() -> Parser:
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, or Parquet")
     parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
     parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where they go: JSON lines, or *.parquet")
+    parsers["export"].add_argument("--text", action="store_true", help="with the text of prompt and response")
     parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
     parsers["reward"].add_argument("--value", type=float, help="what it is worth")
@@ -137,7 +138,13 @@ def _export(chosen: Namespace) -> int:
     from solera.store.database import place_in
     from solera.store.exchange import export_rollouts
 
-    print(f"{counted(export_rollouts(place_in(chosen.run), chosen.file), 'rollout')} exported to {chosen.file}")
+    place, codec = place_in(chosen.run), None
+    if chosen.text:
+        from solera.config import load
+        from solera.models.loading import load_reader
+
+        codec = load_reader(load(chosen.run / "config.toml").model.path).codec
+    print(f"{counted(export_rollouts(place, chosen.file, codec), 'rollout')} exported to {chosen.file}")
     return 0
 
 

@@ -19,7 +19,8 @@ from solera.tasks.keys import HELD_OUT, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
-TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text")
+TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
+"""The last two are for people: the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
 REWARD_FIELDS = ("id", "value", "part", "source", "position")
 LARGEST = 2**31 - 1
@@ -167,6 +168,15 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
         "rewards": [vars(reward) for reward in rollout.rewards],
         "sequences": [_plain(sequence) for sequence in rollout.sequences],
     }  # fmt: skip
+
+
+def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
+    """What a person reads of it, beside its tokens: the prompt, and everything from the first written token on."""
+    starts = [sequence.spans[0].start if sequence.spans else 0 for sequence in rollout.sequences]
+    pairs = list(zip(rollout.sequences, starts, strict=True))
+    written = "\n".join(codec.decode(sequence.token_ids_T[start:]) for sequence, start in pairs)
+    first, start = pairs[0]
+    return {"prompt": codec.decode(first.token_ids_T[:start]), "response": rollout.text or written}
 
 
 def _plain(sequence: Sequence) -> dict[str, Any]:

@@ -300,7 +300,7 @@ class Asked:
         said = shown(error)
         if isinstance(error, AttributeError) and isinstance(error.obj, Attempt):
             known = [name for name in dir(error.obj) if not name.startswith("_")]
-            said = f"AttributeError: the rollout has no {error.name!r}{perhaps(error.name, known)}"
+            said = f"AttributeError: the rollout has no {error.name!r}{perhaps(str(error.name), known)}"
         return f"raised {said}{where(error, source)}"
 
     def _fail(self, request: Request, complaint: str, cause: BaseException | None = None) -> Reward | None:

@@ -19,6 +19,7 @@ from solera.errors import SoleraError
 from solera.records import Reward
 from solera.running import train
 from solera.store.ledger import Ledger
+from solera.store.parquet import read_rows
 from tests.conftest import random_rollout
 from tests.store.test_lines import HELD_OUT, TRAINING
 
@@ -65,6 +66,24 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_export_with_text_is_read_by_people_and_read_back(folder, tmp_path, kind):
+    out, again = tmp_path / f"out.{kind}", tmp_path / "again.jsonl"
+    assert solera("export", folder, out, "--text").returncode == 0
+    rows = list(map(json.loads, out.read_text().splitlines() if kind == "jsonl" else read_rows(out)))
+    assert all(f"arithmetic/{row['prompt']}" == row["key"] for row in rows if row["origin"] == "self")
+    right = [row["response"] == str(sum(map(int, row["prompt"][:-1].split("+")))) for row in rows[:32]]
+    assert right == [row["rewards"][0]["value"] == 1.0 for row in rows[:32]] and 0 < sum(right) < 32
+    (tmp_path / "fresh").mkdir()
+    (tmp_path / "fresh" / "config.toml").write_text("")
+    Ledger(tmp_path / "fresh" / "store.db").close()
+    assert solera("import", tmp_path / "fresh", out).stdout.startswith(f"{len(rows)} rollouts imported, 0 known")
+    assert solera("export", tmp_path / "fresh", again).returncode == 0
+    back = [json.loads(line) for line in again.read_text().splitlines()]
+    assert [row["text"] for row in back] == [None] * len(rows)
+    assert [row["sequences"][0]["ids"] for row in back] == [row["sequences"][0]["ids"] for row in rows]
 
 
 def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
