@@ -2,13 +2,15 @@
 
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 
 class Interruption:
     """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None] = lambda sentence: None) -> None:
+        self._say = say
         self._asked = False
         self._before: dict[int, Any] = {}
 
@@ -28,3 +30,4 @@ class Interruption:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
+        self._say("asked to stop: the step is finished and saved first; once more leaves at once")

@@ -217,7 +217,11 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             store.add_imported(imported)
         sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
-        with Interruption() as interruption, torch_for(model, config.run), rare_garbage_collection():
+        with (
+            Interruption(partial(_say, console)) as interruption,
+            torch_for(model, config.run),
+            rare_garbage_collection(),
+        ):
 
             def stop() -> bool:
                 return interruption.wanted() or getattr(console, "reader_left", False)

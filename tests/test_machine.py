@@ -136,15 +136,18 @@ def test_a_signal_loses_nothing(tmp_path, signals):
     (tmp_path / "run.toml").write_text(RUN.format(steps=100_000, every=0))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "solera.cli", "train", "run.toml"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
     metrics = tmp_path / "disk" / "run" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
         time.sleep(0.02)
     for number in signals:
         process.send_signal(number)
-    said = process.communicate()[1]
+    told, said = process.communicate()
     assert process.returncode == 130
+    assert "asked to stop: the step is finished and saved first" in told
     if len(signals) == 1 or "interrupted" not in said:  # twice is at once, unless the step was over before the second
         assert re.fullmatch(r"solera: stopped after batch \d+; go on with: solera train --resume disk/run\n", said)
         assert list((tmp_path / "disk" / "run" / "checkpoints").glob("step-*"))

@@ -23,14 +23,14 @@ from rich.table import Table
 
 from solera.bench import peer, random_model
 from solera.bench.options import BenchOptions, refuse_without_gpu
-from solera.errors import SoleraError
+from solera.errors import SoleraError, counted
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Matrix products in bfloat16 that were measured on such a machine, a second."""
 LINES = (
-    "whole step", "generate", "decode", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s", "of peak",
-    "memory",
+    "whole step", "generate", "engine decodes", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s",
+    "of peak", "memory",
 )  # fmt: skip
 
 
@@ -111,7 +111,8 @@ def _table(rounds: Measured) -> Table:
     for name in rounds:
         table.add_column(name, justify="right")
     for line, *values in zip(LINES, *(_column(several) for several in rounds.values()), strict=True):
-        table.add_row(line, *values)
+        if any(values):
+            table.add_row(line, *values)
     for other in (name for name in rounds if name.startswith("TRL")):
         table.add_row(f"of {other}'s step", *(_ratio(several, rounds[other]) for several in rounds.values()))
     return table
@@ -126,7 +127,8 @@ def _ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
 
 
 def _column(several: list[dict[str, Any]]) -> list[str]:
-    """What the loop waits for, and `decode`: the engine's seconds, in which it may be learning already."""
+    """What the loop waits for, and the seconds in which the engine decodes: within `generate`, or beside the learner
+    where it writes ahead."""
     steps = [step for one in several for step in one["steps"]]
     memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
     if "time/learn" not in steps[0]:
@@ -190,7 +192,8 @@ def _machine(options: BenchOptions, rounds: Measured) -> str:
     ours = next(iter(rounds.values()))[0]
     tokens = [step["response/length"] for step in ours["steps"]]
     return (
-        f"{time.strftime('%Y-%m-%d')} · {ours['device']}, {platform.machine()}, {options.threads} threads · Python "
+        f"{time.strftime('%Y-%m-%d')} · {ours['device']}, {platform.machine()}, "
+        f"{counted(options.threads, 'thread')} · Python "
         f"{platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__} · "
         f"{options.prompts} × {options.group} responses of up to {options.new_tokens} tokens (mean "
         f"{statistics.fmean(tokens):.0f}) · ours: {ours['parameters']:,} parameters, {ours['types']}"

@@ -46,7 +46,7 @@ class BenchOptions:
     gpu_memory: float | None = None
     """Most memory of the GPU that our side takes, in GiB; unset: what is free."""
     compile: bool = True
-    """Fuse our layers on a GPU, as a run does by default."""
+    """Whether our layers are fused on a GPU, as in a run by default."""
     trl_step: str | None = None
     """The script that runs TRL's step, benchmarks/trl_step.py in the repository; unset: only ours is measured."""
     trl_python: str | None = None

@@ -40,7 +40,7 @@ def parse(default: T, arguments: list[str], command: str, positional: str, descr
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(
-                type(default), args=arguments, default=default, prog=f"solera {command} {positional}",
+                type(default), args=arguments, default=default, prog=f"solera {command} {positional}".strip(),
                 use_underscores=True, description=description, config=(flags,),
             )  # fmt: skip
     except SystemExit as stop:

@@ -7,7 +7,7 @@ from solera.report.plot import COLOURS, INK
 from solera.store.statistics import Line, Statistics
 
 TITLES = {
-    "origin": "Who wrote it?", "age": "How old is it? (batches)", "reward": "What is it worth?",
+    "origin": "Who wrote it?", "age": "How old is it by now? (batches)", "reward": "What is it worth?",
     "uses": "How often was it learned from?",
 }  # fmt: skip
 
@@ -19,6 +19,8 @@ def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
     for panel, (kind, lines) in zip(figure.subplots(2, 2).flatten(), found.items(), strict=True):
         panel.set_title(TITLES[kind], color=INK)
         _bars(panel, lines)
+    if any(found.values()):
+        figure.legend(*panel.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=2)
     figure.suptitle(f"{name}: rollouts in the store", color=INK)
     figure.savefig(target)
     return target
@@ -31,6 +33,5 @@ def _bars(panel: Any, lines: list[Line]) -> None:
     unused = [line.rollouts - line.used for line in lines]
     panel.barh(names, unused, left=used, color=COLOURS[0], alpha=0.35, label="never used")
     panel.invert_yaxis()
+    panel.set_xlim(0, 1.05 * max((line.rollouts for line in lines), default=1))
     panel.spines[["top", "right"]].set_visible(False)
-    if lines:
-        panel.legend(frameon=False, fontsize=9)

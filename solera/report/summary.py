@@ -18,6 +18,8 @@ MOST_ROWS = 2_000
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
+CHOOSING = {"task": ("name", "path"), "objective": ("name",)}
+"""Fields that other fields' defaults depend on."""
 """Of the tokens trained on; every other waste is of those that were not."""
 
 
@@ -127,12 +129,17 @@ def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
 
 
 def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """What the run would have been with its objective's name alone given."""
+    """What fields would have been with nothing given but what the task and the objective are."""
+    plain, config = dataclasses.asdict(Config()), Config()
+    for room, names in CHOOSING.items():
+        config = override(config, room, **{name: run.setting(room, name) or plain[room][name] for name in names})
     try:
-        config = resolve_config(override(Config(), "objective", name=run.setting("objective", "name")))
+        chosen = dataclasses.asdict(resolve_config(config))
     except SoleraError:  # an objective of another version of the package
-        config = Config()
-    return dataclasses.asdict(config)
+        return plain
+    for room, names in CHOOSING.items():
+        chosen[room] |= {name: plain[room][name] for name in names}
+    return chosen
 
 
 def _flat(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:

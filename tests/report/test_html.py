@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from solera.config import Config, ObjectiveConfig, TaskConfig, dump
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 from solera.records import Reward, Rollout, Sequence, Span, Use
 from solera.report.html import write_report
 from solera.report.panels import PANELS, panels_for
@@ -236,6 +238,17 @@ def test_one_run_shows_what_differs_from_the_defaults(short_run):
     assert differing["learn.lr"] == ([0.001], 0.0003)
     assert differing["collect.prompts"] == ([8], 32)
     assert not {"run.name", "objective.advantage", "learn.betas"} & differing.keys()
+
+
+def test_the_choice_of_task_and_objective_is_told_and_what_follows_from_it_is_not(tmp_path):
+    chosen = Config(task=TaskConfig("jsonl", path="sums.jsonl"), objective=ObjectiveConfig("off_policy_grpo"))
+    data = report(bare_run(tmp_path / "run", config=dump(resolve_config(chosen)))).data
+    differing = {field["name"]: (field["values"], field["default"]) for field in data["settings"] if field["differs"]}
+    assert differing == {
+        "task.name": (["jsonl"], "arithmetic"),
+        "task.path": (["sums.jsonl"], None),
+        "objective.name": (["off_policy_grpo"], Config().objective.name),
+    }
 
 
 def test_a_run_without_config_differs_in_nothing(tmp_path):

@@ -52,18 +52,19 @@ function bounds(values) {
   return [low === 0 ? 0 : low - pad, top];
 }
 
-/* Gaussian mean: its standard deviation is a fortieth of the run. */
+/* Gaussian mean over steps: its standard deviation is a fortieth of the longest run, the same in all. */
 function smoothed(points) {
-  const width = Math.max(1, points.length / 40);
-  const reach = Math.ceil(width * 2.5);
-  return points.map(([step], centre) => {
+  const width = Math.max(1, Math.max(...runs.map((run) => run.steps.length)) / 40);
+  return points.map(([centre], place) => {
     let sum = 0, weights = 0;
-    for (let i = Math.max(0, centre - reach); i <= Math.min(points.length - 1, centre + reach); i++) {
-      const weight = Math.exp(-0.5 * ((i - centre) / width) ** 2);
+    const add = (i) => {
+      const weight = Math.exp(-0.5 * ((points[i][0] - centre) / width) ** 2);
       sum += weight * points[i][1];
       weights += weight;
-    }
-    return [step, sum / weights];
+    };
+    for (let i = place; i >= 0 && centre - points[i][0] <= 2.5 * width; i--) add(i);
+    for (let i = place + 1; i < points.length && points[i][0] - centre <= 2.5 * width; i++) add(i);
+    return [centre, sum / weights];
   });
 }
 
