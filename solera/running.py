@@ -255,15 +255,6 @@ def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: Languag
         ) from error
 
 
-def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
-    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
-    for path, rollouts in zip(config.store.data, data, strict=True):
-        try:
-            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
-        except SoleraError as error:
-            raise SoleraError(f"{path}: {error}") from None
-
-
 def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None]) -> None:
     """Refuse a share without text beside text without a share: a slip. Else the text may come while the run goes on."""
     if (missing := absent(draw, origins)) is None:
@@ -273,6 +264,15 @@ def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None
         known = f"store.data has {', '.join(sorted(origins))}{alike(missing, left_out, 1)}"
         raise SoleraError(f"draw.shares: no rollouts of origin {missing}; {known}")
     say(f"draw.shares: no rollouts of origin {missing} yet; import them while the run goes on (solera data import)")
+
+
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None
 
 
 def make_folder(config: Config, own: OwnCode = NO_OWN_CODE) -> Path:

@@ -127,11 +127,6 @@ class Ledger:
         with self.transaction(write=True):
             return self._revise(given)
 
-    def parts(self, rollout_id: int) -> list[str]:
-        """Names of the parts of its reward."""
-        with self.transaction():
-            return list(self._connection.scalars(_PARTS, {"id": rollout_id}))
-
     def unrewardable(self, ids: Items[int]) -> str | None:
         """What keeps one of these rollouts from being rewarded, in the transaction that is open."""
         origins = dict(map(tuple, self._connection.execute(_ORIGINS, {"ids": list(ids)})))
@@ -143,6 +138,11 @@ class Ledger:
                     f"rollout {id_} is a probe's, which nothing learns from; solera data export gives the ids to reward"
                 )
         return None
+
+    def parts(self, rollout_id: int) -> list[str]:
+        """Names of the parts of its reward."""
+        with self.transaction():
+            return list(self._connection.scalars(_PARTS, {"id": rollout_id}))
 
     def add_imported(self, new: Items[Rollout]) -> tuple[int, int]:
         """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there

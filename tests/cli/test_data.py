@@ -68,6 +68,36 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
 
 
+def test_a_grade_is_corrected_by_its_part(tmp_path):
+    (tmp_path / "config.toml").write_text("")
+    made = random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0)
+    with closing(Ledger(tmp_path / "store.db")) as ledger:
+        ledger.add([replace(made, rewards=(Reward(1.0, "exact"), Reward(0.2, "digits")))])
+    refused = solera("reward", tmp_path, "--id", 1, "--value", 0)
+    assert refused.returncode == 2
+    assert "the reward of rollout 1 has digits, exact: name the one to change" in refused.stderr
+    assert solera("reward", tmp_path, "--id", 1, "--value", 0, "--part", "exact").returncode == 0
+    with closing(Ledger(tmp_path / "store.db")) as ledger:
+        assert ledger.draw(1, 1)[0].rollouts[0].reward == 0.2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("reward", "{run}", "--id", 4), "give --id and --value, or a file"),
+        (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
+        (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
+        (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
+        (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
+        ((), "the following arguments are required: ACTION (see solera data --help)"),
+    ],
+)
+def test_mistakes_are_one_line(folder, arguments, says):
+    refused = solera(*(str(argument).format(run=folder) for argument in arguments))
+    assert refused.returncode == 2
+    assert says in refused.stderr and refused.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_an_export_with_text_is_read_by_people_and_read_back(folder, tmp_path, kind):
     out, again = tmp_path / f"out.{kind}", tmp_path / "again.jsonl"
@@ -100,36 +130,6 @@ def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
     says = rf":1: field 'prompt' is one .*; mend it, or begin .*: solera data import RUN {file} --skip-bad bad\.jsonl$"
     with pytest.raises(SoleraError, match=says):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
-
-
-def test_a_grade_is_corrected_by_its_part(tmp_path):
-    (tmp_path / "config.toml").write_text("")
-    made = random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0)
-    with closing(Ledger(tmp_path / "store.db")) as ledger:
-        ledger.add([replace(made, rewards=(Reward(1.0, "exact"), Reward(0.2, "digits")))])
-    refused = solera("reward", tmp_path, "--id", 1, "--value", 0)
-    assert refused.returncode == 2
-    assert "the reward of rollout 1 has digits, exact: name the one to change" in refused.stderr
-    assert solera("reward", tmp_path, "--id", 1, "--value", 0, "--part", "exact").returncode == 0
-    with closing(Ledger(tmp_path / "store.db")) as ledger:
-        assert ledger.draw(1, 1)[0].rollouts[0].reward == 0.2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("reward", "{run}", "--id", 4), "give --id and --value, or a file"),
-        (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
-        (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
-        (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
-        (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
-        ((), "the following arguments are required: ACTION (see solera data --help)"),
-    ],
-)
-def test_mistakes_are_one_line(folder, arguments, says):
-    refused = solera(*(str(argument).format(run=folder) for argument in arguments))
-    assert refused.returncode == 2
-    assert says in refused.stderr and refused.stderr.count("\n") == 1
 
 
 def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypatch):
