@@ -47,8 +47,10 @@ from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
+from solera.tasks.functions import spec_of
 from solera.tasks.graders import is_grader
 from solera.tasks.gym import Gym
+from solera.tasks.held_out import HeldOut
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
 from solera.tasks.mixture import Mixture
@@ -78,6 +80,11 @@ class OwnCode:
 
     def names(self) -> list[str]:
         return [name for name, part in vars(self).items() if part]
+
+    def functions(self, config: Config) -> tuple[str, ...]:
+        """Reward functions that a user wrote, here or for the config; a task of one's own asks none."""
+        named = (spec for spec in config.reward.functions if not is_grader(spec))
+        return () if self.task else (*named, *map(spec_of, self.rewards))
 
 
 NO_OWN_CODE = OwnCode()
@@ -135,7 +142,7 @@ def build_loop(
         retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, learner.working.model, codec, task, compute), evaluation_sampling(config),
+        build_exam(config, learner.working.model, codec, task, compute, own), evaluation_sampling(config),
         config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
@@ -167,7 +174,7 @@ def _has_room_beside(model: LanguageModel) -> bool:
 
 def _graded_alone(config: Config, own: OwnCode) -> bool:
     """Whether each response is graded by itself: functions of one's own may be given a whole batch, to compare."""
-    return own.task is None and not own.rewards and all(map(is_grader, config.reward.functions))
+    return own.task is None and not own.functions(config)
 
 
 def _engine(
@@ -232,12 +239,14 @@ def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> 
     return Arithmetic(codec, task.level, seed)
 
 
-def build_exam(config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype) -> Exam:
+def build_exam(
+    config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype, own: OwnCode
+) -> Exam:
     """The task's held-out problems, attempted with `model`'s own weights."""
     engine = InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute)
     problems = task.held_out(config.evaluate.problems)
     assert config.evaluate.threshold is not None, "resolve the config first"
-    return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows)
+    return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows, own.functions(config))
 
 
 def evaluation_sampling(config: Config) -> Sampling:
@@ -249,6 +258,7 @@ def line_reader(config: Config, reader: Reader, path: Path, origin: str | None =
     return LineReader(
         reader.codec,
         keys_of(config.task),
+        HeldOut(config.task, reader.codec),
         reader.vocabulary,
         reader.max_length,
         origin or f"file:{path.stem}",

@@ -30,7 +30,7 @@ from solera.build import (
     sinks_of,
 )
 from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
-from solera.config import Config
+from solera.config import Config, DrawConfig, alike
 from solera.engines.absent import NoEngine
 from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
@@ -59,7 +59,7 @@ from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
 from solera.resuming import Beginning, how_to_go_on, read_beginning, resumable
 from solera.store.database import place_of, refuse_taken
-from solera.store.drawing import draws_from
+from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
@@ -167,7 +167,7 @@ def _examine(
     model, codec = loading.load(candidate.path, device_of(config))
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     compute = compute_of(config, model, task)
-    exam = build_exam(config, model.for_compute(compute), codec, task, compute)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -199,6 +199,10 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
+    if folder is None:
+        _check_shares(
+            config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, partial(_say, console)
+        )
     version = checkpoint.state.version if checkpoint else 0
     resumed = folder is not None
     begun = read_beginning(folder) if folder else None
@@ -245,7 +249,24 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
 
 def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
     vocabulary = model.module.get_input_embeddings().num_embeddings
-    return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+    try:
+        return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+    except SoleraError as error:
+        command = f"solera data import RUN {path} --skip-bad bad.jsonl"
+        raise SoleraError(
+            f"{error}; mend it, or begin without store.data and take the good lines: {command}"
+        ) from error
+
+
+def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None]) -> None:
+    """Refuse a share without text beside text without a share: a slip. Else the text may come while the run goes on."""
+    if (missing := absent(draw, origins)) is None:
+        return
+    left_out = sorted(origin for origin in origins if not draws_from(draw, origin))
+    if left_out:
+        known = f"store.data has {', '.join(sorted(origins))}{alike(missing, left_out, 1)}"
+        raise SoleraError(f"draw.shares: no rollouts of origin {missing}; {known}")
+    say(f"draw.shares: no rollouts of origin {missing} yet; import them while the run goes on (solera data import)")
 
 
 def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:

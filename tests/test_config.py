@@ -12,6 +12,9 @@ from solera.errors import SoleraError
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("\nsteps = 3\n[learn]", "f.toml:2: steps stands in no table; it belongs under [run]"),
+        ("[steps]", "f.toml:1: unknown table [steps]"),
+        ("path = 'x'", "f.toml:1: path stands in no table; it belongs under [model] or [task]"),
         ("[lern]\nlr = 1.0", "f.toml:1: unknown table [lern]; did you mean learn?"),
         ("\n\n[learn]\nlr = 1.0\nlearning_rat = 1", "f.toml:5: unknown field learn.learning_rat; known are lr, warmup"),
         ("[learn]\npases = 2", "f.toml:2: unknown field learn.pases; did you mean passes?"),

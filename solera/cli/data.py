@@ -8,13 +8,15 @@ from pathlib import Path
 from solera.cli.options import Parser
 from solera.errors import SoleraError, counted
 
+COMPLAINTS = 5
+"""Bad lines that are complained of one by one."""
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
   solera data stats RUN                                  what the store holds: by origin, age, reward and uses
   solera data verify RUN                                 whether the store is whole
   solera data import RUN FILE                            text of other models and people, or another run's export
   solera data export RUN FILE                            every rollout with its rewards, tokens and log-probabilities
-  solera data reward RUN --id 17 --value 1               a reward that came later, or changed
+  solera data reward RUN --id 1017 --value 1             a reward that came later, or changed
   solera data reward RUN FILE                            many of them
 
 A FILE holds one JSON object a line, or is called *.parquet.
@@ -29,7 +31,7 @@ rollout its checksum, its tokens and its number of uses. The exit status is 1 wh
 REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
 task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
 parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
-none."""
+none. Ids stand in what `export` writes."""
 
 
 def run(arguments: list[str]) -> int:
@@ -62,6 +64,7 @@ def _parser() -> Parser:
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, or Parquet")
     parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
     parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where they go: JSON lines, or *.parquet")
+    parsers["export"].add_argument("--text", action="store_true", help="with the text of prompt and response")
     parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
     parsers["reward"].add_argument("--value", type=float, help="what it is worth")
@@ -135,7 +138,13 @@ def _export(chosen: Namespace) -> int:
     from solera.store.database import place_in
     from solera.store.exchange import export_rollouts
 
-    print(f"{counted(export_rollouts(place_in(chosen.run), chosen.file), 'rollout')} exported to {chosen.file}")
+    place, codec = place_in(chosen.run), None
+    if chosen.text:
+        from solera.config import load
+        from solera.models.loading import load_reader
+
+        codec = load_reader(load(chosen.run / "config.toml").model.path).codec
+    print(f"{counted(export_rollouts(place, chosen.file, codec), 'rollout')} exported to {chosen.file}")
     return 0
 
 
@@ -159,8 +168,10 @@ def _reward(chosen: Namespace) -> int:
 
 
 def _tell_bad(complaints: list[str], target: Path | None) -> int:
-    for complaint in complaints:
+    for complaint in complaints[:COMPLAINTS]:
         print(f"solera: {complaint}", file=sys.stderr)
+    if len(complaints) > COMPLAINTS:
+        print(f"solera: and {len(complaints) - COMPLAINTS} more", file=sys.stderr)
     if complaints:
         print(f"solera: {counted(len(complaints), 'bad line')} set aside in {target}", file=sys.stderr)
     return 0

@@ -80,6 +80,9 @@ def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
     values = {}
     for name, table in tables.items():
         if name not in rooms:
+            homes = [f"[{room}]" for room, hint in rooms.items() if name in get_type_hints(hint)]
+            if homes and not isinstance(table, dict):
+                raise SoleraError(f"{place(name)}: {name} stands in no table; it belongs under {' or '.join(homes)}")
             raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
         if not isinstance(table, dict):
             raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")

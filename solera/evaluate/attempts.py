@@ -84,6 +84,8 @@ class Exam:
     threshold: float
     max_rows: int
     """Most attempts in flight; more are made in turns, all attempts at a problem in the same one."""
+    functions: tuple[str, ...] = ()
+    """Reward functions that the user wrote, to be named where nothing was graded."""
 
     def attempt(
         self, sampling: Sampling, samples: int = 1, seed: int = 0, advance: Callable[[int], None] = lambda done: None
@@ -108,10 +110,15 @@ class Exam:
             for index, prompt in enumerate(self.prompts)
         )
         if not any(problem.graded for problem in problems):
-            raise SoleraError("evaluation: the task graded none of its held-out problems")
+            raise SoleraError(f"evaluation: {self._ungraded(len(rollouts))}")
         truncated = sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts)
         length = sum(rollout.length for rollout in rollouts) / len(rollouts)
         return Attempts(sampling, samples, problems, truncated, length, share_alike(rollouts))
+
+    def _ungraded(self, responses: int) -> str:
+        if not self.functions:
+            return "the task graded none of its held-out problems"
+        return f"{', '.join(self.functions)} gave no number for any of {responses} responses; is a return missing?"
 
 
 def attempt_seed(seed: int, index: int, number: int) -> int:

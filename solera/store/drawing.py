@@ -5,7 +5,7 @@ groups are filtered and ranked; the first are drawn. What is passed over is coun
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -163,6 +163,12 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
 def draws_from(draw: DrawConfig, origin: str) -> bool:
     """Whether the policy takes text of that origin."""
     return draw.policy != "mixed" or any(fnmatchcase(origin, pattern) for pattern in shares_of(draw))
+
+
+def absent(draw: DrawConfig, origins: Iterable[str]) -> str | None:
+    """The first of the shares that none of these origins has a part in; the run's own text will come."""
+    known = {"self", *origins}
+    return next((o for o in shares_of(draw) if not any(fnmatchcase(origin, o) for origin in known)), None)
 
 
 def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:

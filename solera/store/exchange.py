@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
+from solera.protocols import Codec
 from solera.records import PROBE, Reward
 from solera.store.database import Place
 from solera.store.ledger import Ledger
-from solera.store.lines import LineReader, plain, read_reward
+from solera.store.lines import LineReader, plain, read_reward, spelled
 from solera.store.parquet import is_parquet, read_rows, write_rows
 from solera.store.reading import reading
 
@@ -51,12 +52,13 @@ def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Pa
 
 def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> Imported:
     """Rewards by rollout id, in the same way."""
-    known = ledger.watermark()
 
     def read(line: bytes, place: str) -> list[tuple[int, Reward]]:
         id_, reward = read_reward(line, place, partial(usual_part, ledger))
-        if id_ > known:
-            raise SoleraError(f"{place}: field 'id': there is no rollout {id_}; the last is {known}")
+        with ledger.transaction():
+            complaint = ledger.unrewardable([id_])
+        if complaint:
+            raise SoleraError(f"{place}: field 'id': {complaint}")
         return [(id_, reward)]
 
     lines = read_lines(path, read, skip_bad is not None)
@@ -76,14 +78,18 @@ def usual_part(ledger: Ledger, rollout_id: int) -> str:
     return Reward.part
 
 
-def export_rollouts(place: Place, target: Path) -> int:
+def export_rollouts(place: Place, target: Path, codec: Codec | None = None) -> int:
     """Every rollout that can be learned from, with its rewards; the file appears whole or not at all. Returns how many.
 
-    Probes stay: they answer held-out problems, which nobody may learn from.
+    Probes stay: they answer held-out problems, which nobody may learn from. With a codec its text stands beside it.
     """
     unfinished = target.with_name(f".unfinished-{target.name}")
     with reading(place) as opened:
-        rows = (plain(rollout, created) for rollout, created in opened.rollouts() if rollout.origin != PROBE)
+        rows = (
+            plain(rollout, created) | (spelled(rollout, codec) if codec else {})
+            for rollout, created in opened.rollouts()
+            if rollout.origin != PROBE
+        )
         count = (write_rows if is_parquet(target) else _write_lines)(unfinished, rows)
     unfinished.replace(target)
     return count

@@ -47,7 +47,7 @@ RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
 _LAST_ID = select(func.max(_r.id))
 _KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
-_EXISTING = select(_r.id).where(_r.id.in_(bindparam("ids", expanding=True)))
+_ORIGINS = select(_r.id, _r.origin).where(_r.id.in_(bindparam("ids", expanding=True)))
 _REVISIONS = (
     select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position)
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
@@ -126,6 +126,18 @@ class Ledger:
         """
         with self.transaction(write=True):
             return self._revise(given)
+
+    def unrewardable(self, ids: Items[int]) -> str | None:
+        """What keeps one of these rollouts from being rewarded, in the transaction that is open."""
+        origins = dict(map(tuple, self._connection.execute(_ORIGINS, {"ids": list(ids)})))
+        for id_ in sorted(ids):
+            if id_ not in origins:
+                return f"there is no rollout {id_}; the last is {self._last_id()}"
+            if origins[id_] == PROBE:
+                return (
+                    f"rollout {id_} is a probe's, which nothing learns from; solera data export gives the ids to reward"
+                )
+        return None
 
     def parts(self, rollout_id: int) -> list[str]:
         """Names of the parts of its reward."""
@@ -232,7 +244,8 @@ class Ledger:
     def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}
         for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
-            self._need_rollouts(some)
+            if complaint := self.unrewardable(some):
+                raise SoleraError(f"{self.place}: {complaint}")
             for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
                 latest[row.rollout_id, row.part] = row[2:]
         rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
@@ -244,11 +257,6 @@ class Ledger:
                 rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))
         self._add_late.run(self._connection, rows)
         return len(rows)
-
-    def _need_rollouts(self, ids: Items[int]) -> None:
-        found = set(self._connection.scalars(_EXISTING, {"ids": list(ids)}))
-        if unknown := sorted(set(ids) - found):
-            raise SoleraError(f"{self.place}: there is no rollout {unknown[0]}")
 
     def _last_late(self) -> int:
         return self._connection.scalar(_LAST_LATE) or 0

@@ -15,11 +15,12 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object, text_of
-from solera.tasks.keys import KeyOf
-from solera.tasks.prompting import encode_problem, refuse_unknown
+from solera.tasks.keys import HELD_OUT, KeyOf
+from solera.tasks.prompting import encode_prompt, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
-TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text")
+TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
+"""The last two are for people: the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
 REWARD_FIELDS = ("id", "value", "part", "source", "position")
 LARGEST = 2**31 - 1
@@ -30,11 +31,13 @@ ORIGIN = re.compile(r"self|human|(model|file):.+")
 class LineReader:
     """From a line to its rollouts, one unless it has several `responses`.
 
-    `origin` is of lines that name none; `vocabulary` and `longest` are the model's.
+    `is_held_out` is asked of a prompt's tokens; `origin` is of lines that name none; `vocabulary` and `longest` are the
+    model's.
     """
 
     codec: Codec
     key_of: KeyOf
+    is_held_out: Callable[[tuple[int, ...]], bool]
     vocabulary: int
     longest: int | None
     origin: str
@@ -80,17 +83,14 @@ class LineReader:
             raise SoleraError("field 'prompt' is missing")
         try:
             check_prompt(data["prompt"])
-            text = isinstance(data["prompt"], str)
-            ids = self._ids(data["prompt"]) if text else self.codec.chat(data["prompt"])
+            ids = encode_prompt(self.codec, self.template, data["prompt"])
             refuse_unknown(self.codec, ids, text_of(data["prompt"]))
             if not ids:
                 raise SoleraError("gives no tokens")
-            return Prompt(_text(data, "key") if "key" in data else self.key_of(data["prompt"]), ids)
+            key = self.key_of(data["prompt"])
+            return Prompt(_text(data, "key") if "key" in data else key, ids)
         except SoleraError as error:
             raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
-
-    def _ids(self, prompt: str) -> tuple[int, ...]:
-        return self.codec.encode(prompt) if self.template is None else encode_problem(self.codec, self.template, prompt)
 
     def _response(self, data: dict[str, Any], ended: bool) -> tuple[int, ...]:
         if "response_ids" in data:
@@ -133,7 +133,10 @@ class LineReader:
         checked = tuple(Span(*_wholes({"spans": span}, "spans", NO_VERSION, LARGEST)) for span in spans)
         ids = np.array(_wholes(data, "ids", 0, self.vocabulary - 1), np.int32)
         written = sum(span.stop - span.start for span in checked)
-        return Sequence(ids, checked, None if data.get("logp") is None else _logps(data, "logp", written))
+        sequence = Sequence(ids, checked, None if data.get("logp") is None else _logps(data, "logp", written))
+        if checked and self.is_held_out(tuple(ids[: checked[0].start].tolist())):
+            raise SoleraError(f"field 'sequences': its prompt {HELD_OUT}")
+        return sequence
 
     def _fits(self, rollout: Rollout) -> None:
         longest = max(len(sequence.token_ids_T) for sequence in rollout.sequences)
@@ -165,6 +168,15 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
         "rewards": [vars(reward) for reward in rollout.rewards],
         "sequences": [_plain(sequence) for sequence in rollout.sequences],
     }  # fmt: skip
+
+
+def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
+    """What a person reads of it, beside its tokens: the prompt, and everything from the first written token on."""
+    starts = [sequence.spans[0].start if sequence.spans else 0 for sequence in rollout.sequences]
+    pairs = list(zip(rollout.sequences, starts, strict=True))
+    written = "\n".join(codec.decode(sequence.token_ids_T[start:]) for sequence, start in pairs)
+    first, start = pairs[0]
+    return {"prompt": codec.decode(first.token_ids_T[:start]), "response": rollout.text or written}
 
 
 def _plain(sequence: Sequence) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def _schema(pa: Any) -> Any:
         ("id", pa.int64()), ("key", pa.string()), ("origin", pa.string()), ("lineage", pa.string()),
         ("finish_reason", pa.string()), ("created", pa.float64()), ("text", pa.string()), ("sampling", sampling),
         ("rewards", pa.list_(pa.struct(reward))), ("sequences", pa.list_(pa.struct(sequence))),
+        ("prompt", pa.string()), ("response", pa.string()),
     ])  # fmt: skip
 
 

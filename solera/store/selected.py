@@ -41,9 +41,11 @@ class Selected:
     def draw(self, groups: int, group_size: int) -> list[Group]:
         ranking = self._rank(groups, group_size)
         chosen, self._passed = ranking.take(groups), ranking.passed
-        if not chosen and not any(part.written for part in ranking.parts):
-            raise SoleraError(f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed)}")
         assert self._catalogue is not None
+        if not chosen and not any(part.written for part in ranking.parts):
+            raise SoleraError(
+                f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed, self._catalogue.origins)}"
+            )
         rows, keys = self._catalogue.rows, self._catalogue.keys
         with self.ledger.transaction():
             return self.ledger.form([(keys[rows.key_R[members[0]]], rows.id_R[members].tolist()) for members in chosen])
@@ -66,7 +68,9 @@ class Selected:
         return rank(self._catalogue.rows, Selection(self.draw_config, group_size, now, self.seed, origins, groups))
 
 
-def _nothing(passed: Mapping[str, int]) -> str:
+def _nothing(passed: Mapping[str, int], origins: tuple[str, ...]) -> str:
+    if not passed and origins:
+        return f"no rollouts of the origins in draw.shares; the store has {', '.join(origins)}"
     if not passed:
         return 'the store is empty: give it rollouts with store.data = ["FILE.jsonl"]'
     reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in passed.items())

@@ -67,8 +67,13 @@ def load(specs: list[str], columns: Set[str], prompt: str) -> list[OwnFunction]:
 
 def given(call: Callable[..., Any], columns: Set[str]) -> OwnFunction:
     """A function that was handed over in Python."""
-    spec = f"{getattr(call, '__module__', type(call).__module__)}:{getattr(call, '__name__', type(call).__name__)}"
+    spec = spec_of(call)
     return OwnFunction(spec, call, _takes(spec, _signature(spec, call), columns))
+
+
+def spec_of(call: Callable[..., Any]) -> str:
+    """What such a function is called."""
+    return f"{getattr(call, '__module__', type(call).__module__)}:{getattr(call, '__name__', type(call).__name__)}"
 
 
 def _module(source: str, spec: str) -> ModuleType:

@@ -18,7 +18,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.graders import COMPARING, answer_of
-from solera.tasks.prompting import encode_problem, refuse_unknown
+from solera.tasks.prompting import encode_prompt, refuse_unknown
 from solera.tasks.sources import Lines, find_splits, one_split
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -77,7 +77,7 @@ class Jsonl:
     def _encode(self, row: Row, longest: int | None) -> np.ndarray:
         prompt, field = row.data[self._column], f"{row.place}: field {self._column!r}"
         try:
-            ids = self._ids(prompt)
+            ids = encode_prompt(self._codec, self._template, prompt)
             refuse_unknown(self._codec, ids, text_of(prompt))
         except SoleraError as error:
             raise SoleraError(f"{field} {error}") from error
@@ -89,11 +89,6 @@ class Jsonl:
                 "it, or lower sampling.max_tokens"
             )
         return np.array(ids, np.int32)
-
-    def _ids(self, prompt: Any) -> tuple[int, ...]:
-        if not isinstance(prompt, str):
-            return self._codec.chat(prompt)
-        return encode_problem(self._codec, self._template, prompt) if self._template else self._codec.encode(prompt)
 
 
 def columns_of(rows: list[Row]) -> frozenset[str]:

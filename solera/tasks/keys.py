@@ -53,12 +53,22 @@ def _key_of_countdown(prompt: Any) -> str:
 
 
 def _key_of_arithmetic(prompt: Any) -> str:
-    numbers = re.fullmatch(r"([0-9]{1,9})\+([0-9]{1,9})=", prompt) if isinstance(prompt, str) else None
+    numbers = sum_in(prompt) if isinstance(prompt, str) else None
     if numbers is None:
         return _own_key("prompt", prompt)
-    if is_held_out(int(numbers[1]), int(numbers[2])):
+    if is_held_out(*numbers):
         raise SoleraError(HELD_OUT)
     return f"arithmetic/{prompt}"
+
+
+def sum_in(text: str) -> tuple[int, int] | None:
+    """The two numbers whose sum a prompt asks for.
+
+    >>> sum_in("37+45=")
+    (37, 45)
+    """
+    match = re.fullmatch(r"([0-9]{1,9})\+([0-9]{1,9})=", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _keys_of_jsonl(task: TaskConfig) -> KeyOf:

@@ -1,6 +1,7 @@
 """From a problem's text to the tokens that a model is shown."""
 
 import re
+from typing import Any
 
 from solera.errors import SoleraError
 from solera.protocols import Codec
@@ -14,6 +15,13 @@ def encode_problem(codec: Codec, template: str, problem: str) -> tuple[int, ...]
     ids = codec.chat([{"role": "user", "content": text}]) if codec.chats else codec.encode(text)
     refuse_unknown(codec, ids, text)
     return ids
+
+
+def encode_prompt(codec: Codec, template: str | None, prompt: Any) -> tuple[int, ...]:
+    """Text, in its template where there is one, or chat messages."""
+    if not isinstance(prompt, str):
+        return codec.chat(prompt)
+    return encode_problem(codec, template, prompt) if template else codec.encode(prompt)
 
 
 def refuse_unknown(codec: Codec, ids: tuple[int, ...], text: str) -> None:

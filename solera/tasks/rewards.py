@@ -10,7 +10,7 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-from solera.config import GYM, Config, RewardConfig, TaskConfig, kind_of_task, task_parts
+from solera.config import GYM, Config, RewardConfig, TaskConfig, kind_of_task, perhaps, task_parts
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
 from solera.records import Completion, Prompt, Reward, Rollout
@@ -272,11 +272,11 @@ class Asked:
         values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
         if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
             return [Outcome(value) for value in values]
-        wanted = f"but must give a list of {len(requests)}, one for each response"
         gave = f"a list of {len(values)}" if isinstance(values, list | tuple) else shown(values)
-        complaint = self._complaint(outcome) if outcome.error else f"gave {gave}, {wanted}"
-        more = f" (and {len(requests) - 1} more in the batch)" if len(requests) > 1 else ""
-        self._fail(requests[0], f"{complaint}{more}", outcome.error)
+        complaint = f"gave {gave}, but must give a list of {len(requests)}, one for each response of the batch"
+        if outcome.error:
+            complaint = f"{self._complaint(outcome)}, called for a batch of {len(requests)} that begins here"
+        self._fail(requests[0], complaint, outcome.error)
         return [Outcome(None)] * len(requests)
 
     def _reward(self, outcome: Outcome, request: Request) -> Reward | None:
@@ -297,7 +297,11 @@ class Asked:
             return f"took longer than reward.timeout = {self.config.timeout:g} s"
         assert error is not None
         source = self.function.spec.rpartition(":")[0]
-        return f"raised {shown(error)}{where(error, source)}"
+        said = shown(error)
+        if isinstance(error, AttributeError) and isinstance(error.obj, Attempt):
+            known = [name for name in dir(error.obj) if not name.startswith("_")]
+            said = f"AttributeError: the rollout has no {error.name!r}{perhaps(str(error.name), known)}"
+        return f"raised {said}{where(error, source)}"
 
     def _fail(self, request: Request, complaint: str, cause: BaseException | None = None) -> Reward | None:
         line = f"{self.problems.place(request.prompt)}: reward {self.function.spec} {complaint}"

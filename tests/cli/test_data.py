@@ -1,6 +1,8 @@
 """The command `solera data`, in processes of its own, on a run that was begun, goes on, or is over."""
 
+import io
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from solera import open_store
 from solera.config import parse
@@ -16,8 +19,9 @@ from solera.errors import SoleraError
 from solera.records import Reward
 from solera.running import train
 from solera.store.ledger import Ledger
+from solera.store.parquet import read_rows
 from tests.conftest import random_rollout
-from tests.store.test_lines import TRAINING
+from tests.store.test_lines import HELD_OUT, TRAINING
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
@@ -102,6 +106,40 @@ def test_mistakes_are_one_line(folder, arguments, says):
     assert says in refused.stderr and refused.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_export_with_text_is_read_by_people_and_read_back(folder, tmp_path, kind):
+    out, again = tmp_path / f"out.{kind}", tmp_path / "again.jsonl"
+    assert solera("export", folder, out, "--text").returncode == 0
+    rows = list(map(json.loads, out.read_text().splitlines() if kind == "jsonl" else read_rows(out)))
+    assert all(f"arithmetic/{row['prompt']}" == row["key"] for row in rows if row["origin"] == "self")
+    right = [row["response"] == str(sum(map(int, row["prompt"][:-1].split("+")))) for row in rows[:32]]
+    assert right == [row["rewards"][0]["value"] == 1.0 for row in rows[:32]] and 0 < sum(right) < 32
+    (tmp_path / "fresh").mkdir()
+    (tmp_path / "fresh" / "config.toml").write_text("")
+    Ledger(tmp_path / "fresh" / "store.db").close()
+    assert solera("import", tmp_path / "fresh", out).stdout.startswith(f"{len(rows)} rollouts imported, 0 known")
+    assert solera("export", tmp_path / "fresh", again).returncode == 0
+    back = [json.loads(line) for line in again.read_text().splitlines()]
+    assert [row["text"] for row in back] == [None] * len(rows)
+    assert [row["sequences"][0]["ids"] for row in back] == [row["sequences"][0]["ids"] for row in rows]
+
+
+def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
+    file, bad = tmp_path / "many.jsonl", tmp_path / "bad.jsonl"
+    file.write_text("".join(json.dumps({"prompt": HELD_OUT, "response": str(i)}) + "\n" for i in range(40)))
+    told = solera("import", folder, file, "--skip-bad", bad).stderr.splitlines()
+    assert [line.split(": ")[1] for line in told[:5]] == [f"{file}:{number}" for number in range(1, 6)]
+    assert told[5:] == ["solera: and 35 more", f"solera: 40 bad lines set aside in {bad}"]
+
+
+def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
+    file = tmp_path / "old.jsonl"
+    file.write_text(json.dumps({"prompt": HELD_OUT, "response": "1"}) + "\n")
+    says = rf":1: field 'prompt' is one .*; mend it, or begin .*: solera data import RUN {file} --skip-bad bad\.jsonl$"
+    with pytest.raises(SoleraError, match=says):
+        train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
+
+
 def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypatch):
     """Half of the rewards are missing at first and come during the run; then their groups are learned from too."""
     rows = [
@@ -148,3 +186,20 @@ def test_bad_data_is_refused_before_the_run_has_a_folder(tmp_path):
     with pytest.raises(SoleraError, match=r"old\.jsonl:1: unknown field 'respnse'; did you mean response\?"):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"'), "test"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("shares", ['"self=0.5", "model:techer=0.5"', '"model:techer=1"'])
+def test_a_misspelt_origin_is_refused_before_the_run_has_a_folder(tmp_path, shares):
+    (tmp_path / "old.jsonl").write_text(json.dumps({"prompt": TRAINING, "response": "1", "model": "teacher"}) + "\n")
+    run = RUN.format(root=tmp_path, name="run", steps=1, data=f'"{tmp_path / "old.jsonl"}"')
+    said = "no rollouts of origin model:techer; store.data has model:teacher; did you mean model:teacher?"
+    with pytest.raises(SoleraError, match=rf"^draw\.shares: {re.escape(said)}$"):
+        train(parse(run + f'draw = {{ policy = "mixed", shares = [{shares}] }}', "test"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_origin_that_may_still_be_imported_is_told(tmp_path):
+    run = RUN.format(root=tmp_path, name="run", steps=1, data="")
+    said = Console(file=io.StringIO())
+    train(parse(run + 'draw = { policy = "mixed", shares = ["self=0.5", "human=0.5"] }', "test"), said)
+    assert "note: draw.shares: no rollouts of origin human yet; import them while" in said.file.getvalue()

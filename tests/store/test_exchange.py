@@ -16,20 +16,19 @@ from solera.models.loading import load_reader
 from solera.records import PROBE, Reward, Sampling
 from solera.store.exchange import check_readable, export_rollouts, import_rewards, import_rollouts
 from solera.store.ledger import Ledger
-from solera.store.lines import LineReader, plain
+from solera.store.lines import plain
 from solera.store.reading import reading
 from solera.store.statistics import statistics
 from solera.store.verifying import verify
-from solera.tasks.keys import keys_of
+from solera.tasks.jsonl import read_split
 from tests.conftest import random_rollout
 from tests.store.test_ledger import drawn, rollouts
-from tests.store.test_lines import TRAINING, damaged
+from tests.store.test_lines import TRAINING, damaged, reader_of
 
 
 @pytest.fixture(scope="module")
 def reader():
-    model = load_reader("embedded")
-    return LineReader(model.codec, keys_of(resolve_task(TaskConfig())), model.vocabulary, model.max_length, "file:f")
+    return reader_of(TaskConfig(), load_reader("embedded"), "file:f")
 
 
 @pytest.fixture
@@ -59,6 +58,27 @@ def test_importing_again_adds_nothing_and_revises_changed_rewards(ledger, reader
     assert (done.rollouts, done.known, done.rewards) == (1, 4, 2)
     (group,) = ledger.draw(1, 3)
     assert [(r.id, r.reward) for r in group.rollouts] == [(1, 1.0), (2, 0.5), (4, 0.25)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_an_export_does_not_bring_held_out_rows_in(ledger, tmp_path, kind):
+    """One run held out nothing of what another run, over the same prompts with other answers, holds out."""
+    model, file, data = load_reader("embedded"), tmp_path / f"out.{kind}", tmp_path / "sums.jsonl"
+    lines(data, *({"prompt": f"{a}+1=", "answer": str(a + 1)} for a in range(40)))
+    task = TaskConfig("jsonl", path=str(data), held_out_share=0.5)
+    training, held_out = read_split(resolve_task(task), frozenset())
+    other = lines(tmp_path / "other.jsonl", {"prompt": "9=", "answer": "9"})
+    whole = reader_of(TaskConfig("jsonl", path=str(data), held_out_path=str(other)), model, "file:f")
+    answers = lines(
+        tmp_path / "a.jsonl", *({"prompt": row.data["prompt"], "response": "1"} for row in training + held_out)
+    )
+    assert import_rollouts(ledger, answers, whole).rollouts == 40
+    export_rollouts(ledger.place, file)
+    lines(data, *({"prompt": f"{a}+1=", "answer": "7"} for a in range(40)))  # every key is another
+    half = reader_of(task, model, "file:f")
+    with pytest.raises(SoleraError, match=rf":{len(training) + 1}: field 'sequences': its prompt is one of the task's"):
+        import_rollouts(ledger, file, half)
+    assert len(import_rollouts(ledger, file, half, tmp_path / "bad").complaints) == len(held_out) > 5
 
 
 def test_a_bad_line_refuses_the_whole_file(ledger, reader, tmp_path):
@@ -108,6 +128,18 @@ def test_a_file_of_rewards(ledger, tmp_path):
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
     assert [r.reward for r in ledger.draw(1, 2)[0].rollouts] == [1, 2]
     assert ledger.waiting(2) == 2
+
+
+def test_a_probe_is_given_no_reward(ledger, tmp_path):
+    ledger.add([dataclasses.replace(rollouts("a")[0], origin=PROBE), *rollouts("a", reward=None)])
+    file = lines(tmp_path / "r.jsonl", {"id": 2, "value": 1}, {"id": 1, "value": 1})
+    with pytest.raises(
+        SoleraError, match=r"r\.jsonl:2: field 'id': rollout 1 is a probe's, which nothing learns from;"
+    ):
+        import_rewards(ledger, file)
+    with pytest.raises(SoleraError, match="rollout 1 is a probe's"):
+        ledger.revise([(2, Reward(1.0)), (1, Reward(1.0))])
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 1
 
 
 def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path):

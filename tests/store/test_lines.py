@@ -1,6 +1,7 @@
 """Lines of JSON to rollouts: what they say, and what they may not say."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from solera.models.loading import Reader, load_reader
 from solera.records import Reward, Sampling, Sequence, Span
 from solera.store.lines import LineReader, plain, read_reward
 from solera.tasks.arithmetic import is_held_out
+from solera.tasks.held_out import HeldOut
 from solera.tasks.keys import keys_of
 from tests.conftest import random_rollout
 
@@ -21,10 +23,15 @@ def model() -> Reader:
     return load_reader("embedded")
 
 
+def reader_of(task: TaskConfig, model: Reader, origin: str) -> LineReader:
+    task = resolve_task(task)
+    held_out = HeldOut(task, model.codec)
+    return LineReader(model.codec, keys_of(task), held_out, model.vocabulary, model.max_length, origin, task.template)
+
+
 @pytest.fixture(scope="module")
 def read(model):
-    keys = keys_of(resolve_task(TaskConfig()))
-    reader = LineReader(model.codec, keys, model.vocabulary, model.max_length, "file:answers")
+    reader = reader_of(TaskConfig(), model, "file:answers")
 
     def read_one(data):
         (rollout,) = reader(data if isinstance(data, bytes) else json.dumps(data).encode(), "f.jsonl:7")
@@ -64,7 +71,7 @@ def test_text_is_kept_where_its_tokens_do_not_spell_it(model):
             return super().response(text.replace("O", "0"), ended)
 
     codec = Lowering(model.codec.tokenizer, model.codec.end_token_ids)
-    reader = LineReader(codec, keys_of(resolve_task(TaskConfig())), model.vocabulary, model.max_length, "human")
+    reader = reader_of(TaskConfig(), replace(model, codec=codec), "human")
     lines = [json.dumps({"prompt": TRAINING, "response": text}).encode() for text in ("8O", "80")]
     (as_written,), (as_spelled,) = (reader(line, "f.jsonl:1") for line in lines)
     assert (as_written.text, as_spelled.text) == ("8O", None)
@@ -92,6 +99,20 @@ def test_what_is_exported_is_read_back_without_loss(read):
     back = read(json.dumps(plain(original, 0.0)).encode())
     assert back.sequences[0].span_logp is None
     assert back.origin == "file:answers"  # another run's self is not this run's
+
+
+def test_a_held_out_prompt_is_refused_as_tokens_and_under_another_key(read, model):
+    said = "is one of the task's held-out problems, which are never trained on"
+    with pytest.raises(SoleraError, match=f"^f.jsonl:7: field 'prompt' {said}$"):
+        read({**LINE, "prompt": HELD_OUT, "key": "k"})
+    for prompt, refused in ((HELD_OUT, True), (TRAINING, False)):
+        ids = list(model.codec.encode(prompt))
+        line = {"key": "k", "sequences": [{"ids": [*ids, 5, 1], "spans": [[len(ids), len(ids) + 2, 0]]}]}
+        if refused:
+            with pytest.raises(SoleraError, match=f"^f.jsonl:7: field 'sequences': its prompt {said}$"):
+                read(line)
+        else:
+            assert read(line).prompt_key == "k"
 
 
 def test_of_several_revisions_the_last_counts(read):

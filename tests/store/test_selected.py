@@ -81,6 +81,12 @@ def test_an_empty_store_says_what_to_do(ledger):
         selected(ledger, policy="offline").draw(1, 2)
 
 
+def test_shares_that_name_nobody_in_the_store_are_told_who_is(ledger):
+    ledger.add([dataclasses.replace(rollout, origin="model:teacher") for rollout in rollouts("aa")])
+    with pytest.raises(SoleraError, match=r"mixed: no rollouts of the origins in draw\.shares; .* has model:teacher$"):
+        selected(ledger, policy="mixed", shares=("model:techer=1",)).draw(1, 2)
+
+
 POLICIES = [
     'policy = "replay"\norder = "uniform"\nfresh = 0.5',
     'policy = "replay"\norder = "priority"\nfresh = 0.25\nmax_uses = 5',

@@ -62,6 +62,16 @@ def test_the_example_runs_as_written(example):
     )
 
 
+@pytest.mark.parametrize("errors", ["stop", "missing"])
+def test_a_function_that_returns_nothing_is_named(example, monkeypatch, capfd, errors):
+    monkeypatch.chdir(example)
+    (example / "rewards.py").write_text("def nothing(rollout, row):\n    rollout.text == row['answer']\n")
+    options = f"--reward.functions rewards.py:nothing --reward.weights 1 --reward.errors {errors}"
+    assert main(["train", "run.toml", *small("x"), *options.split()]) == 2
+    said = "solera: evaluation: rewards.py:nothing gave no number for any of 10 responses; is a return missing?;"
+    assert said in capfd.readouterr().err
+
+
 def test_the_command_line_takes_several_functions_and_weights(example, monkeypatch):
     monkeypatch.chdir(example)
     options = "--reward.functions number rewards.py:digits --reward.weights 1 -0.25 --reward.overlong_buffer 8"

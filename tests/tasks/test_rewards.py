@@ -92,6 +92,10 @@ def test_trl_functions_get_whole_batches_and_what_trl_would_give_them(tmp_path):
             r"data.jsonl:2: reward .*rewards.py:f raised ZeroDivisionError: division by zero \(rewards.py, line 3\)",
         ),
         ("raise KeyError('a\\nb')", "data.jsonl:2: reward .* raised KeyError: 'a"),
+        (
+            "return rollout.txt",
+            r"jsonl:2: .* AttributeError: the rollout has no 'txt'; did you mean text\? \(rewards.py, line 3\)$",
+        ),
         ("raise ValueError", r"data.jsonl:2: reward .* raised ValueError \(rewards.py, line 3\)"),
         ("return 'good'", "data.jsonl:2: reward .* gave 'good', which is not a number"),
         ("return [1]", r"data.jsonl:2: reward .* gave \[1\], which is not a number"),
@@ -117,7 +121,7 @@ def test_an_error_names_function_and_row_or_counts_as_missing(tmp_path, caplog, 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return [1, 2]", "gave a list of 2, but must give a list of 3, one for each response"),
+        ("return [1, 2]", "gave a list of 2, but must give a list of 3, one for each response of the batch$"),
         ("return 1.0", "gave 1.0, but must give a list of 3"),
         ("return None", "gave None, but must give a list of 3"),
         ("return {'a': 1, 'b': 2, 'c': 3}", "must give a list of 3"),
@@ -127,7 +131,7 @@ def test_an_error_names_function_and_row_or_counts_as_missing(tmp_path, caplog, 
         ("return [1, 2, float('inf')]", "data.jsonl:3: reward .* gave inf; a reward must be finite"),
         (
             "raise OSError('gone')",
-            r"data.jsonl:1: reward .* raised OSError: gone \(rewards.py, line 2\) \(and 2 more in the batch",
+            r"jsonl:1: .* raised OSError: gone \(rewards.py, line 2\), called for a batch of 3 that begins here$",
         ),
     ],
 )
