@@ -57,7 +57,9 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["trian"], "unknown command 'trian'"),
+        (["trian"], "unknown command 'trian'; did you mean train?"),
+        (["frobnicate"], "unknown command 'frobnicate'; known are train, eval, data"),
+        (["data", "exprot", "nowhere", "x"], "did you mean export?"),
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
         (["train", "--beta", "0.1"], "did you mean --objective.beta?"),
         (["train", "--temperature", "1"], "did you mean --evaluate.temperature or --sampling.temperature?"),
@@ -214,21 +216,6 @@ def test_the_same_from_python(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/model/model.safetensors"))
-
-
-def test_algorithms_lists_every_objective_and_shows_one():
-    from solera.objectives.table import TABLE
-
-    listed = solera("algorithms")
-    assert listed.returncode == 0
-    names = [line for line in listed.stdout.splitlines() if line and not line.startswith(" ")]
-    assert names == list(TABLE)
-    shown = solera("algorithms", "rec_ring_is_wide").stdout
-    assert "ring_high = 4.0" in shown
-    assert "clip = ring (of none, one_side, two_side, ring)" in shown
-    wrong = solera("algorithms", "rec_rings")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    assert "did you mean rec_ring" in wrong.stderr
 
 
 def test_debug_shows_the_traceback_and_a_reader_that_left_is_no_error():

@@ -5,6 +5,7 @@ import os
 import sys
 import traceback
 
+from solera.cli.characters import print_any_character
 from solera.errors import SoleraError
 
 COMMANDS = {
@@ -13,7 +14,7 @@ COMMANDS = {
     "data": "rollouts and rewards in and out of a run's store",
     "sweep": "train a grid of runs side by side, and compare them",
     "report": "write a page to look into a run, or to compare several",
-    "algorithms": "list the objectives with formula, constants and reference, or show one (NAME)",
+    "algorithms": "list the objectives, or explain one of them (NAME)",
     "bench": "time whole training steps, and TRL's beside them",
     "lab": "exact answers on policies small enough to enumerate",
 }
@@ -39,6 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     nobody reads the output any more."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
+    print_any_character()
     try:
         status = _dispatch([argument for argument in arguments if argument != "--debug"])
         sys.stdout.flush()
@@ -74,5 +76,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(version("solera"))
         return 0
     if arguments[0] not in COMMANDS:
-        raise SoleraError(f"unknown command {arguments[0]!r}; known are {', '.join(COMMANDS)} (see solera --help)")
+        from solera.config import perhaps
+
+        raise SoleraError(f"unknown command {arguments[0]!r}{perhaps(arguments[0], COMMANDS)} (see solera --help)")
     return importlib.import_module(f"solera.cli.{arguments[0]}").run(arguments[1:])

@@ -5,9 +5,9 @@ import sys
 HELP = """Time whole training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step
 TRL's step runs on the same model, prompts and lengths, in turn, and the ratio is printed.
 
-  solera bench                                                    the embedded model on a CPU
-  solera bench --v 1 10 --rounds 3                                what syncing every step costs
-  solera bench --model FOLDER --problems gsm8k.jsonl --prompts 64 --new_tokens 256 --trl_step benchmarks/trl_step.py
+  solera bench                                      the embedded model
+  solera bench --v 1 10 --rounds 3                  what a sync every step costs
+  solera bench --trl_step benchmarks/trl_step.py    TRL's step beside ours
 """
 
 

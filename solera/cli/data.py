@@ -5,19 +5,19 @@ from argparse import Namespace
 from contextlib import closing
 from pathlib import Path
 
-from solera.cli.options import Parser
+from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
 
 COMPLAINTS = 5
 """Bad lines that are complained of one by one."""
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
-  solera data stats RUN                                  what the store holds: by origin, age, reward and uses
-  solera data verify RUN                                 whether the store is whole
-  solera data import RUN FILE                            text of other models and people, or another run's export
-  solera data export RUN FILE                            every rollout with its rewards, tokens and log-probabilities
-  solera data reward RUN --id 1017 --value 1             a reward that came later, or changed
-  solera data reward RUN FILE                            many of them
+  solera data stats RUN          what the store holds, as tables and a picture
+  solera data verify RUN         whether the store is whole
+  solera data import RUN FILE    rollouts of models, people, other runs
+  solera data export RUN FILE    every rollout with rewards and tokens
+  solera data reward RUN --id 1017 --value 1    a reward that came later
+  solera data reward RUN FILE                   many of them
 
 A FILE holds one JSON object a line, or is called *.parquet.
 """
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
 def _parser() -> Parser:
     from argparse import RawDescriptionHelpFormatter
 
-    parser = Parser("solera data", description=HELP, formatter_class=RawDescriptionHelpFormatter)
+    parser = Parser("solera data", description=wrapped(HELP), formatter_class=RawDescriptionHelpFormatter)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     parsers = {
         name: actions.add_parser(name, help=does, description=description)

@@ -32,9 +32,11 @@ HELP = """Evaluate models on the held-out problems of a task, greedily and, with
 with the first, on the same problems. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder. Where
 one is a run's folder, the settings not given below are those of the (first) run's config.
 
-  solera eval embedded                                        greedy pass@1 on arithmetic
-  solera eval embedded runs/NAME --samples 16 --k 1 4 16      and avg@16, pass@1, pass@4, pass@16, compared
-  solera eval runs/NAME --checkpoints --json result.json      every checkpoint, their max and mean
+  solera eval embedded                           greedy pass@1 on arithmetic
+  solera eval embedded runs/NAME --samples 16    and avg@16, pass@16, compared
+  solera eval runs/NAME --samples 16 --k 1 4     pass@1 and pass@4 of 16 samples
+  solera eval runs/NAME --checkpoints            every checkpoint, max and mean
+  solera eval runs/NAME --json result.json       every number, for a program
 """
 
 

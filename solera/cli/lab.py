@@ -5,9 +5,10 @@ import sys
 HELP = """What an objective does to a policy so small that every response can be written down: no model, no sampling
 error, minutes on one core. Tables on the console; plots and every number in a folder.
 
-  solera lab                                          all experiments
-  solera lab --quick                                  the same with fewer problems and updates
-  solera lab bias --lags 0 8 --objectives grpo topr   two objectives on fresh and on stale data
+  solera lab                                all experiments
+  solera lab --quick                        with fewer problems and updates
+  solera lab bias --objectives grpo topr    one of them, with two objectives
+  solera lab bias --lags 0 8                on fresh and on stale data
 """
 
 

@@ -5,14 +5,18 @@ import contextlib
 import dataclasses
 import io
 import re
-from itertools import chain
-from typing import Any, NoReturn, TypeVar
+import shutil
+import sys
+from textwrap import fill
+from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
 
 from solera.errors import SoleraError
 
 T = TypeVar("T")
 LONGEST = 400
 """Characters of a complaint that are shown: a value in it may have thousands."""
+WIDEST = 120
+"""Characters of a line of help; longer ones are hard to follow, however wide the terminal."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,13 +26,18 @@ class Parser(argparse.ArgumentParser):
         from solera.config import alike
 
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
+        unknown = unknown or re.match(r"argument ACTION: invalid choice: '([^']*)'", message)
         hint = alike(unknown[1], self._known(), 1) if unknown else ""
         raise SoleraError(f"{message}{hint} (see {self.prog} --help)")
 
     def _known(self) -> list[str]:
-        """Options of this command and of its actions."""
-        below = [one.choices.values() for one in self._actions if isinstance(one, argparse._SubParsersAction)]
-        return [option for parser in (self, *chain(*below)) for option in parser._option_string_actions]
+        """The actions of this command, its options and theirs."""
+        actions = {
+            name: parser
+            for one in self._actions if isinstance(one, argparse._SubParsersAction)
+            for name, parser in one.choices.items()
+        }  # fmt: skip
+        return [*actions, *(option for parser in (self, *actions.values()) for option in parser._option_string_actions)]
 
 
 def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:
@@ -36,17 +45,57 @@ def parse(default: T, arguments: list[str], command: str, positional: str, descr
     import tyro
 
     arguments = [{"true": "True", "false": "False"}.get(argument, argument) for argument in arguments]  # as in TOML
-    complaint = io.StringIO()
+    complaint, shown = io.StringIO(), Overheard()
+    if {"-h", "--help"} & set(arguments):
+        _explain(type(default))
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(complaint), contextlib.redirect_stdout(shown):
             return tyro.cli(
                 type(default), args=arguments, default=default, prog=f"solera {command} {positional}".strip(),
-                use_underscores=True, description=description, config=(flags,),
+                use_underscores=True, description="", config=(flags,),
             )  # fmt: skip
     except SystemExit as stop:
         if not stop.code:
+            usage, _, options = shown.getvalue().partition("\n\n")
+            print(f"{usage}\n\n{wrapped(description)}\n\n{options}", end="")
             raise
         raise SoleraError(f"{_one_line(complaint.getvalue(), default)} (see solera {command} --help)") from None
+
+
+class Overheard(io.StringIO):
+    """What would be printed, with the frames and colours that it would have there."""
+
+    encoding = property(lambda self: sys.__stdout__ and sys.__stdout__.encoding)
+
+    def isatty(self) -> bool:
+        return sys.__stdout__ is not None and sys.__stdout__.isatty()
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs as wide as the terminal; lines of an indented one, examples, stay as they are."""
+    paragraphs = text.strip("\n").split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else filled(" ".join(part.split())) for part in paragraphs)
+
+
+def filled(paragraph: str, indent: str = "") -> str:
+    """As wide as the terminal; `indent` begins every line but the first."""
+    width = min(WIDEST, shutil.get_terminal_size().columns)
+    return fill(paragraph, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _explain(room: Any) -> None:
+    """Hand tyro each field's help as one paragraph: what it reads from the source keeps the breaks there."""
+    import tyro
+
+    from solera.config import help_of
+
+    explained = help_of(room)
+    for name, hint in room.__annotations__.items():
+        kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if dataclasses.is_dataclass(kind):
+            _explain(kind)
+        elif name in explained:
+            room.__annotations__[name] = Annotated[(kind, tyro.conf.arg(help=explained[name]), *marks)]
 
 
 def _one_line(box: str, default: Any) -> str:

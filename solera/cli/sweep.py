@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from solera.cli import main
-from solera.cli.options import Parser
+from solera.cli.options import Parser, wrapped
 from solera.errors import counted
 
 if TYPE_CHECKING:
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
 HELP = """Train every cell of a grid with every seed, and compare them: means, spread over seeds, paired tests, curves.
 
-  solera sweep FILE.toml                 start, or go on: finished runs are skipped, stopped ones resumed
-  solera sweep FILE.toml --quick         first a small one, as the file's table [quick] has it
-  solera sweep FILE.toml --only algorithm=grpo --only regime=lag10    these cells only
-  solera sweep FILE.toml --retry         try failed runs again as well
-  solera sweep FILE.toml --report        start nothing, write the report of what there is
+  solera sweep FILE.toml            start, or go on with what is not finished
+  solera sweep FILE.toml --quick    first a small one: the file's [quick]
+  solera sweep FILE.toml --retry    try failed runs again as well
+  solera sweep FILE.toml --report   the report of what there is
+  solera sweep FILE.toml --only algorithm=grpo --only regime=lag10    these only
 """
 
 EXAMPLE = """A file is an ordinary run's tables and these:
 
   [sweep]
   seeds = 5                          # a number of seeds, or a list
-  baseline = { algorithm = "grpo" }  # what the others are compared with; else the first choice below
-  measure = "final"                  # ranked and compared by: final, best or mean accuracy
+  baseline = { algorithm = "grpo" }  # by default the first choice below
+  measure = "final"                  # of final, best, mean accuracy: ranked by
   exclude = [{ algorithm = "reinforce", regime = "never" }]
 
-  [axis.algorithm]                   # the first axis is compared; a choice is a name and the fields it sets
+  [axis.algorithm]                   # compared: names, and the fields they set
   grpo = { objective.name = "grpo" }
   reinforce = { objective.name = "reinforce" }
 
-  [axis.regime]                      # further axes are circumstances, each with a table and a panel of curves
+  [axis.regime]                      # circumstances: each has a table
   on_policy = { sync.period = 1 }
   lag10 = { sync.period = 1, collect.offset = 10 }
   never = { sync.rule = "never" }
@@ -44,7 +44,7 @@ EXAMPLE = """A file is an ordinary run's tables and these:
   [run]                              # what all cells share
   steps = 100
 
-  [quick]                            # --quick: fewer seeds, only these choices, and any field of a run
+  [quick]                            # --quick: any field, fewer choices
   seeds = 2
   keep = { regime = ["on_policy"] }
   run.steps = 10
@@ -56,7 +56,10 @@ goes on. The exit status is 0 where all runs are finished, 1 where some failed, 
 
 def run(arguments: list[str]) -> int:
     parser = Parser(
-        "solera sweep", description=HELP, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
+        "solera sweep",
+        description=wrapped(HELP),
+        epilog=wrapped(EXAMPLE),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the sweep")
     parser.add_argument(

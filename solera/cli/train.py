@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
 
-  solera train                                      the embedded model on arithmetic, v=10, 20 seconds
-  solera train recipes/demo.toml --run.seed 7       a recipe with another seed
-  solera train --sync.period 1 --learn.passes 4     on-policy data, each batch learned from four times
-  solera train --resume runs/NAME                   go on with a run from its last checkpoint (no other options)
+  solera train                                    embedded model, 20 seconds
+  solera train recipes/demo.toml --run.seed 7     a recipe with another seed
+  solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
+  solera train --resume runs/NAME                 go on from the last checkpoint
+                                                  (takes no other options)
 
 `solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields.
 """

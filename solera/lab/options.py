@@ -1,7 +1,7 @@
 """What can be asked of the lab. No torch, so that help answers at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -13,13 +13,14 @@ MOST = 10_000
 """Largest group and lag: what is exact takes its time."""
 WIDEST_CLIP = RING["ring_low"]
 Experiment = Literal["bias", "groups", "fixed_point", "amplification"]
+Experiments = Annotated[tyro.conf.Positional[tuple[Experiment, ...]], tyro.conf.arg(metavar="[EXPERIMENT ...]")]
 
 
 @dataclass(frozen=True)
 class LabOptions:
     """Exact answers on policies small enough to enumerate."""
 
-    experiments: tyro.conf.Positional[tuple[Experiment, ...]] = ("bias", "groups", "fixed_point", "amplification")
+    experiments: Experiments = ("bias", "groups", "fixed_point", "amplification")
     """`bias`: each objective's gradient against the exact one. `groups`: what small groups do to the advantage.
     `fixed_point`: where repeated updates end. `amplification`: GRPO with a KL term, iterated."""
     out: str | None = None
