@@ -108,7 +108,7 @@ def train(
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
     config = resolved(config)
-    for sentence in notices(config):
+    for sentence in notices(config) if objective is None else ():
         _say(console, sentence)
     return _run(config, console, None, own)
 
@@ -336,6 +336,9 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
+        raise
+    except KeyboardInterrupt as stop:
+        stop.args = (f"interrupted; {then}",)
         raise
     except torch.OutOfMemoryError as error:
         said = (

@@ -131,7 +131,11 @@ def test_debug_shows_the_traceback_of_the_machines_fault_and_of_a_users_mistake(
         assert said.splitlines()[-1].startswith("solera: ")
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGINT, signal.SIGINT]], ids=["SIGTERM", "Ctrl-C twice"])
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM], [signal.SIGINT, signal.SIGINT]],
+    ids=["SIGTERM", "SIGTERM twice", "Ctrl-C twice"],
+)
 def test_a_signal_loses_nothing(tmp_path, signals):
     (tmp_path / "run.toml").write_text(RUN.format(steps=100_000, every=0))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -152,8 +156,27 @@ def test_a_signal_loses_nothing(tmp_path, signals):
         assert re.fullmatch(r"solera: stopped after batch \d+; go on with: solera train --resume disk/run\n", said)
         assert list((tmp_path / "disk" / "run" / "checkpoints").glob("step-*"))
     else:
-        assert said == "solera: interrupted\n"
+        assert said == "solera: interrupted; go on with: solera train --resume disk/run\n"
     assert [row["step"] for row in read_metrics(metrics)] == list(range(len(read_metrics(metrics))))
+
+
+def test_a_run_left_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    """What a second signal does, in the middle of the third update."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN.format(steps=5, every=2))
+
+    def update(self, batch, learn=Learner.update):
+        if self.version == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return learn(self, batch)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "update", update)
+        assert main(["train", "run.toml"]) == 130
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said == "solera: interrupted; go on with: solera train --resume disk/run"
+    assert main(["train", "--resume", "disk/run"]) == 0
 
 
 def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch, capsys):
@@ -194,4 +217,4 @@ sys.exit(main(["train", "run.toml", "--collect.overlap", "False"]))
     (tmp_path / "run.toml").write_text(RUN.format(steps=50, every=0))
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 130
-    assert done.stderr == "solera: interrupted\n"
+    assert done.stderr == "solera: interrupted; go on with: solera train --resume disk/run\n"

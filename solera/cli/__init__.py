@@ -53,8 +53,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 141
     except OSError as error:
         return _complain(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, debug)
-    except KeyboardInterrupt:
-        return _complain("interrupted", 130, debug)
+    except KeyboardInterrupt as stop:
+        return _complain(str(stop) or "interrupted", 130, debug)
 
 
 def _complain(said: str, status: int, debug: bool) -> int:

@@ -1,7 +1,5 @@
 """`solera bench`: what a training step costs, part by part, and beside TRL's."""
 
-import sys
-
 HELP = """Time whole training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step
 TRL's step runs on the same model, prompts and lengths, in turn, and the ratio is printed.
 
@@ -13,13 +11,13 @@ TRL's step runs on the same model, prompts and lengths, in turn, and the ratio i
 
 def run(arguments: list[str]) -> int:
     import tyro
-    from rich.console import Console
 
     from solera.bench.options import BenchOptions, check
     from solera.cli.options import parse
 
     options = check(parse(BenchOptions(), arguments, "bench", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.bench import bench
+    from solera.report.console import results_console
 
-    bench.run(options, Console(width=None if sys.stdout.isatty() else 200))
+    bench.run(options, results_console(200))
     return 0

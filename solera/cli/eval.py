@@ -26,7 +26,7 @@ from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data, check_own
 
 PIPE_WIDTH = 200
-"""Off a terminal nothing is known of the width, and a wrapped table is hard to search in."""
+"""Off a terminal a wrapped table is hard to search in."""
 
 HELP = """Evaluate models on the held-out problems of a task, greedily and, with --samples, by sampling; compare each
 with the first, on the same problems. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder. Where
@@ -131,12 +131,10 @@ def composed(config: Config, options: EvalOptions) -> Config:
 def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
     from rich.console import Console
 
-    from solera.report.console import Attempting
+    from solera.report.console import Attempting, results_console
     from solera.report.evaluation import show
 
-    notes, console = Console(stderr=True), Console()
-    if not console.is_terminal:
-        console = Console(width=PIPE_WIDTH)
+    notes, console = Console(stderr=True), results_console(PIPE_WIDTH)
     with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
         from solera import running
     with Attempting(notes) as progress:

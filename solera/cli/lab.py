@@ -1,7 +1,5 @@
 """`solera lab`: exact answers on policies small enough to enumerate."""
 
-import sys
-
 HELP = """What an objective does to a policy so small that every response can be written down: no model, no sampling
 error, minutes on one core. Tables on the console; plots and every number in a folder.
 
@@ -14,14 +12,13 @@ error, minutes on one core. Tables on the console; plots and every number in a f
 
 def run(arguments: list[str]) -> int:
     import tyro
-    from rich.console import Console
 
     from solera.cli.options import parse
     from solera.lab.options import LabOptions, check
 
     options = check(parse(LabOptions(), arguments, "lab", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.lab import laboratory
+    from solera.report.console import results_console
 
-    # Off a terminal nothing is known of the width, and a wrapped table is hard to read.
-    laboratory.run(options, Console(width=None if sys.stdout.isatty() else 120))
+    laboratory.run(options, results_console(120))
     return 0

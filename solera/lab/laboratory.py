@@ -11,7 +11,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from solera.errors import SoleraError
 from solera.lab.options import LabOptions
+from solera.report.html import write_whole
 
 
 def run(options: LabOptions, console: Console) -> None:
@@ -20,7 +22,7 @@ def run(options: LabOptions, console: Console) -> None:
     folder = Path(options.out or ("runs/lab-quick" if options.quick else "runs/lab"))
     folder.mkdir(parents=True, exist_ok=True)
     numbers = folder / "lab.json"
-    found = _kept(numbers)
+    found = _kept(numbers) if numbers.exists() else {}
     for name in options.experiments:
         experiment = importlib.import_module(f"solera.lab.{name}")
         start = perf_counter()
@@ -30,15 +32,18 @@ def run(options: LabOptions, console: Console) -> None:
         plot = folder / f"{name}.png"
         experiment.draw(found[name]).savefig(plot)
         console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
-        numbers.write_text(json.dumps(found), encoding="utf-8")
+        write_whole(numbers, json.dumps(found))
 
 
 def _kept(numbers: Path) -> dict[str, Any]:
     """Other experiments' numbers, whose plots are beside them."""
     try:
-        return dict(json.loads(numbers.read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # none yet, or half a file
-        return {}
+        found = json.loads(numbers.read_bytes())
+    except (ValueError, RecursionError) as error:
+        found = error
+    if not isinstance(found, dict):
+        raise SoleraError(f"{numbers}: holds no lab's numbers, and would be written over: move it, or name a --out")
+    return found
 
 
 def _tracked(items: Iterable, does: str, console: Console) -> Iterable:

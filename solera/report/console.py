@@ -41,6 +41,12 @@ class StandardOutput(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def results_console(piped: int) -> Console:
+    """For tables: as wide as the terminal or COLUMNS has it; where neither is there, of a width that wraps nothing."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if known else piped)
+
+
 class Progressing:
     """The console's sink. Figures keep their last value until a new one comes."""
 

@@ -1,5 +1,7 @@
 """An evaluation as a table, and its comparisons as sentences."""
 
+import re
+from textwrap import fill
 from typing import NamedTuple
 
 from rich.console import Console
@@ -27,7 +29,8 @@ def show(evaluation: Evaluation, console: Console) -> None:
     for table in tables(evaluation, console.width):
         console.print(table)
     for line in (*ungraded(evaluation), *comparison_lines(evaluation)):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        wrapped = fill(line, console.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        console.print(wrapped, highlight=False, soft_wrap=True, markup=False)
 
 
 def tables(evaluation: Evaluation, width: int) -> list[Table]:
@@ -36,7 +39,7 @@ def tables(evaluation: Evaluation, width: int) -> list[Table]:
     sizes = [max(map(len, column)) for column in zip(heads, *(line.cells for line in lines), strict=True)]
     label = min(BREAKABLE, max(len(line.label) for line in lines))
     if _width(label, *sizes) <= width:
-        result = [_rows(heads, lines)]
+        result = [_rows(heads, lines, width - _width(*sizes) - 3)]
     else:
         named, size = max(map(len, heads)), max(len(cell) for line in lines for cell in line.cells)
         together = max(1, (width - _width(named)) // (_width(size) - 1))
@@ -51,13 +54,27 @@ def _width(*columns: int) -> int:
     return sum(columns) + 3 * len(columns) + 1
 
 
-def _rows(heads: tuple[str, ...], lines: list[Line]) -> Table:
+def broken(label: str, width: int) -> str:
+    """A name in lines of at most so many characters, broken after a stroke or at a space where it can be.
+
+    >>> broken("runs/demo/checkpoints/step-000100", 17)
+    'runs/demo/\\ncheckpoints/\\nstep-000100'
+    """
+    lines = [""]
+    for piece in re.findall(r"[^/ ]*[/ ]?", label):
+        if lines[-1].strip() and len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _rows(heads: tuple[str, ...], lines: list[Line], room: int) -> Table:
     table = Table()
     table.add_column("model", overflow="fold")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(line.label, *line.cells, style=line.style)
+        table.add_row(broken(line.label, room), *line.cells, style=line.style)
     return table
 
 
@@ -65,7 +82,9 @@ def _columns(heads: tuple[str, ...], lines: list[Line], size: int) -> Table:
     table = Table()
     table.add_column("")
     for line in lines:
-        table.add_column(line.label.strip(), justify="right", overflow="fold", width=size, style=line.style)
+        table.add_column(
+            broken(line.label.strip(), size), justify="right", overflow="fold", width=size, style=line.style
+        )
     for head, *cells in zip(heads, *(line.cells for line in lines), strict=True):
         table.add_row(head, *cells)
     return table

@@ -38,6 +38,8 @@ MEASURE_WORDS = {
     "best": "best accuracy of all evaluations",
     "mean": "mean accuracy over all evaluations",
 }
+FEW = {1: "there is no spread to judge by", 2: "a difference must be 9 times its spread over seeds to count"}
+"""Numbers of seeds that decide little, and why: the quantile t(1) of 95 % is 12.7, and 12.7/√2 is 9."""
 EXPLAINED = (
     "Accuracies are on held-out problems: mean ± standard deviation over seeds. final: the last weights; best: the "
     "best evaluation; mean: over all evaluations; wobble: standard deviation over the last third of a run's "
@@ -82,11 +84,15 @@ def blocks(results: Results, picture: str) -> list[Block]:
 
 
 def state_words(results: Results) -> str:
-    """How many runs there are, and how many of them did not come to an end."""
+    """How many runs there are, how many of them did not come to an end, and whether they are too few to compare."""
     counts = Counter[str](result.state for result in results.runs)
     words = {"failed": "failed", "unfinished": "stopped before the end", "new": "not started"}
     others = [f"{counts[state]} {does}" for state, does in words.items() if counts[state]]
-    return "; ".join([f"{counts['finished']} of {counted(len(results.runs), 'run')} finished", *others]) + "."
+    told = "; ".join([f"{counts['finished']} of {counted(len(results.runs), 'run')} finished", *others]) + "."
+    seeds = len(results.plan.seeds)
+    if seeds not in FEW:
+        return told
+    return f"{told} {counted(seeds, 'seed')} can show that the cells run, hardly which is better: {FEW[seeds]}."
 
 
 def _failed(results: Results) -> list[Block]:

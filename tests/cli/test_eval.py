@@ -129,6 +129,19 @@ def test_a_runs_folder_brings_its_settings_and_its_checkpoints(tmp_path, run_fol
     assert values[-1] == last["eval/pass@1"]
 
 
+@pytest.mark.parametrize("more", [(), ("--samples", "2")], ids=["a row for each", "a column for each"])
+def test_a_table_of_80_columns_breaks_no_step_and_no_line_of_a_comparison(run_folder, more):
+    done = solera("eval", str(run_folder), "--checkpoints", *more, *ON_CPU, COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    table, _, comparisons = done.stdout.partition("in brackets 95 % intervals")
+    assert max(map(len, table.splitlines())) <= 80
+    for step in ("step-000002", "step-000004"):
+        assert re.search(rf"[ /]{step} ", table)
+    assert "pass@1 greedy: +" in comparisons
+    for line in comparisons.splitlines():
+        assert len(line) <= 80 or len(line.split()) == 1  # a path is one word, however long
+
+
 def test_options_win_over_the_runs_settings(tmp_path, run_folder):
     done = solera(
         "eval", str(run_folder), "--task.level", "2", "--problems", "9", "--samples", "2", *ON_CPU, "--json", "o",

@@ -50,6 +50,16 @@ def test_a_quick_look_and_a_single_experiment_leave_other_results_alone(tmp_path
     assert found.keys() == {"bias", "groups"} and found["bias"] == full["bias"]
 
 
+@pytest.mark.parametrize("content", [b'{"bias": {"rows": [', b"[]", b"\xff"])
+def test_numbers_that_cannot_be_read_are_not_written_over(tmp_path, content):
+    (tmp_path / "lab.json").write_bytes(content)
+    done = solera("lab", "groups", "--quick", "--out", ".", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert done.stderr.startswith("solera: lab.json: holds no lab's numbers")
+    assert [path.name for path in tmp_path.iterdir()] == ["lab.json"]
+    assert (tmp_path / "lab.json").read_bytes() == content
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

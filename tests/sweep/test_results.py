@@ -1,5 +1,6 @@
 """Measures, ranking, comparisons and the report, from run folders written by hand."""
 
+import dataclasses
 import json
 import math
 import re
@@ -178,6 +179,18 @@ def test_the_markdown_says_who_is_best(results):
 
 def test_a_report_of_nothing(plan):
     assert "0 of 18 runs finished; 18 not started." in report.write(collect(plan)).read_text()
+
+
+@pytest.mark.parametrize(("seeds", "why"), [(1, "no spread to judge by"), (2, "must be 9 times its spread"), (3, None)])
+def test_a_sweep_of_too_few_seeds_says_so(plan, seeds, why):
+    """T with one degree of freedom is Cauchy's: its two-sided quantile of 95 % is tan(0.95·π/2)."""
+    assert round(math.tan(0.95 * math.pi / 2) / math.sqrt(2)) == 9
+    few = dataclasses.replace(plan, seeds=plan.seeds[:seeds])
+    text = report.write(collect(few)).read_text()
+    if why is None:
+        assert "hardly which is better" not in text
+    else:
+        assert re.search(rf"{seeds} seeds? can show that the cells run, hardly which is better: [^.]*{why}", text)
 
 
 def test_a_changed_file_is_refused(plan, tmp_path):
