@@ -2,19 +2,20 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
 from solera import config as configuration
-from solera.config import Config
+from solera.config import Config, TaskConfig, task_parts
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 from solera.models.source import find
 from solera.objectives.table import resolve_config
 from solera.protocols import Task
 from solera.store.exchange import check_readable
+from solera.tasks.jsonl import read_split
 from solera.tasks.rewards import check_data, check_own
 
 BEGINNING = "beginning.json"
@@ -28,22 +29,43 @@ class Beginning:
     """The folder in which its config's relative paths begin."""
     problems: str
     """Digest of the held-out problems and of the first two to train on, which are others when rows come or go."""
+    rows: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Digest of the rows to train on of each of the task's files; of older runs it is not known."""
 
     @classmethod
-    def of(cls, task: Task, held_out: int) -> "Beginning":
-        """A task whose problems the model cannot be shown is refused here, before the run has a folder."""
+    def of(cls, task: Task, held_out: int, files: TaskConfig | None) -> "Beginning":
+        """A task whose problems the model cannot be shown is refused here, before the run has a folder; `files` is the
+        resolved config that names its files, where it is not one's own."""
         keys = [prompt.key for prompt in (task.prompt(0), task.prompt(1), *task.held_out(held_out))]
-        return cls(str(Path.cwd()), blake2b("\0".join(keys).encode(), digest_size=16).hexdigest())
+        parts = task_parts(files).values() if files else ()
+        rows = {
+            part.path: digest_of(row.key for row in read_split(part, frozenset())[0])
+            for part in parts if part.prompt is not None and part.path is not None
+        }  # fmt: skip
+        return cls(str(Path.cwd()), digest_of(keys), rows)
+
+    def changed_since(self, begun: "Beginning") -> str | None:
+        """What is to be said of a run that goes on with other data than it began with."""
+        files = ", ".join(path for path, digest in self.rows.items() if begun.rows.get(path, digest) != digest)
+        if self.problems != begun.problems:
+            which = f" ({files} has changed)" if files else ""
+            return f"the task's problems are not those that the run began with{which}: its accuracies do not compare"
+        return f"{files} has changed since the run began: it goes on with other rows to train on" if files else None
 
     def write(self, folder: Path) -> None:
         (folder / BEGINNING).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
+
+
+def digest_of(keys: Iterable[str]) -> str:
+    return blake2b("\0".join(keys).encode(), digest_size=16).hexdigest()
 
 
 def read_beginning(folder: Path) -> Beginning | None:
     """`None` for a run from before it was kept."""
     file = folder / BEGINNING
     try:
-        return Beginning(**json.loads(file.read_bytes())) if file.exists() else None
+        beginning = Beginning(**json.loads(file.read_bytes())) if file.exists() else None
+        return beginning and dataclasses.replace(beginning, rows=dict(beginning.rows))
     except (ValueError, TypeError) as error:
         raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
 

@@ -191,7 +191,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.lora.rank and not checkpoint:
         model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    beginning = Beginning.of(task, config.evaluate.problems)
+    beginning = Beginning.of(task, config.evaluate.problems, None if own.task else config.task)
     if config.report.wandb is not None:
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
@@ -233,7 +233,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumed:
-                _say_resumed(console, checkpoint, begun is None or begun.problems == beginning.problems)
+                _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else None)
             finished = loop.run(sync)
     if not finished:
         raise InterruptedRunError(
@@ -354,10 +354,10 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
-def _say_resumed(console: Console, checkpoint: Checkpoint | None, same_problems: bool) -> None:
+def _say_resumed(console: Console, checkpoint: Checkpoint | None, changed: str | None) -> None:
     _say(console, f"goes on from step {checkpoint.state.version}" if checkpoint else "no checkpoint: begins again")
-    if not same_problems:
-        _say(console, "the task's problems are not those that the run began with: its accuracies do not compare")
+    if changed:
+        _say(console, changed)
 
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:

@@ -21,6 +21,7 @@ report = { tensorboard = false, progress = false }
 """
 NEWEST = "checkpoints/step-000004"
 GARBAGE = [b"", b"garbage", bytes(100), b"[]", b"null", b"\xff\xfe", b"{"]
+BAD_ROWS = b'{"started_in": "/", "problems": "", "rows": 3}'
 
 
 def put(name: str, content: bytes) -> Callable[[Path], object]:
@@ -76,7 +77,7 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     (r"store\.db", half("store.db")), (r"store\.db", without("store.db")),
     *((r"own_code\.json", put("own_code.json", content)) for content in [*GARBAGE, b"3", b'["x"]',
     b"[[]]"] if content != b"[]"),
-    *((r"beginning\.json", put("beginning.json", content)) for content in [*GARBAGE, b"3", b'["x"]', b"{}"]),
+    *((r"beginning\.json", put("beginning.json", content)) for content in [*GARBAGE, b"3", b'["x"]', b"{}", BAD_ROWS]),
     (r"solera\.resume\('x', task=\.\.\.\)", put("own_code.json", b'["task"]')),
 ]  # fmt: skip
 

@@ -14,6 +14,7 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 HELD_OUT_SHARE = 8
 LARGEST = 99
 """Of the numbers, and of the targets ten times as much."""
+STATEMENT = re.compile(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.")
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,17 @@ def draw_problem(rng: Random, level: int, held_out: bool) -> str:
 
 
 def problem_in(text: str) -> str | None:
-    """The problem that a prompt states.
+    """The problem that a prompt states, and nothing else.
 
     >>> problem_in("Make 26 from the numbers 3, 5, 7.")
     '3 5 7 = 26'
     """
-    match = re.fullmatch(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.", text)
-    return f"{match[2].replace(',', '')} = {match[1]}" if match else None
+    return next(iter(problems_within(text)), None) if STATEMENT.fullmatch(text) else None
+
+
+def problems_within(text: str) -> set[str]:
+    """Every problem that is stated somewhere in a text."""
+    return {f"{numbers.replace(',', '')} = {target}" for target, numbers in STATEMENT.findall(text)}
 
 
 def is_held_out(problem: str) -> bool:

@@ -14,10 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from solera.build import build_task, resolved
 from solera.cli import main
-from solera.config import parse
+from solera.config import TaskConfig, parse, resolve_task
 from solera.errors import SoleraError
 from solera.models import loading
 from solera.running import train
+from solera.tasks.jsonl import read_split
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_reward"
@@ -128,7 +129,30 @@ def test_a_resume_says_where_it_begins_and_whether_the_data_has_changed(example,
     assert main(["train", "--resume", "runs/x"]) == 0
     said = capfd.readouterr().out
     assert f"note: goes on from step {last}\n" in said
-    assert ("note: the task's problems are not those that the run began with" in said) == told
+    note = "note: the task's problems are not those that the run began with (data.jsonl has changed): its accuracies"
+    assert (note in said) == told
+    assert ("has changed" in said) == told
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["with its rows' digest", "begun before there was one"])
+def test_a_resume_notices_an_edit_in_any_row_to_train_on(example, monkeypatch, capfd, older):
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml", *small("x")]) == 0
+    shutil.rmtree("runs/x/model")
+    if older:
+        beginning = json.loads(Path("runs/x/beginning.json").read_text())
+        del beginning["rows"]
+        Path("runs/x/beginning.json").write_text(json.dumps(beginning))
+    training, _ = read_split(resolve_task(TaskConfig("jsonl", path="data.jsonl", held_out_share=0.2)), frozenset())
+    number = int(training[100].place.rpartition(":")[2]) - 1  # neither held out nor one of the run's first two
+    lines = Path("data.jsonl").read_text().splitlines()
+    lines[number] = json.dumps({**json.loads(lines[number]), "answer": "7"})
+    Path("data.jsonl").write_text("\n".join(lines))
+    capfd.readouterr()
+    assert main(["train", "--resume", "runs/x"]) == 0
+    said = capfd.readouterr().out
+    note = "note: data.jsonl has changed since the run began: it goes on with other rows to train on\n"
+    assert (note in said, "has changed" in said) == (not older, not older)
 
 
 def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example, monkeypatch, capfd):

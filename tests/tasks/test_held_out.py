@@ -1,0 +1,32 @@
+"""Held-out prompts by their tokens; rows of files and sums are in tests/store/test_lines.py."""
+
+import pytest
+
+from solera.config import TaskConfig, resolve_task
+from solera.tasks.countdown import Countdown
+from solera.tasks.held_out import HeldOut
+from tests.tasks.parts import Letters
+
+
+class Chatting(Letters):
+    chats = True
+
+
+@pytest.mark.parametrize("codec", [Letters(), Chatting()], ids=["text", "chat"])
+@pytest.mark.parametrize("task", [TaskConfig("countdown"), TaskConfig("mixture", parts=("countdown", "arithmetic"))])
+def test_countdown_is_told_from_its_tokens(codec, task):
+    task = resolve_task(task)
+    held_out = HeldOut(task, codec)
+    problems = Countdown(codec, 3, resolve_task(TaskConfig("countdown")).template, seed=5)
+    assert all(held_out(prompt.token_ids) for prompt in problems.held_out(40))
+    assert not any(held_out(problems.prompt(index).token_ids) for index in range(40))
+
+
+def test_an_example_in_the_template_holds_nothing_out():
+    codec = Letters()
+    (example,) = Countdown(codec, 3, "{prompt}", seed=0).held_out(1)
+    template = f"As in: {example.data['prompt']} Now: {{prompt}}"
+    held_out = HeldOut(resolve_task(TaskConfig("countdown", template=template)), codec)
+    problems = Countdown(codec, 3, template, seed=0)
+    assert not held_out(problems.prompt(0).token_ids)
+    assert held_out(problems.held_out(2)[1].token_ids)
