@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import solera
+from solera.config import override
 from solera.report.sinks import read_metrics
 from solera.running import InterruptedRunError
 from tests.test_cli import SEARCH_PATH, os
@@ -87,6 +89,15 @@ def test_own_code_that_cannot_act_is_refused(tmp_path):
             solera.custom_objective(lambda tokens: None, **wrong)
     assert solera.custom_objective(lambda tokens: None, beta=0.1, ref_period=3).ref_period == 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_what_is_said_of_the_configs_objective_is_not_said_of_ones_own(tmp_path, own, capsys):
+    """On fresh data in one pass the default's clip cannot act; REINFORCE has none."""
+    plain = solera.custom_objective(lambda tokens: solera.Term(-tokens.advantage_T * tokens.logp_T))
+    fresh = override(config(tmp_path), "sync", period=1)
+    solera.train(override(fresh, "learn", passes=1), Console(), objective=plain if own else None)
+    assert ("the clip cannot act" in capsys.readouterr().out) != own
 
 
 def test_a_term_sees_only_what_it_learns_from_and_any_number_is_a_reward(tmp_path):
