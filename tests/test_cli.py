@@ -50,6 +50,11 @@ def test_train_help_explains_every_field():
     assert "Passes over each batch" in done.stdout
 
 
+def test_help_of_a_command_may_be_asked_for_before_it():
+    assert solera("help", "data", "import").stdout == solera("data", "import", "--help").stdout
+    assert solera("help").stdout == solera("--help").stdout
+
+
 def test_version():
     assert solera("--version").stdout.strip()[0].isdigit()
 

@@ -73,7 +73,8 @@ def check(options: BenchOptions) -> BenchOptions:
     if options.group < 2:
         raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
     if not options.v or min(options.v) < 1:
-        raise SoleraError(f"--v is {options.v}; give one or more sync periods of at least 1")
+        given = " ".join(map(str, options.v)) or "empty"
+        raise SoleraError(f"--v is {given}; give one or more sync periods of at least 1")
     if twice := [v for v in options.v if options.v.count(v) > 1]:
         raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
     for name in ("problems", "trl_step"):

@@ -67,6 +67,8 @@ def _complain(said: str, status: int, debug: bool) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and arguments[1:]:
+        arguments = [*arguments[1:], "--help"]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(commands="\n".join(f"  {name:12}{does}" for name, does in COMMANDS.items())), end="")
         return 0

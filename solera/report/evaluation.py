@@ -137,11 +137,11 @@ def comparison_lines(evaluation: Evaluation) -> list[str]:
         lines.append(f"{model.name} against {first}, problem by problem:")
         for name in shown(evaluation):
             if (difference := differences[name]) is not None:
-                lines.append(f"  {name}: {_sentence(name, difference, first, model.name)}")
+                lines.append(f"  {name}: {_sentence(name, difference)}")
     return lines
 
 
-def _sentence(name: str, difference: Difference, first: str, second: str) -> str:
+def _sentence(name: str, difference: Difference) -> str:
     estimate = difference.estimate
     value = _change(name, estimate.value)
     if estimate.low is None or estimate.high is None:
@@ -151,8 +151,8 @@ def _sentence(name: str, difference: Difference, first: str, second: str) -> str
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))
     if name.startswith("reward"):
         return f"{value} ({limits}), {verdict}"
-    solved = f"{counted(difference.only_second, 'problem')} solved only by {second}"
-    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by {first}"
+    solved = f"{counted(difference.only_second, 'problem')} solved only by the former"
+    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by the latter"
 
 
 def _change(name: str, value: float) -> str:

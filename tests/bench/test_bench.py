@@ -120,7 +120,7 @@ def test_what_was_measured_is_shown_though_a_peer_fails(tmp_path):
         ({"group": 1}, "--group is 1; it must be at least 2"),
         ({"steps": 0}, "--steps is 0; it must be at least 1"),
         ({"v": (1, 10, 10)}, "--v is 1 10 10: 10 is there twice"),
-        ({"v": ()}, "--v is"),
+        ({"v": ()}, "--v is empty; give one or more"),
         ({"problems": "nowhere.jsonl"}, "--problems: nowhere.jsonl: no such file"),
         ({"trl_step": "nowhere.py"}, "--trl_step: nowhere.py: no such file"),
         ({"trl_vllm": True}, "--trl_vllm measures TRL's step: give the script"),
