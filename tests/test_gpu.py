@@ -186,8 +186,12 @@ def test_packed_learning_in_bfloat16_errs_no_more_than_plain_bfloat16(tiny, comp
     exact.module.requires_grad_(True)
     truth = gradient(exact, make_groups())
     plain = error(torch.bfloat16, torch.float32, packs=False, pack_tokens=0)
-    assert error(torch.float32, torch.bfloat16, packs=True, micro_batch_tokens=40) < 1.2 * plain
-    assert error(torch.float32, torch.float16, packs=True, micro_batch_tokens=40) < 0.3 * plain
+    wide, short = (
+        error(torch.float32, dtype, True, micro_batch_tokens=40) for dtype in (torch.bfloat16, torch.float16)
+    )
+    print(f"error of the gradient: plain bfloat16 {plain:.4f}, packed {wide:.4f}, packed float16 {short:.4f}")
+    assert wide < 1.2 * plain
+    assert short < 0.3 * plain
 
 
 def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):
@@ -427,7 +431,7 @@ SMOL = os.environ.get("SOLERA_SMOLLM2")
 @pytest.mark.parametrize(
     ("compute", "compiled"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)]
 )
-def test_behaviour_logp_of_a_real_model_errs_no_more_than_a_plain_pass_and_does_not_drift(compute, compiled):
+def test_behaviour_logp_of_a_real_model_is_within_a_hundredth_and_does_not_drift(compute, compiled):
     """16 bits against a float32 pass of the same weights, beside what a plain pass in 16 bits makes of them."""
     model, codec = loading.load(SMOL, torch.device("cuda"))
     engine = InProcessEngine(model.for_compute(compute, copied=True), codec.end_token_ids, 64, compute, compiled)
@@ -453,9 +457,9 @@ def test_behaviour_logp_of_a_real_model_errs_no_more_than_a_plain_pass_and_does_
         f"mean |difference| from float32: ours {np.mean(ours):.5f} (from token 192: {np.mean(late):.5f}), a plain pass "
         f"{np.mean(theirs):.5f}; ours from the plain pass {np.mean(apart):.5f}"
     )
-    assert np.mean(ours) < 1.2 * np.mean(theirs)
+    assert np.mean(ours) <= 0.01 and np.mean(ours) < np.mean(theirs)
     assert np.mean(late) < 1.5 * np.mean(ours)
-    assert compute == torch.bfloat16 or max(np.mean(ours), np.mean(apart)) <= 0.01
+    assert compute == torch.bfloat16 or np.mean(apart) <= 0.01  # a plain bfloat16 pass is further than that from itself
 
 
 def test_digests_are_those_of_the_cpu():

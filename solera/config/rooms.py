@@ -39,9 +39,9 @@ class ModelConfig:
     path: Annotated[str, short("model", "path")] = "embedded"
     """A Hugging Face folder, or a hub name; `embedded` is the small model inside the package."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of forward passes and of the engine's weights; `auto` is float32 on a CPU; on a GPU float16, which has
-    an eighth of bfloat16's error, where the model's numbers on a few prompts stay below half of its end at 65,504,
-    else bfloat16. The learner's own weights are float32 always."""
+    """Arithmetic of forward passes and of the engine's weights; `auto` is float32 on a CPU; on a GPU float16, which is
+    closer to float32 and faster, where the model's numbers on a few prompts stay below half of its end at 65,504, else
+    bfloat16. The learner's own weights are float32 always."""
     compile: bool = True
     """On a GPU in 16 bits, fuse the small operations of every layer (torch.compile): some seconds at the start."""
 

@@ -65,7 +65,8 @@ class Memory:
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
             pools=[
-                (make(places, heads, dim, dtype=model.module.dtype), make(places, heads, dim, dtype=model.module.dtype))
+                (make(places, heads, dim, dtype=dtype), make(places, heads, dim, dtype=dtype))
+                for dtype in [model.key_value_dtype]
                 for heads, dim in model.key_value_shapes
             ],
         )  # fmt: skip
@@ -121,7 +122,7 @@ class ContinuousDecoder:
 
     def _room(self) -> int:
         """Tokens whose keys and values fit: half of the GPU's free memory, what this engine holds counted as free."""
-        size = self.model.module.dtype.itemsize
+        size = self.model.key_value_dtype.itemsize
         each = sum(2 * heads * dim * size for heads, dim in self.model.key_value_shapes)
         if not self.graphed:
             return 2**31 // each

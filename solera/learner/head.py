@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solera.models.language_model import multiply
+from solera.models.wide import multiply
 
 
 class ScoredHead(torch.autograd.Function):

@@ -41,7 +41,8 @@ class Working:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
             )
-        self.loss_scale = self._most_scale = LOSS_SCALE if compute == torch.float16 else 1.0
+        passes_float16 = compute == torch.float16 or self.model.is_wide
+        self.loss_scale = self._most_scale = LOSS_SCALE if passes_float16 else 1.0
         self._calm = 0
         self._to: list[Tensor] = list(self.model.parameters().values())
         self._from: list[Tensor] = list(masters.parameters().values())
@@ -104,7 +105,7 @@ class Working:
         config = self.model.module.config.get_text_config()
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
-        each = config.num_hidden_layers * width * self.compute.itemsize
+        each = config.num_hidden_layers * width * (4 if self.model.is_wide else self.compute.itemsize)
         return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) * 2 / 3 / each)))
 
     def take_less(self, tokens: int) -> bool:

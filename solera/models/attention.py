@@ -38,7 +38,8 @@ def attention(
 ) -> tuple[Tensor, None]:
     """What transformers calls in every layer. Without a plan it fails, and does not fall back to something else."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return plan.attend(module, query, key, value, scale), None
+    attends_in: torch.dtype = getattr(module, "attends_in", query.dtype)
+    return plan.attend(module, query.to(attends_in), key.to(attends_in), value.to(attends_in), scale), None
 
 
 AttentionInterface.register(NAME, attention)

@@ -9,7 +9,10 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
 
-_PURE = (torch.ops.aten.permute.default, torch.ops.aten.view.default, torch.ops.aten.mm.default)
+_PURE = (
+    torch.ops.aten.permute.default, torch.ops.aten.view.default, torch.ops.aten.mm.default, torch.ops.aten.mm.dtype,
+    torch.ops.prims.convert_element_type.default,
+)  # fmt: skip
 
 
 class ComputedOnce(CustomGraphPass):
@@ -19,7 +22,7 @@ class ComputedOnce(CustomGraphPass):
         seen: dict[Any, Node] = {}
         for node in list(graph.nodes):
             if node.op == "call_function" and node.target in _PURE:
-                same = seen.setdefault((node.target, node.args), node)
+                same = seen.setdefault((node.target, node.args, *node.kwargs.items()), node)
                 if same is not node:
                     node.replace_all_uses_with(same)
                     graph.erase_node(node)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
-from solera.models import attention, siblings
+from solera.models import attention, siblings, wide
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
@@ -41,6 +41,8 @@ class LanguageModel:
         layers that see a window only would lose it."""
         self.can_take_plans = False
         """Whether `with_plans` would give the same logits; found out by `check`."""
+        self.is_wide = False
+        """Whether numbers between products are float32 though the weights are bfloat16."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
@@ -71,7 +73,7 @@ class LanguageModel:
             past_key_values=cache,
             use_cache=cache is not None,
         )
-        return output.last_hidden_state
+        return output.last_hidden_state.to(self.module.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits in the head's own precision, in float32 where a GPU multiplies lower precision. `[…, H] -> […, V]`
@@ -79,7 +81,7 @@ class LanguageModel:
         At the size of logits bfloat16 has steps of an eighth.
         """
         if self.multiplies_exactly(hidden):
-            return multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
+            return wide.multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
         logits = self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
@@ -107,6 +109,17 @@ class LanguageModel:
         """This model, called with plans from now on."""
         self.module.set_attn_implementation(attention.NAME)
         return self
+
+    def widened(self) -> "LanguageModel":
+        """This model of bfloat16 weights, computed in float32 between its matrix products from now on."""
+        wide.widen(self.body, self.module.get_input_embeddings(), self.attentions)
+        self.is_wide = True
+        return self
+
+    @property
+    def key_value_dtype(self) -> torch.dtype:
+        """What keys and values are kept in."""
+        return wide.ATTENDS_IN if self.is_wide else self.module.dtype
 
     def compile_layers(self) -> None:
         """Fuse the small operations of every layer, and products of the same input; all layers share what is compiled.
@@ -148,13 +161,15 @@ class LanguageModel:
     def _called_alike(self, module: PreTrainedModel) -> "LanguageModel":
         other = LanguageModel(module)
         other.takes_any_mask, other.can_take_plans = self.takes_any_mask, self.can_take_plans
+        other.is_wide = self.is_wide
         return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
         """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
         planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
         if planned:
-            return self.copy(dtype).with_plans()
+            model = self.copy(dtype).with_plans()
+            return model.widened() if dtype == torch.bfloat16 else model
         return self.copy(dtype) if copied else self
 
     @torch.no_grad()
@@ -211,11 +226,6 @@ class LanguageModel:
             return False
         finally:
             self.module.set_attn_implementation(usual)
-
-
-def multiply(hidden_TH: Tensor, weight_VH: Tensor) -> Tensor:
-    """Logits in float32 from 16-bit numbers, without rounding them on the way. `[T, H], [V, H] -> [T, V]`"""
-    return torch.mm(hidden_TH, weight_VH.T, out_dtype=torch.float32)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

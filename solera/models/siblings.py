@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from solera.models import wide
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -17,13 +19,25 @@ class Sibling(nn.Linear):
     """
 
     first: int
+    product = staticmethod(nn.functional.linear)
 
     def forward(self, input: Tensor) -> Tensor:
         if torch.is_grad_enabled() or not torch.compiler.is_compiling():
             return super().forward(input)
-        whole = nn.functional.linear(input, self.weight.all_siblings)  # type: ignore[attr-defined]
+        whole = self.product(input, self.weight.all_siblings)  # type: ignore[attr-defined]
         part = whole[..., self.first : self.first + self.out_features]
         return part if self.bias is None else part + self.bias
+
+
+class WideSibling(Sibling, wide.Wide):
+    """The same of a layer that gives float32."""
+
+    product = staticmethod(wide.linear)
+
+
+JOINED: dict[type[nn.Module], type[Sibling]] = {
+    nn.Linear: Sibling, Sibling: Sibling, wide.Wide: WideSibling, WideSibling: WideSibling,
+}  # fmt: skip
 
 
 def join(module: nn.Module) -> None:
@@ -31,7 +45,7 @@ def join(module: nn.Module) -> None:
     for part in module.modules():
         for names in SIBLINGS:
             several = [getattr(part, name, None) for name in names]
-            if all(type(linear) in (nn.Linear, Sibling) for linear in several):
+            if all(type(linear) in JOINED for linear in several):
                 _join([linear for linear in several if linear is not None])
 
 
@@ -43,5 +57,5 @@ def _join(several: list[nn.Linear]) -> None:
         for weight, place in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
             weight.data, weight.all_siblings = place, together
     for linear, first in zip(several, accumulate(map(len, weights), initial=0), strict=False):
-        linear.__class__ = Sibling
+        linear.__class__ = JOINED[type(linear)]
         linear.first = first  # type: ignore[assignment]

@@ -1,0 +1,116 @@
+"""Weights in bfloat16, float32 wherever nothing is multiplied: closer than plain bfloat16, with its own gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from solera.models import siblings
+from solera.models.attention import PackedTexts, Text
+from solera.models.language_model import LanguageModel
+from solera.models.wide import Wide, linear
+from tests.models.test_siblings import IDS, compiled, make
+
+PLAN = PackedTexts.of([Text(0, 7), Text(7, 7)])
+AT = torch.arange(14)[None] % 7
+
+
+def rounded(kind="llama"):
+    """A model whose weights bfloat16 can hold, larger than those of a fresh one, so that roundings show."""
+    model = make(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3).copy_(parameter.bfloat16())
+    return LanguageModel(model)
+
+
+def widened(model):
+    return model.copy(torch.bfloat16).with_plans().widened()
+
+
+def logp(model, plan=None):
+    """Log-probabilities of both texts, whose logits are not rounded, and their gradient."""
+    model.module.requires_grad_(True).zero_grad()
+    if plan is None:
+        hidden = model.hidden(IDS, AT[:, :7].expand(2, -1))
+    else:
+        hidden = model.hidden(IDS.reshape(1, -1), AT, plan=plan).unflatten(1, (2, 7))[0]
+    logits = hidden.double() @ model.head.weight.double().T
+    logp = torch.log_softmax(logits, -1)[:, :-1].gather(2, IDS[:, 1:, None])[..., 0]
+    logp.sum().backward()
+    gradient = torch.cat([parameter.grad.double().flatten() for parameter in model.module.parameters()])
+    return logp.detach(), gradient
+
+
+def test_only_what_enters_a_product_is_rounded():
+    """Expected: the product of the rounded numbers in float64. Plain bfloat16 would be off by up to 2⁻⁹ of a result."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((2, 5, 40), (30, 40), (30,)))
+    weight, bias = weight.bfloat16(), bias.bfloat16()
+    got = linear(x, weight, bias)
+    expected = x.bfloat16().double().numpy() @ weight.double().numpy().T + bias.double().numpy()
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_is_that_of_the_rounded_product():
+    generator = torch.Generator().manual_seed(1)
+    x, weight, above = (torch.randn(*shape, generator=generator) for shape in ((6, 40), (30, 40), (6, 30)))
+    x, weight = x.requires_grad_(True), weight.bfloat16().requires_grad_(True)
+    linear(x, weight).backward(above)
+    short_x, short_above = x.detach().bfloat16().double().numpy(), above.bfloat16().double().numpy()
+    assert (x.grad.dtype, weight.grad.dtype) == (torch.float32, torch.bfloat16)
+    np.testing.assert_allclose(x.grad.numpy(), short_above @ weight.detach().double().numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(weight.grad.double().numpy(), short_above.T @ short_x, rtol=2**-8, atol=1e-3)
+
+
+def test_frozen_weights_get_no_gradient():
+    layer = nn.Linear(4, 3).bfloat16().requires_grad_(False)
+    layer.__class__ = Wide
+    x = torch.randn(2, 4, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad is not None and layer.weight.grad is None
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_widened_model_errs_less_than_a_plain_one(kind):
+    """Both against float64, log-probabilities and gradients."""
+    model = rounded(kind)
+    exact, slope = logp(model.copy(torch.float64))
+    plain, plain_slope = logp(model.copy(torch.bfloat16))
+    wide, wide_slope = logp(widened(model), PLAN)
+    assert (wide - exact).abs().mean() < 0.7 * (plain - exact).abs().mean()
+    assert (wide_slope - slope).norm() < 0.6 * (plain_slope - slope).norm()
+
+
+def test_hidden_states_come_in_the_heads_type_and_keys_in_float16():
+    model = widened(rounded())
+    assert model.hidden(IDS.reshape(1, -1), AT, plan=PLAN).dtype == torch.bfloat16
+    assert model.key_value_dtype == torch.float16
+    assert rounded().copy(torch.bfloat16).key_value_dtype == torch.bfloat16
+
+
+def test_copies_and_models_of_the_same_weights_are_wide_too():
+    model = widened(rounded())
+    for other in (model.copy(torch.bfloat16), model.sharing()):
+        assert other.is_wide and other.key_value_dtype == torch.float16
+        assert torch.equal(logp(other, PLAN)[0], logp(model, PLAN)[0])
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_siblings_share_one_product_and_give_the_same(kind):
+    model = rounded(kind).copy(torch.bfloat16).widened()
+    with torch.no_grad():
+        expected = model.hidden(IDS, AT[:, :7].expand(2, -1))
+        siblings.join(model.body)
+        products = compiled(model.module)
+        torch.testing.assert_close(model.hidden(IDS, AT[:, :7].expand(2, -1)), expected)
+    assert set(products) == {4}
+
+
+def test_gradients_go_through_what_is_compiled():
+    model, twin = (rounded().copy(torch.bfloat16).widened() for _ in range(2))
+    expected = logp(twin)
+    siblings.join(model.body)
+    compiled(model.module)
+    torch.testing.assert_close(logp(model), expected, rtol=1e-3, atol=1e-4)
