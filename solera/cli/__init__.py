@@ -28,6 +28,7 @@ commands:
 {commands}
 
 `solera COMMAND --help` explains a command and every field it takes.
+
 options:
   --help      show this
   --version   show the version

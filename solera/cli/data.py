@@ -21,6 +21,12 @@ HELP = """Rollouts and rewards in and out of a run's store, while the run goes o
 
 A FILE holds one JSON object a line, or is called *.parquet.
 """
+STATS_HELP = """Tables by origin, age (in batches, as of now), reward and number of uses: how many rollouts there are and of
+how many prompts, how many wait for a reward, the mean reward of the others, how many were learned from, and how often
+in all. Probes, which nothing learns from, are left out."""
+EXPORT_HELP = """One JSON object a line for each rollout: id, key, origin, rewards and, of each sequence, token ids, the
+spans that a policy wrote and their log-probabilities. `import` takes such lines, `reward` their ids. Probes, which
+nothing learns from, are left out."""
 IMPORT_HELP = """One JSON object a line: prompt (text or chat messages), response (text), and where known reward (a
 number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or length), key (rollouts of
 one key are compared), response_ids and logp (token ids and their log-probabilities). Or several responses, a list of
@@ -49,10 +55,10 @@ def _parser() -> Parser:
     parsers = {
         name: actions.add_parser(name, help=does, description=description)
         for name, does, description in (
-            ("stats", "what the store holds, as tables and a picture", None),
+            ("stats", "what the store holds, as tables and a picture", STATS_HELP),
             ("verify", "whether the store is whole", VERIFY_HELP),
             ("import", "rollouts from a file", IMPORT_HELP),
-            ("export", "rollouts into a file", None),
+            ("export", "rollouts into a file", EXPORT_HELP),
             ("reward", "rewards that came later, or changed", REWARD_HELP),
         )
     }
