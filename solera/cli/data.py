@@ -21,9 +21,9 @@ HELP = """Rollouts and rewards in and out of a run's store, while the run goes o
 
 A FILE holds one JSON object a line, or is called *.parquet.
 """
-STATS_HELP = """Tables by origin, age (in batches, as of now), reward and number of uses: how many rollouts there are and of
-how many prompts, how many wait for a reward, the mean reward of the others, how many were learned from, and how often
-in all. Probes, which nothing learns from, are left out."""
+STATS_HELP = """Tables by origin, age (in batches, as of now), reward and number of uses: how many rollouts there are
+and of how many prompts, how many wait for a reward, the mean reward of the others, how many were learned from, and how
+often in all. Probes, which nothing learns from, are left out."""
 EXPORT_HELP = """One JSON object a line for each rollout: id, key, origin, rewards and, of each sequence, token ids, the
 spans that a policy wrote and their log-probabilities. `import` takes such lines, `reward` their ids. Probes, which
 nothing learns from, are left out."""

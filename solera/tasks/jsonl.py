@@ -165,7 +165,7 @@ def read(path: str, prompt: str) -> list[Row]:
         raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=8)
 def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
     with open(path, "rb") as file:
         rows = [make_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
