@@ -8,9 +8,11 @@ from itertools import count
 from threading import Thread
 from typing import Any, TypeVar
 
+import numpy as np
+
 from solera.protocols import Engine, Store, Task
 from solera.records import Completion, Prompt, Rollout, Sampling
-from solera.streams import stream_seed
+from solera.streams import stream_seed, stream_seeds
 
 T = TypeVar("T")
 ROUNDS = 4
@@ -95,12 +97,13 @@ class Collector:
         return rollouts
 
     def _attempt(self, first: int, groups: int) -> list[Rollout]:
-        numbered = [(index, self.task.prompt(index)) for index in range(first, first + groups)]
+        index_P = np.arange(first, first + groups)
+        seed_PG = stream_seeds(stream_seeds(self.seed, index_P)[:, None], np.arange(self.members))
         attempts = [
-            (prompt, stream_seed(seed_of_prompt, g))
-            for index, prompt in numbered
-            for seed_of_prompt in [stream_seed(self.seed, index)]
-            for g in range(self.members)
+            (prompt, seed)
+            for index, seed_G in zip(index_P.tolist(), seed_PG.tolist(), strict=True)
+            for prompt in [self.task.prompt(index)]
+            for seed in seed_G
         ]
         return attempt_all(self.task, self.engine, attempts, self.sampling)
 

@@ -1,11 +1,15 @@
 """Random numbers that depend on what they are for, and on nothing that was drawn before."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 LARGEST_UNIFORM = 1.0 - 2.0**-22
 """Below 1 by more than float32 rounds away, so that a draw never passes the end of a distribution."""
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_LIMIT = 0xFFFFFFFFFFFFFFFF
+_GOLDEN = 0x9E3779B97F4A7C15
+_TURN = 0xD1B54A32D192ED03
 
 
 def stream_seed(*parts: int) -> int:
@@ -14,13 +18,26 @@ def stream_seed(*parts: int) -> int:
     >>> stream_seed(0, 1, 2) == stream_seed(0, 1, 2), stream_seed(0, 1, 2) == stream_seed(0, 2, 1)
     (True, False)
     """
-    limit = 0xFFFFFFFFFFFFFFFF
     state = 0
     for part in parts:  # the finaliser of SplitMix64 over each number in turn
-        state = (state * 0xD1B54A32D192ED03 + part + 0x9E3779B97F4A7C15) & limit
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & limit
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & limit
+        state = (state * _TURN + part + _GOLDEN) & _LIMIT
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _LIMIT
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _LIMIT
         state ^= state >> 31
+    return state
+
+
+def stream_seeds(*parts: int | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
+    """`stream_seed` of many numbers at once; arrays are broadcast.
+
+    >>> stream_seeds(0, np.arange(3)).tolist() == [stream_seed(0, index) for index in range(3)]
+    True
+    """
+    state = np.zeros(1, np.uint64)
+    with np.errstate(over="ignore"):
+        for part in parts:
+            number = np.uint64(part & _LIMIT) if isinstance(part, int) else part.astype(np.uint64)
+            state = _finalised(state * np.uint64(_TURN) + number + np.uint64(_GOLDEN))
     return state
 
 
@@ -30,9 +47,13 @@ def uniforms(seed_B: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float
     A response's numbers depend on its seed alone, not on which others share its batch. `[B] -> [B, count]`
     """
     with np.errstate(over="ignore"):
-        state_BT = seed_B[:, None] + _GOLDEN * np.arange(1, count + 1, dtype=np.uint64)[None, :]
-        state_BT = (state_BT ^ (state_BT >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        state_BT = (state_BT ^ (state_BT >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        state_BT = state_BT ^ (state_BT >> np.uint64(31))
+        state_BT = _finalised(seed_B[:, None] + np.uint64(_GOLDEN) * np.arange(1, count + 1, dtype=np.uint64))
     uniform_BT = (state_BT >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return np.minimum(uniform_BT, LARGEST_UNIFORM).astype(np.float32)
+
+
+def _finalised(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """SplitMix64's mixing of the bits, of many numbers."""
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))

@@ -20,7 +20,9 @@ _SPAN = struct.Struct("<iii")
 _INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
-def encode(sequences: tuple[Sequence, ...]) -> bytes:
+def encode(sequences: tuple[Sequence, ...]) -> bytearray:
+    """A bytearray, which SQLite's driver takes as it is; for bytes it looks for an adapter first, which takes longer
+    than writing them."""
     parts: list[Any] = [_HEADER.pack(FORMAT, len(sequences))]
     for s in sequences:
         parts.append(_SEQUENCE.pack(len(s.token_ids_T), s.span_logp is not None, len(s.spans)))
@@ -28,10 +30,10 @@ def encode(sequences: tuple[Sequence, ...]) -> bytes:
         parts += [_SPAN.pack(*span) for span in s.spans]
         if s.span_logp is not None:
             parts.append(np.ascontiguousarray(s.span_logp, _FLOAT))
-    return b"".join(parts)
+    return bytearray().join(parts)
 
 
-def decode(data: bytes) -> tuple[Sequence, ...]:
+def decode(data: bytes | bytearray) -> tuple[Sequence, ...]:
     """What `encode` was given; damaged bytes are refused."""
     try:
         kind, count = _HEADER.unpack_from(data)
@@ -48,7 +50,7 @@ def decode(data: bytes) -> tuple[Sequence, ...]:
     return tuple(sequences)
 
 
-def _decode_one(data: bytes, place: int) -> tuple[Sequence, int]:
+def _decode_one(data: bytes | bytearray, place: int) -> tuple[Sequence, int]:
     length, has_logp, count = _SEQUENCE.unpack_from(data, place)
     place += _SEQUENCE.size
     token_ids_T = np.frombuffer(data, _INT, length, place)
