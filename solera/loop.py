@@ -75,10 +75,10 @@ class Loop:
             with clock("time/learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
-            with clock("time/store"):
-                self.store.record(batch.uses)
             with clock("time/diagnose"):
                 diagnosis = account(batch, update, self.mismatch, step, learner.lineage) | self.probe.judge(proximal)
+            with clock("time/store"):
+                self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
             metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
