@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from hashlib import blake2b
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
-LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
+_LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
@@ -91,8 +91,18 @@ class Ledger:
             """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
-        _refuse_equal_parts(new)
-        numbered = self._write(partial(self._number, new), self._insert)
+        now = time.time()
+        for rollout in new:
+            given = rollout.rewards
+            if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
+                raise SoleraError(
+                    f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
+                )
+        with self.transaction(write=True):
+            numbered = list(enumerate(new, self._last_id() + 1))
+            self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
+            graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
+            self._add_rewards.run(self._connection, graded)
         drawable = [(i, rollout) for i, rollout in numbered if rollout.origin != PROBE]
         self._recent.update(drawable[: RECENT - len(self._recent)])
         return [i for i, _ in numbered]
@@ -152,8 +162,8 @@ class Ledger:
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
-            unused = self._connection.execute(LIST_UNUSED).all()
-            return self.form(first_groups(unused, groups, group_size))
+            unused = self._connection.execute(_LIST_UNUSED).all()
+            return self.form(_first_groups(unused, groups, group_size))
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
@@ -161,9 +171,6 @@ class Ledger:
     def form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         """Groups by prompt key and ids of their members, in the transaction that is open."""
         self._forget_regraded()
-        return self._form(chosen)
-
-    def _form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         ids = {id_ for _, members in chosen for id_ in members}
         unknown = ids - self._recent.keys()
         found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids - unknown}
@@ -179,7 +186,9 @@ class Ledger:
         if not used:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        self._write(lambda: used, self._note)
+        with self.transaction(write=True):
+            self._add_uses.run(self._connection, list(map(_use_row, used)))
+            self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def watermark(self) -> int:
         with self.transaction():
@@ -214,26 +223,6 @@ class Ledger:
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
-
-    def _write(self, begin: Callable[[], T], rest: Callable[[T], None]) -> T:
-        """One transaction; what is returned is known when it begins."""
-        with self.transaction(write=True):
-            begun = begin()
-            rest(begun)
-        return begun
-
-    def _number(self, new: list[Rollout]) -> list[tuple[int, Rollout]]:
-        return list(enumerate(new, self._last_id() + 1))
-
-    def _insert(self, numbered: list[tuple[int, Rollout]]) -> None:
-        now = time.time()
-        self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
-        graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
-        self._add_rewards.run(self._connection, graded)
-
-    def _note(self, used: list[Use]) -> None:
-        self._add_uses.run(self._connection, list(map(_use_row, used)))
-        self._connection.execute(_COUNT_USES, {"now": used[0].version})
 
     def _last_id(self) -> int:
         return self._connection.scalar(_LAST_ID) or 0
@@ -316,15 +305,6 @@ class Many:
             connection.exec_driver_sql(self._one, rows[whole:])
 
 
-def _refuse_equal_parts(new: list[Rollout]) -> None:
-    for rollout in new:
-        given = rollout.rewards
-        if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
-            raise SoleraError(
-                f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
-            )
-
-
 def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
     rest = iter(items)
     while some := tuple(islice(rest, count)):
@@ -337,7 +317,7 @@ def _among(column: Any, ids: Collection[int]) -> Any:
     return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
-def first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
+def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
     """Complete groups of equal prompt key, members first in first out, groups in the order of their first member."""
     filling: dict[str, list[int]] = {}
     formed: list[tuple[str, list[int]]] = []
