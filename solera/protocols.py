@@ -126,6 +126,10 @@ class Store(Protocol):
         """Note what one step learned from, all or none."""
         ...
 
+    def flush(self) -> None:
+        """Write what `add` and `record` may have left for a moment when nobody waits."""
+        ...
+
 
 class Sink(Protocol):
     """Where metrics go."""

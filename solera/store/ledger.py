@@ -8,19 +8,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
-from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
+from solera.store.many import Many
 from solera.store.schema import rewards, rollouts, to_draw, uses
 
 _ROLLOUT_COLUMNS = (
@@ -54,15 +55,13 @@ _REVISIONS = (
     .order_by(_w.revision)
 )
 _PARTS = select(_w.part).where(_w.rollout_id == bindparam("id")).distinct().order_by(_w.part)
-INSERTED_TOGETHER = 128
-"""Rows that one statement inserts."""
 IMPORTED_TOGETHER = 1_000
 """Rows looked up by one query."""
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
-    .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
+    .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))), _r.id < bindparam("before"))
     .values(uses=_r.uses + 1)
 )
 
@@ -81,6 +80,7 @@ class Ledger:
         self._connection = self._engine.connect()
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_counted = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "uses"))
         self._add_imports = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "fingerprint"))
         self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
@@ -91,21 +91,31 @@ class Ledger:
             """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
+        refuse_equal_parts(new)
         now = time.time()
-        for rollout in new:
-            given = rollout.rewards
-            if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
-                raise SoleraError(
-                    f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
-                )
         with self.transaction(write=True):
             numbered = list(enumerate(new, self._last_id() + 1))
             self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
-            graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
-            self._add_rewards.run(self._connection, graded)
-        drawable = [(i, rollout) for i, rollout in numbered if rollout.origin != PROBE]
-        self._recent.update(drawable[: RECENT - len(self._recent)])
+            self._add_their_rewards(numbered, now)
+        self._remember((i, rollout) for i, rollout in numbered if rollout.origin != PROBE)
         return [i for i, _ in numbered]
+
+    def add_used(self, new: Mapping[int, Rollout], steps: Items[Items[Use]]) -> dict[int, int]:
+        """Write rollouts, and what steps learned from, those among it by the ids that they have in `new`; returns the
+        ids of those that no step has learned from."""
+        now, times = time.time(), Counter(use.rollout_id for step in steps for use in step)
+        with self.transaction(write=True):
+            first = self._last_id() + 1
+            number = {id_: i for i, id_ in enumerate(new, first)}
+            rows = [(*_rollout_row(number[id_], rollout, now), times[id_]) for id_, rollout in new.items()]
+            self._add_counted.run(self._connection, rows)
+            self._add_their_rewards(enumerate(new.values(), first), now)
+            for step in steps:
+                renamed = [use._replace(rollout_id=number.get(use.rollout_id, use.rollout_id)) for use in step]
+                self._add_step(renamed, counted_from=first)
+        left = {id_: i for id_, i in number.items() if id_ not in times}
+        self._remember((i, new[id_]) for id_, i in left.items())
+        return left
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
@@ -162,8 +172,11 @@ class Ledger:
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
-            unused = self._connection.execute(_LIST_UNUSED).all()
-            return self.form(_first_groups(unused, groups, group_size))
+            return self.form(first_groups(self.unused(), groups, group_size))
+
+    def unused(self) -> Items[Any]:
+        """Ids and prompt keys of what can be drawn, in the order of ids, in the transaction that is open."""
+        return self._connection.execute(_LIST_UNUSED).all()
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
@@ -187,8 +200,10 @@ class Ledger:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
         with self.transaction(write=True):
-            self._add_uses.run(self._connection, list(map(_use_row, used)))
-            self._connection.execute(_COUNT_USES, {"now": used[0].version})
+            self._add_step(used)
+
+    def flush(self) -> None:
+        """Everything is written already."""
 
     def watermark(self) -> int:
         with self.transaction():
@@ -223,6 +238,19 @@ class Ledger:
     def close(self) -> None:
         self._connection.close()
         self._engine.dispose()
+
+    def _add_their_rewards(self, numbered: Iterable[tuple[int, Rollout]], now: float) -> None:
+        graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
+        self._add_rewards.run(self._connection, graded)
+
+    def _add_step(self, used: Items[Use], counted_from: int = 2**62) -> None:
+        """Uses of one step; rollouts from `counted_from` on have them counted already."""
+        self._add_uses.run(self._connection, list(map(_use_row, used)))
+        if any(use.rollout_id < counted_from for use in used):
+            self._connection.execute(_COUNT_USES, {"now": used[0].version, "before": counted_from})
+
+    def _remember(self, drawable: Iterable[tuple[int, Rollout]]) -> None:
+        self._recent.update(islice(drawable, RECENT - len(self._recent)))
 
     def _last_id(self) -> int:
         return self._connection.scalar(_LAST_ID) or 0
@@ -283,26 +311,13 @@ def open_store(run: Path | str) -> Ledger:
     return Ledger(place_in(Path(run)))
 
 
-class Many:
-    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver.
-
-    As many as fill one go into the database together, in two thirds of the time that they take one by one.
-    """
-
-    def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:
-        compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))
-        assert compiled.positiontup == list(columns), "give the columns in the statement's own order"
-        self._one = str(compiled)
-        head, values, row = self._one.rpartition("VALUES ")
-        self._several = head + values + ", ".join([row] * INSERTED_TOGETHER)
-
-    def run(self, connection: Connection, rows: Items[tuple[Any, ...]]) -> None:
-        whole = len(rows) - len(rows) % INSERTED_TOGETHER
-        for start in range(0, whole, INSERTED_TOGETHER):
-            several = rows[start : start + INSERTED_TOGETHER]
-            connection.exec_driver_sql(self._several, tuple(chain.from_iterable(several)))
-        if whole < len(rows):
-            connection.exec_driver_sql(self._one, rows[whole:])
+def refuse_equal_parts(new: Items[Rollout]) -> None:
+    for rollout in new:
+        given = rollout.rewards
+        if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
+            raise SoleraError(
+                f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
+            )
 
 
 def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
@@ -317,7 +332,7 @@ def _among(column: Any, ids: Collection[int]) -> Any:
     return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
-def _first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
+def first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
     """Complete groups of equal prompt key, members first in first out, groups in the order of their first member."""
     filling: dict[str, list[int]] = {}
     formed: list[tuple[str, list[int]]] = []
