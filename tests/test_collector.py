@@ -197,3 +197,18 @@ def test_completions_are_told_apart_and_can_be_looked_up():
     assert [first, second].index(second) == 1
     assert [first, second].count(first) == 1
     assert {first: 1, second: 2}[second] == 2
+
+
+def test_the_store_writes_while_the_engine_does():
+    """Once all attempts have asked it, or, where they were begun ahead, before the wait for them."""
+    task, store, asked = Echo(), Counting(0), list[int]()
+    store.flush = lambda: asked.append(len(task.asked))
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    assert asked == [15]
+    store.held = 0
+    collector.begin(5)
+    collector.ensure(5)
+    assert len(asked) == 2
+    collector.ensure(5)  # enough is there: nothing is written, and nothing waited for
+    assert asked[2:] == [30]

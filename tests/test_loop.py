@@ -4,6 +4,7 @@ import math
 import sqlite3
 import threading
 import tomllib
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,12 @@ from solera import config as configuration
 from solera import running
 from solera.collector import Collector
 from solera.engines.in_process import InProcessEngine
+from solera.errors import SoleraError
+from solera.learner.learner import Learner
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.report.sinks import read_metrics
+from solera.store.ledger import Ledger
 
 
 @pytest.mark.parametrize(
@@ -253,3 +257,21 @@ def test_engine_error_is_kept_apart_from_staleness(short_run, monkeypatch):
     rows = short_run("sync = { period = 1 }", name="hotter").metrics[:6]
     assert all(row["mismatch/logp"] > 0.01 for row in rows)
     assert len([sentence for sentence in said if "look for another temperature" in sentence]) == 1
+
+
+def test_a_batch_that_an_update_fails_on_is_in_the_store(short_run, monkeypatch, tmp_path):
+    """Whoever asks why wants to look at it."""
+    update = Learner.update
+
+    def fail(self, batch):
+        if self.version == 2:
+            raise SoleraError("not this one")
+        return update(self, batch)
+
+    monkeypatch.setattr(Learner, "update", fail)
+    with pytest.raises(SoleraError, match="not this one"):
+        short_run(
+            'run = { steps = 5, device = "cpu" }\ncollect = { prompts = 4, group_size = 2 }\ndiagnose = { every = 0 }'
+        )
+    with closing(Ledger(next(tmp_path.rglob("store.db")))) as ledger:
+        assert (ledger.watermark(), ledger.waiting(1)) == (24, 8)
