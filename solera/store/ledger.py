@@ -44,6 +44,8 @@ _READ = (
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
+LAST_ID = 2**31 - 1
+"""That the tables have room for."""
 RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
 _LAST_ID = select(func.max(_r.id))
@@ -243,7 +245,7 @@ class Ledger:
         graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
         self._add_rewards.run(self._connection, graded)
 
-    def _add_step(self, used: Items[Use], counted_from: int = 2**62) -> None:
+    def _add_step(self, used: Items[Use], counted_from: int = LAST_ID) -> None:
         """Uses of one step; rollouts from `counted_from` on have them counted already."""
         self._add_uses.run(self._connection, list(map(_use_row, used)))
         if any(use.rollout_id < counted_from for use in used):
