@@ -47,7 +47,8 @@ RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
 _LAST_ID = select(func.max(_r.id))
 _KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
-_ORIGINS = select(_r.id, _r.origin).where(_r.id.in_(bindparam("ids", expanding=True)))
+_SET_ASIDE = (_r.superseded == 1) & _r.fingerprint.is_(None)  # what was imported is graded by importing it again, too
+_STANDINGS = select(_r.id, _r.origin, _SET_ASIDE).where(_r.id.in_(bindparam("ids", expanding=True)))
 _REVISIONS = (
     select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position)
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
@@ -119,14 +120,18 @@ class Ledger:
 
     def unrewardable(self, ids: Items[int]) -> str | None:
         """What keeps one of these rollouts from being rewarded, in the transaction that is open."""
-        origins = dict(map(tuple, self._connection.execute(_ORIGINS, {"ids": list(ids)})))
+        found = {id_: rest for id_, *rest in self._connection.execute(_STANDINGS, {"ids": list(ids)})}
         for id_ in sorted(ids):
-            if id_ not in origins:
+            if id_ not in found:
                 return f"there is no rollout {id_}; the last is {self._last_id()}"
-            if origins[id_] == PROBE:
-                return (
-                    f"rollout {id_} is a probe's, which nothing learns from; solera data export gives the ids to reward"
-                )
+            origin, set_aside = found[id_]
+            if origin == PROBE:
+                why = "is a probe's, which nothing learns from"
+            elif set_aside:
+                why = "was written after the checkpoint that the run was resumed from, so nothing learns from it"
+            else:
+                continue
+            return f"rollout {id_} {why}; solera data export gives the ids to reward"
         return None
 
     def parts(self, rollout_id: int) -> list[str]:

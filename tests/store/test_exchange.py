@@ -142,6 +142,31 @@ def test_a_probe_is_given_no_reward(ledger, tmp_path):
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 1
 
 
+def test_what_a_resume_set_aside_is_given_no_reward(ledger, reader, tmp_path):
+    """Nothing would ever learn from it; what was imported after the checkpoint stays, and is graded as before."""
+    ledger.add(rollouts("a", reward=None))
+    ledger.add(rollouts("a", reward=None))
+    answers = lines(tmp_path / "f.jsonl", row(1))
+    import_rollouts(ledger, answers, reader)
+    ledger.rewind(1, version=0, lineage="test")
+    file = lines(tmp_path / "r.jsonl", {"id": 1, "value": 1}, {"id": 3, "value": 1}, {"id": 2, "value": 1})
+    says = "rollout 2 was written after the checkpoint that the run was resumed from, so nothing learns from it; "
+    with pytest.raises(SoleraError, match=rf"r\.jsonl:3: field 'id': {says}solera data export gives the ids to reward"):
+        import_rewards(ledger, file)
+    with pytest.raises(SoleraError, match=says):
+        ledger.revise([(1, Reward(1.0)), (2, Reward(1.0))])
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
+    assert import_rollouts(ledger, lines(answers, row(1, reward=0.5)), reader).rewards == 1
+
+
+def test_an_import_repeats_what_an_earlier_solera_set_aside(ledger, reader, tmp_path):
+    """Its resume did not spare what was imported: such a file was read again, and still is."""
+    import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1)), reader)
+    with ledger.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE rollouts SET superseded = 1")
+    assert import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1, reward=1)), reader).rewards == 1
+
+
 def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path):
     parts = (Reward(1.0, "exact", "exact"), Reward(0.2, "digits", "rewards.py:digits"))
     (own,) = rollouts("a")
