@@ -145,7 +145,7 @@ def test_another_process_that_writes_for_too_long_is_told(tmp_path, monkeypatch,
         other.execute("BEGIN IMMEDIATE")
         start = time.perf_counter()
         with pytest.raises(
-            OSError, match="another process has been writing to it for 0.25 s; try again when it is done"
+            OSError, match=r"another process has been writing to it for 0\.25 s; try again when it is done"
         ):
             store.add(rollouts("a")) if begun else Ledger(place)
         assert 0.2 < time.perf_counter() - start < 4

@@ -217,6 +217,34 @@ def test_an_export_is_another_stores_import(ledger, reader, tmp_path, name):
     assert not list(tmp_path.glob(".unfinished*"))
 
 
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_stores_own_export_adds_nothing_to_it(ledger, reader, tmp_path, name):
+    """Though `self` becomes `file:NAME` on its way in. Other tokens under a known id are another's; so is a lineage."""
+    (same,) = rollouts("b")
+    ledger.add([*rollouts("aa"), same, same, *rollouts("b", reward=None)])
+    import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1)), reader)
+    export_rollouts(ledger.place, tmp_path / name)
+    done = import_rollouts(ledger, tmp_path / name, reader)
+    assert (done.rollouts, done.known, done.rewards, ledger.watermark()) == (0, 6, 0, 6)
+    with reading(ledger.place) as opened:
+        first, second, *_ = (plain(rollout, 0.0) for rollout, _ in opened.rollouts())
+    first["rewards"] = [{"value": 0.25, "source": "anna"}]
+    edited = lines(tmp_path / "edited.jsonl", first, {**second, "lineage": "another"}, {**first, "id": 2})
+    done = import_rollouts(ledger, edited, reader)
+    assert (done.rollouts, done.known, done.rewards) == (2, 1, 1)
+    assert ledger.fetch([1])[0].reward == 0.25
+    done = import_rollouts(ledger, lines(tmp_path / "odd.jsonl", {**first, "id": 2**70}, {**first, "id": [1]}), reader)
+    assert done.rollouts + done.known == 2
+
+
+def test_what_a_resume_set_aside_can_be_imported(ledger, reader, tmp_path):
+    ledger.add(rollouts("ab"))
+    export_rollouts(ledger.place, tmp_path / "out.jsonl")
+    ledger.rewind(1, version=0, lineage="test")
+    done = import_rollouts(ledger, tmp_path / "out.jsonl", reader)
+    assert (done.rollouts, done.known) == (1, 1)
+
+
 def test_probes_are_not_exported(ledger, reader, tmp_path):
     """They answer held-out problems: an import would have to refuse them."""
     probes = [dataclasses.replace(rollout, origin=PROBE) for rollout in rollouts("cc")]
