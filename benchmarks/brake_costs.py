@@ -27,8 +27,8 @@ from solera.loop import Loop
 from solera.models import loading
 from solera.models.digest import describe, locate
 from solera.process import rare_garbage_collection, torch_for
-from solera.store.behind import WritingBehind
 from solera.store.database import place_of
+from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 
 Spent = dict[str, list[float]]
@@ -74,7 +74,7 @@ def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
                 timed(several, "describe", describe)(weights)
             size = sum(p.nbytes for _, p in weights) / 2**20
             print(f"digests alone, {name} {size:.0f} MiB: {1e3 * median(several['describe']):.2f} ms", flush=True)
-        store, sink = WritingBehind(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
+        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
         loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
         spent = watch(loop)
         with torch_for(model, config.run), rare_garbage_collection():

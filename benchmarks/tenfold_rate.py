@@ -23,7 +23,7 @@ from solera.loop import Loop
 from solera.models import loading
 from solera.process import torch_for
 from solera.running import restore
-from solera.store.behind import WritingBehind
+from solera.store.ledger import Ledger
 
 LOWERED, RAISED, STEPS, RATE = 20, 180, 240, 3e-4
 METRIC, SET_POINT = "tv_token", 0.06
@@ -56,7 +56,7 @@ def run(rule: str, seed: int) -> list[dict[str, float]]:
     model, codec = loading.load(config.model.path, torch.device("cpu"))
     sink = ChangesRate()
     with tempfile.TemporaryDirectory() as folder, torch_for(model, 1):
-        store = WritingBehind(Path(folder) / "store.db")
+        store = Ledger(Path(folder) / "store.db")
         sink.loop = build_loop(
             config, model, codec, build_task(config, codec), store, sink, torch.float32, Path(folder)
         )

@@ -39,6 +39,7 @@ from solera.records import Sampling
 from solera.report.console import Progressing
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
+from solera.store.deferred import Deferred
 from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
@@ -195,9 +196,9 @@ def _engine(
 
 
 def store_of(config: Config, ledger: Ledger, learner: Learner) -> Store:
-    """The ledger itself where the policy is its own: first in, first out, everything once."""
+    """First in, first out, everything once, unless `[draw]` says otherwise."""
     if config.draw == DrawConfig():
-        return ledger
+        return Deferred(ledger)
     return Selected(ledger, config.draw, config.run.seed, lambda: (learner.version, learner.lineage))
 
 

@@ -60,8 +60,10 @@ class Collector:
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
         over; what is still missing then is left to the next call.
         """
-        generated, ahead = 0, self._begun.result() if self._begun else []
-        self._begun = None
+        generated, ahead = 0, list[Rollout]()
+        if self._begun is not None:
+            self.store.flush()
+            ahead, self._begun = self._begun.result(), None
         for _ in range(ROUNDS):
             missing = self.store.missing(groups, self.group_size, self.reserve)
             self._missing = missing if self._missing is None else self._missing
@@ -72,6 +74,8 @@ class Collector:
             generated += sum(rollout.length for rollout in rollouts)
             if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
+        if not generated:
+            self.store.flush()
         return generated
 
     def begin(self, groups: int) -> None:
@@ -91,12 +95,13 @@ class Collector:
 
     def _write(self, groups: int, ahead: list[Rollout]) -> list[Rollout]:
         """The next problems of the stream, a group each, unless just these are attempted already."""
-        rollouts = ahead if len(ahead) == groups * self.members else self._attempt(self.position, groups)
+        known = len(ahead) == groups * self.members
+        rollouts = ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
         self.store.add(rollouts)
         self.position += groups
         return rollouts
 
-    def _attempt(self, first: int, groups: int) -> list[Rollout]:
+    def _attempt(self, first: int, groups: int, meanwhile: Callable[[], None] | None = None) -> list[Rollout]:
         index_P = np.arange(first, first + groups)
         seed_PG = stream_seeds(stream_seeds(self.seed, index_P)[:, None], np.arange(self.members))
         attempts = [
@@ -105,7 +110,7 @@ class Collector:
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]
-        return attempt_all(self.task, self.engine, attempts, self.sampling)
+        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
 
 
 def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
@@ -123,14 +128,23 @@ def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
 
 
 def attempt_all(
-    task: Task, engine: Engine, attempts: Iterable[tuple[Prompt, int]], sampling: Sampling
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[Rollout]:
-    """One rollout for each (prompt, seed), all in flight together so that the engine can batch them."""
+    """One rollout for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
+    called once it has begun to write."""
 
     async def gather() -> list[Rollout]:
         loop = asyncio.get_running_loop()
         running = [asyncio.Task(_attempt(task, engine, prompt, sampling, seed), loop=loop) for prompt, seed in attempts]
         try:
+            if meanwhile is not None:
+                await asyncio.sleep(0)  # every attempt asks the engine
+                await asyncio.sleep(0)  # which begins
+                meanwhile()
             return [await rollout for rollout in running]
         except BaseException:  # one speaks for all: the others are stopped and their errors not shown
             for attempt in running:

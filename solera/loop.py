@@ -51,8 +51,15 @@ class Loop:
     def run(self, sync: SyncState) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
 
-        Row k of the metrics is version k: its accuracy, and what batch k did to it.
+        Row k of the metrics is version k: its accuracy, and what batch k did to it. However it ends, what it has
+        learned from is in the store afterwards.
         """
+        try:
+            return self._run(sync)
+        finally:
+            self.store.flush()
+
+    def _run(self, sync: SyncState) -> bool:
         learner, start = self.learner, self.learner.version
         for step in range(start, self.steps):
             clock, metrics = Clock(), dict[str, float]()

@@ -95,8 +95,7 @@ class Store(Protocol):
     """Whether rollouts that have their rewards may be passed over."""
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
-        """Write rollouts with the rewards they bring, all or none; returns their ids. They may be drawn at once; what
-        could not be written is told by the next call that needs them written."""
+        """Write rollouts with the rewards they bring, all or none; returns their ids."""
         ...
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
@@ -124,7 +123,11 @@ class Store(Protocol):
         ...
 
     def record(self, uses: list[Use]) -> None:
-        """Note what one step learned from, all or none; what could not be written is told by the next call."""
+        """Note what one step learned from, all or none."""
+        ...
+
+    def flush(self) -> None:
+        """Write what `add` and `record` may have left for a moment when nobody waits."""
         ...
 
 

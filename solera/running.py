@@ -58,10 +58,10 @@ from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
 from solera.resuming import Beginning, how_to_go_on, read_beginning, resumable
-from solera.store.behind import WritingBehind
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
+from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
 
 
@@ -209,7 +209,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     folder = folder or make_folder(config, beginning, own)
     start = time.perf_counter()
     with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        store = WritingBehind(place_of(config.store.url, folder))
+        store = Ledger(place_of(config.store.url, folder))
         closing.callback(store.close)
         if resumed:
             state = checkpoint.state if checkpoint else None

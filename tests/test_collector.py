@@ -39,6 +39,7 @@ class Counting:
     def __init__(self, held: int):
         self.held = held
         self.added: list[Rollout] = []
+        self.flushed_at: list[int] = []
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
         return groups + reserve - self.held
@@ -47,6 +48,9 @@ class Counting:
         self.added += rollouts
         self.held += len(rollouts) // 3
         return []
+
+    def flush(self) -> None:
+        self.flushed_at.append(len(self.added))
 
 
 @pytest.mark.parametrize(("held", "reserve", "generated"), [(0, 0, 5), (3, 0, 2), (5, 0, 0), (9, 0, 0), (4, 10, 11)])

@@ -35,8 +35,8 @@ from solera.loop import Loop
 from solera.models import digest, loading
 from solera.process import rare_garbage_collection, torch_for
 from solera.report.sinks import JsonLines
-from solera.store.behind import WritingBehind
 from solera.store.database import place_of
+from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
@@ -92,7 +92,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         model, codec = loading.load(options.model, device_of(config))
         task = build_task(config, codec)
         compute = compute_of(config, model, task)
-        store, sink = WritingBehind(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
+        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
         loop = build_loop(config, model, codec, task, store, sink, compute, Path(folder))
         watch(loop, sink.spent)
         with torch_for(model, config.run), rare_garbage_collection():

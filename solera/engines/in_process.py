@@ -130,12 +130,11 @@ class InProcessEngine:
                 rows, completions = self._next(writing)
                 left -= len(rows)
                 ready += zip(rows, completions, strict=True)
-                if left and not self.early:
-                    continue
-                for b, completion in ready:
-                    if not requests[b].answer.done():
-                        requests[b].answer.set_result(completion)
-                ready.clear()
+                if self.early or not left:
+                    for b, completion in ready:
+                        if not requests[b].answer.done():
+                            requests[b].answer.set_result(completion)
+                    ready.clear()
                 if left:
                     await asyncio.sleep(0)
         except Exception as error:  # handed to whoever waits, or they would wait for ever

@@ -2,25 +2,26 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from hashlib import blake2b
-from itertools import chain, groupby, islice
+from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 from zlib import crc32
 
-from sqlalchemy import Connection, Engine, Insert, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
+from solera.store.many import Many
 from solera.store.schema import rewards, rollouts, to_draw, uses
 
 _ROLLOUT_COLUMNS = (
@@ -34,7 +35,7 @@ T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
 _COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
-LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
+_LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
@@ -57,15 +58,13 @@ _REVISIONS = (
     .order_by(_w.revision)
 )
 _PARTS = select(_w.part).where(_w.rollout_id == bindparam("id")).distinct().order_by(_w.part)
-INSERTED_TOGETHER = 128
-"""Rows that one statement inserts."""
 IMPORTED_TOGETHER = 1_000
 """Rows looked up by one query."""
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
-    .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))))
+    .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))), _r.id < bindparam("before"))
     .values(uses=_r.uses + 1)
 )
 
@@ -84,6 +83,7 @@ class Ledger:
         self._connection = self._engine.connect()
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
+        self._add_counted = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "uses"))
         self._add_imports = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "fingerprint"))
         self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
         self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
@@ -94,11 +94,31 @@ class Ledger:
             """Number of the last late reward that is known here."""
 
     def add(self, new: list[Rollout]) -> list[int]:
-        _refuse_equal_parts(new)
-        numbered = self._write(partial(self._number, new), self._insert)
-        drawable = [(i, rollout) for i, rollout in numbered if rollout.origin != PROBE]
-        self._recent.update(drawable[: RECENT - len(self._recent)])
+        refuse_equal_parts(new)
+        now = time.time()
+        with self.transaction(write=True):
+            numbered = list(enumerate(new, self._last_id() + 1))
+            self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
+            self._add_their_rewards(numbered, now)
+        self._remember((i, rollout) for i, rollout in numbered if rollout.origin != PROBE)
         return [i for i, _ in numbered]
+
+    def add_used(self, new: Mapping[int, Rollout], steps: Items[Items[Use]]) -> dict[int, int]:
+        """Write rollouts, and what steps learned from, those among it by the ids that they have in `new`; returns the
+        ids of those that no step has learned from."""
+        now, times = time.time(), Counter(use.rollout_id for step in steps for use in step)
+        with self.transaction(write=True):
+            first = self._last_id() + 1
+            number = {id_: i for i, id_ in enumerate(new, first)}
+            rows = [(*_rollout_row(number[id_], rollout, now), times[id_]) for id_, rollout in new.items()]
+            self._add_counted.run(self._connection, rows)
+            self._add_their_rewards(enumerate(new.values(), first), now)
+            for step in steps:
+                renamed = [use._replace(rollout_id=number.get(use.rollout_id, use.rollout_id)) for use in step]
+                self._add_step(renamed, counted_from=first)
+        left = {id_: i for id_, i in number.items() if id_ not in times}
+        self._remember((i, new[id_]) for id_, i in left.items())
+        return left
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
@@ -156,8 +176,11 @@ class Ledger:
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
-            unused = self._connection.execute(LIST_UNUSED).all()
-            return self.form(first_groups(unused, groups, group_size))
+            return self.form(first_groups(self.unused(), groups, group_size))
+
+    def unused(self) -> Items[Any]:
+        """Ids and prompt keys of what can be drawn, in the order of ids, in the transaction that is open."""
+        return self._connection.execute(_LIST_UNUSED).all()
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
@@ -165,9 +188,6 @@ class Ledger:
     def form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         """Groups by prompt key and ids of their members, in the transaction that is open."""
         self._forget_regraded()
-        return self._form(chosen)
-
-    def _form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         ids = {id_ for _, members in chosen for id_ in members}
         unknown = ids - self._recent.keys()
         found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids - unknown}
@@ -183,7 +203,11 @@ class Ledger:
         if not used:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
-        self._write(lambda: used, self._note)
+        with self.transaction(write=True):
+            self._add_step(used)
+
+    def flush(self) -> None:
+        """Everything is written already."""
 
     def watermark(self) -> int:
         with self.transaction():
@@ -219,25 +243,18 @@ class Ledger:
         self._connection.close()
         self._engine.dispose()
 
-    def _write(self, begin: Callable[[], T], rest: Callable[[T], None]) -> T:
-        """One transaction; what is returned is known when it begins."""
-        with self.transaction(write=True):
-            begun = begin()
-            rest(begun)
-        return begun
-
-    def _number(self, new: list[Rollout]) -> list[tuple[int, Rollout]]:
-        return list(enumerate(new, self._last_id() + 1))
-
-    def _insert(self, numbered: list[tuple[int, Rollout]]) -> None:
-        now = time.time()
-        self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
+    def _add_their_rewards(self, numbered: Iterable[tuple[int, Rollout]], now: float) -> None:
         graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
         self._add_rewards.run(self._connection, graded)
 
-    def _note(self, used: list[Use]) -> None:
+    def _add_step(self, used: Items[Use], counted_from: int = 2**62) -> None:
+        """Uses of one step; rollouts from `counted_from` on have them counted already."""
         self._add_uses.run(self._connection, list(map(_use_row, used)))
-        self._connection.execute(_COUNT_USES, {"now": used[0].version})
+        if any(use.rollout_id < counted_from for use in used):
+            self._connection.execute(_COUNT_USES, {"now": used[0].version, "before": counted_from})
+
+    def _remember(self, drawable: Iterable[tuple[int, Rollout]]) -> None:
+        self._recent.update(islice(drawable, RECENT - len(self._recent)))
 
     def _last_id(self) -> int:
         return self._connection.scalar(_LAST_ID) or 0
@@ -306,29 +323,7 @@ def open_store(run: Path | str) -> Ledger:
     return Ledger(place_in(Path(run)))
 
 
-class Many:
-    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver.
-
-    As many as fill one go into the database together, in two thirds of the time that they take one by one.
-    """
-
-    def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:
-        compiled = statement.compile(dialect=engine.dialect, column_keys=list(columns))
-        assert compiled.positiontup == list(columns), "give the columns in the statement's own order"
-        self._one = str(compiled)
-        head, values, row = self._one.rpartition("VALUES ")
-        self._several = head + values + ", ".join([row] * INSERTED_TOGETHER)
-
-    def run(self, connection: Connection, rows: Items[tuple[Any, ...]]) -> None:
-        whole = len(rows) - len(rows) % INSERTED_TOGETHER
-        for start in range(0, whole, INSERTED_TOGETHER):
-            several = rows[start : start + INSERTED_TOGETHER]
-            connection.exec_driver_sql(self._several, tuple(chain.from_iterable(several)))
-        if whole < len(rows):
-            connection.exec_driver_sql(self._one, rows[whole:])
-
-
-def _refuse_equal_parts(new: list[Rollout]) -> None:
+def refuse_equal_parts(new: Items[Rollout]) -> None:
     for rollout in new:
         given = rollout.rewards
         if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):

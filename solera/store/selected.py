@@ -58,6 +58,9 @@ class Selected:
         if self._catalogue is not None:
             self._catalogue.used(use.rollout_id for use in uses)
 
+    def flush(self) -> None:
+        self.ledger.flush()
+
     def _rank(self, groups: int, group_size: int) -> Ranking:
         now, lineage = self.clock()
         if self._catalogue is None:

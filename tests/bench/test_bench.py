@@ -1,6 +1,7 @@
 """`solera bench`: the real command, what it prints and writes, and what it refuses."""
 
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -17,7 +18,8 @@ SMALL = ["--prompts", "4", "--group", "2", "--steps", "3", "--device", "cpu"]
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "solera.cli", "bench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    wide = os.environ | {"COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=wide)
 
 
 def test_parts_add_up_to_no_more_than_the_whole(tmp_path):

@@ -56,7 +56,7 @@ def test_several_tasks_in_one_table(tmp_path):
     parts = ("arithmetic@2", "arithmetic@3", "jsonl=sums.jsonl")
     done = solera(
         "eval", "embedded", "--task", "mixture", "--task.parts", *parts, "--problems", "30", *ON_CPU,
-        "--json", "out.json", cwd=tmp_path,
+        "--json", "out.json", cwd=tmp_path, COLUMNS="200",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (model,) = json.loads((tmp_path / "out.json").read_text())["models"]
@@ -78,7 +78,7 @@ def test_two_models_sampled_and_compared(tmp_path, run_folder):
     """All estimates again, from the counts of every problem."""
     done = solera(
         "eval", "embedded", str(run_folder / "model"), "--task.level", "2", "--problems", "60", "--samples", "4",
-        "--k", "1", "3", *ON_CPU, "--json", "out.json", cwd=tmp_path,
+        "--k", "1", "3", *ON_CPU, "--json", "out.json", cwd=tmp_path, COLUMNS="200",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "out.json").read_text())

@@ -1,7 +1,7 @@
 """Three processes that write to one store and are killed, again and again: `python -m tests.store.crashing …`.
 
 It loads no torch, so that a life is a fork of a few milliseconds. After every call that returned, a process notes it in
-a file of its own; what is noted was acknowledged: where rows are written behind, every other life, by the next call.
+a file of its own; what is noted was acknowledged.
 """
 
 import os
@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from solera.records import Reward, Rollout, Sequence, Span, Use
-from solera.store.behind import WritingBehind
 from solera.store.database import Place, place_of
 from solera.store.ledger import Ledger
 
@@ -31,14 +30,11 @@ def rollouts(key: str, rewards: tuple[Reward, ...]) -> list[Rollout]:
 class Notes:
     """What was acknowledged, one line each."""
 
-    def __init__(self, path: Path, store: Ledger) -> None:
-        self.store = store
+    def __init__(self, path: Path) -> None:
         self.lines = path.read_text().splitlines() if path.exists() else []
         self.file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, line: str) -> None:
-        if isinstance(self.store, WritingBehind):
-            self.store.watermark()
         os.write(self.file, f"{line}\n".encode())
 
 
@@ -77,8 +73,7 @@ def live(role: int, place: Place, folder: Path, life: int) -> int:
     child = os.fork()
     if child == 0:
         try:
-            store = Ledger(place) if life % 2 else WritingBehind(place)
-            ROLES[role](store, Notes(folder / ROLES[role].__name__, store), life)
+            ROLES[role](Ledger(place), Notes(folder / ROLES[role].__name__), life)
         finally:
             os._exit(1)
     return child

@@ -1,0 +1,87 @@
+"""The ledger of a training run, first in, first out: a step's rows are written while the engine writes the next batch.
+
+A processor that drives a GPU has nothing else to do then; between a batch and its update, the GPU would wait. Another
+thread would not help: it takes Python's lock from the one that feeds the GPU.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+
+from solera.records import Group, Reward, Rollout, Use
+from solera.store.ledger import Ledger, first_groups, refuse_equal_parts
+
+FIRST_UNWRITTEN = 2**62
+"""Ids from here on are given to rollouts that are not yet in the database: after all that are."""
+
+
+class Deferred:
+    """The Store protocol over a ledger that keeps what `add` and `record` are given until `flush`, or until something
+    other than a draw asks for it. A process that is killed before loses the step that a resume would undo."""
+
+    selective = False
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._numbers = count(FIRST_UNWRITTEN)
+        self._unwritten: dict[int, Rollout] = {}
+        self._steps: list[list[Use]] = []
+        self._used = set[int]()
+        """Ids in `_steps`."""
+        self._written_as: dict[int, int] = {}
+        """Ids of what was written after it was drawn, and before it was recorded."""
+
+    def add(self, rollouts: list[Rollout]) -> list[int]:
+        refuse_equal_parts(rollouts)
+        numbered = {id_: rollout.numbered(id_) for id_, rollout in zip(self._numbers, rollouts, strict=False)}
+        self._unwritten |= numbered
+        return list(numbered)
+
+    def add_reward(self, rollout_id: int, reward: Reward) -> None:
+        self.flush()
+        self.ledger.add_reward(rollout_id, reward)
+
+    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+        if not self._unwritten and not self._steps:
+            return self.ledger.missing(groups, group_size, reserve)
+        with self.ledger.transaction():
+            of_a_prompt = Counter(key for _, key in self._unused())
+        return max(0, groups + reserve - sum(several // group_size for several in of_a_prompt.values()))
+
+    def draw(self, groups: int, group_size: int) -> list[Group]:
+        with self.ledger.transaction():
+            chosen = first_groups(self._unused(), groups, group_size)
+            written = [(key, [id_ for id_ in members if id_ < FIRST_UNWRITTEN]) for key, members in chosen]
+            found = self._unwritten | {
+                rollout.id: rollout for group in self.ledger.form(written) for rollout in group.rollouts if rollout.id
+            }
+        return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
+
+    def fetch(self, ids: list[int]) -> list[Rollout]:
+        self.flush()
+        return self.ledger.fetch(ids)
+
+    def passed_over(self) -> Mapping[str, int]:
+        return {}
+
+    def watermark(self) -> int:
+        self.flush()
+        return self.ledger.watermark()
+
+    def record(self, uses: list[Use]) -> None:
+        if self._written_as:
+            uses = [use._replace(rollout_id=self._written_as.get(use.rollout_id, use.rollout_id)) for use in uses]
+            self._written_as = {}
+        if uses:
+            self._steps.append(uses)
+            self._used |= {use.rollout_id for use in uses}
+
+    def flush(self) -> None:
+        if self._unwritten or self._steps:
+            self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
+            self._unwritten, self._steps, self._used = {}, [], set()
+
+    def _unused(self) -> list[tuple[int, str]]:
+        """What could be drawn if all were written, in order, in the transaction that is open."""
+        unwritten = [(id_, rollout.prompt_key) for id_, rollout in self._unwritten.items() if rollout.rewards]
+        return [(id_, key) for id_, key in [*self.ledger.unused(), *unwritten] if id_ not in self._used]
