@@ -74,6 +74,10 @@ def test_version():
         (["train", "--sync.rule", "often"], "invalid choice 'often'"),
         (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["train", "--objective", "gropo"], "did you mean grpo"),
+        (
+            ["train", "--objective", "nonsuch"],
+            "objective.name is 'nonsuch'; there is no such objective (solera algorithms lists all 36)\n",
+        ),
         (["train", "--objective", "grpo", "--objective.centre", "one"], "objective.centre is not used by grpo"),
         (["train", "--sampling.top_p", "0.9"], "training needs the whole distribution"),
         (["train", "--collect.group_size", "1"], "use 2 or more"),
@@ -180,6 +184,7 @@ def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     done = solera(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
     assert next(line for line in done.stdout.splitlines() if line.startswith("step")).split()[1] == "0/3"
     rows = [json.loads(line) for line in (tmp_path / "out" / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4

@@ -64,8 +64,9 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
         print(f"solera: {stopped}", file=sys.stderr)
         return 141 if console.reader_left else 130
     console.print(
-        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after (best "
-        f"{result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%} over all evaluations; {result.seconds:.0f} s)\n"
+        f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
+        f"{result.seconds:.0f} s\n"
+        f"over all evaluations best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
         f"plot   {result.plot}\nreport {result.report}\nmodel  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from solera.config import Config
-from solera.errors import SoleraError
+from solera.errors import SoleraError, counted
 from solera.evaluate.attempts import Attempts, Values
 from solera.evaluate.candidates import Candidate
 from solera.evaluate.statistics import Difference, Estimate, estimate, paired
@@ -117,12 +117,15 @@ def check_k(k: tuple[int, ...], config: Config) -> None:
     """Refuse a k that the sampled attempts cannot answer."""
     samples = config.evaluate.samples
     for value in k:
-        if not 1 <= value <= samples:
+        if value < 1:
+            raise SoleraError(f"pass@{value} is of no attempt: k must be at least 1")
+        if value > samples:
             raise SoleraError(
-                f"pass@{value} cannot be had from {samples} attempts at a problem: raise evaluate.samples"
+                f"pass@{value} cannot be had from {counted(samples, 'attempt')} at a problem: raise --samples "
+                "(evaluate.samples)"
             )
     if k and config.evaluate.temperature == 0:
-        raise SoleraError("pass@k is of sampled attempts: set evaluate.temperature above 0")
+        raise SoleraError("pass@k is of sampled attempts: set --temperature (evaluate.temperature) above 0")
 
 
 def extremes(models: list[Examined]) -> dict[str, Extremes]:

@@ -220,8 +220,8 @@ TABLE: dict[str, Row] = {
 def find(name: str) -> Row:
     if name not in TABLE:
         close = difflib.get_close_matches(name, TABLE, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(TABLE)}"
-        raise SoleraError(f"objective.name is {name!r}; {hint} (solera algorithms lists them)")
+        hint = f"did you mean {' or '.join(close)}?" if close else "there is no such objective"
+        raise SoleraError(f"objective.name is {name!r}; {hint} (solera algorithms lists all {len(TABLE)})")
     return TABLE[name]
 
 

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +20,7 @@ from solera.protocols import Metrics
 
 Figure = tuple[str, str, Callable[[float], str]]
 WIDE = 100
-"""Columns from which on a bar has room for everything."""
+"""Columns from which on a bar or a line has room for everything."""
 FIGURES: tuple[Figure, ...] = (
     ("reward", "reward/mean", "{:.2f}".format),
     ("held-out", "eval/pass@1", "{:.1%}".format),
@@ -74,20 +74,23 @@ class Progressing:
         if "improvement/state" in metrics:
             self._judged = step
         self._oldest = max(self._oldest, metrics.get("age/max", 0.0))
+        wide = self.console.width >= WIDE
         if "eval/pass@1" in metrics:
             # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
-            figures = self._figures({**self._latest, "age/mean": self._oldest}).replace("age", "age up to")
-            self.console.print(f"step {step:5d}/{self.steps}  {figures}", highlight=False, soft_wrap=True)
+            fit = FIGURES if wide else [figure for figure in FIGURES if figure[0] != "syncs"]
+            figures = self._figures({**self._latest, "age/mean": self._oldest}, fit).replace("age", "age ≤")
+            number = str(step).rjust(len(str(self.steps)))
+            self.console.print(f"step {number}/{self.steps}  {figures}", highlight=False, soft_wrap=True)
             self._oldest = 0.0
         if self._bar is not None:
-            fit = FIGURES if self.console.width >= WIDE else FIGURES[:-1]
-            self._bar.update(self._task, completed=step, figures=self._figures(self._latest, fit))
+            figures = self._figures(self._latest, FIGURES if wide else FIGURES[:-1])
+            self._bar.update(self._task, completed=step, figures=figures)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 
-    def _figures(self, values: dict[str, float], shown: tuple[Figure, ...] = FIGURES) -> str:
+    def _figures(self, values: dict[str, float], shown: Sequence[Figure]) -> str:
         names = {"update": f"update {self._judged}"}
         return "  ".join(f"{names.get(name, name)} {form(values[key])}" for name, key, form in shown if key in values)
 

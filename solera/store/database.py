@@ -29,6 +29,8 @@ class Postgres:
 
 
 Place = Path | Postgres
+BUSY_SECONDS = 30
+"""How long one waits for another process that writes to the same SQLite file."""
 
 
 def place_of(url: str | None, folder: Path) -> Place:
@@ -111,10 +113,16 @@ def complaining(place: Place, complaint: str) -> Iterator[None]:
     except IntegrityError:
         raise
     except DatabaseError as error:
-        said = f"{complaint}: {one_line(error.orig or error)}"
+        said = f"{complaint}: {_locked(error) or one_line(error.orig or error)}"
         if isinstance(error, OperationalError) and not _of_another_make(error):
             raise OSError(errno.EIO, said, str(place)) from error
         raise SoleraError(f"{place}: {said}") from error
+
+
+def _locked(error: DatabaseError) -> str | None:
+    if getattr(error.orig, "sqlite_errorcode", None) != sqlite3.SQLITE_BUSY:
+        return None
+    return f"another process has been writing to it for {BUSY_SECONDS} s; try again when it is done"
 
 
 def _of_another_make(error: OperationalError) -> bool:
@@ -140,7 +148,8 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     Into a page of SQLite's usual size only two rollouts of two hundred tokens fit, and a quarter of it stays empty.
     """
     connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    for pragma in ("page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "busy_timeout=30000"):
+    patience = f"busy_timeout={1000 * BUSY_SECONDS:.0f}"  # first: the others may have to wait already
+    for pragma in (patience, "page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
 
@@ -151,7 +160,7 @@ def _sqlite_read_only(path: Path) -> Engine:
     # beside it and, being allowed only to read, leave them there.
     mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     uri = f"{path.absolute().as_uri()}?{mode}"
-    return create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, uri=True))
+    return create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, BUSY_SECONDS, uri=True))
 
 
 def _postgres(place: Postgres, isolation: IsolationLevel = "READ COMMITTED") -> Engine:

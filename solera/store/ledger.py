@@ -50,7 +50,10 @@ RECENT = 16_384
 """Most rollouts kept in memory between being written and being drawn."""
 _LAST_ID = select(func.max(_r.id))
 _KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
-_ORIGINS = select(_r.id, _r.origin).where(_r.id.in_(bindparam("ids", expanding=True)))
+_AMONG = _r.id.in_(bindparam("ids", expanding=True))
+_WRITTEN_HERE = _r.fingerprint.is_(None)
+_OWN = select(_r.id, _r.lineage, _r.sequences).where(_AMONG, _WRITTEN_HERE, _r.superseded == 0)
+_STANDINGS = select(_r.id, _r.origin, _WRITTEN_HERE & (_r.superseded == 1)).where(_AMONG)
 _REVISIONS = (
     select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position)
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
@@ -141,14 +144,15 @@ class Ledger:
 
     def unrewardable(self, ids: Items[int]) -> str | None:
         """What keeps one of these rollouts from being rewarded, in the transaction that is open."""
-        origins = dict(map(tuple, self._connection.execute(_ORIGINS, {"ids": list(ids)})))
+        found = {id_: rest for id_, *rest in self._connection.execute(_STANDINGS, {"ids": list(ids)})}
         for id_ in sorted(ids):
-            if id_ not in origins:
+            if id_ not in found:
                 return f"there is no rollout {id_}; the last is {self._last_id()}"
-            if origins[id_] == PROBE:
-                return (
-                    f"rollout {id_} is a probe's, which nothing learns from; solera data export gives the ids to reward"
-                )
+            origin, set_aside = found[id_]
+            if origin == PROBE or set_aside:
+                later = "was written after the checkpoint that the run was resumed from, so nothing learns from it"
+                why = "is a probe's, which nothing learns from" if origin == PROBE else later
+                return f"rollout {id_} {why}; solera data export gives the ids to reward"
         return None
 
     def parts(self, rollout_id: int) -> list[str]:
@@ -261,7 +265,7 @@ class Ledger:
         seen, now, revised = Counter[bytes](), time.time(), 0
         for some in batched(new, IMPORTED_TOGETHER):
             marked = {fingerprint(rollout, seen): rollout for rollout in some}
-            known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
+            known = self._known(marked)
             numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
             rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
             self._add_imports.run(self._connection, rows)
@@ -270,6 +274,14 @@ class Ledger:
             again = [(known[m], r) for m in marked if m in known for r in marked[m].rewards]
             revised += self._revise(again, over)
         return revised
+
+    def _known(self, marked: dict[bytes, Rollout]) -> dict[bytes, int]:
+        """Ids of what was imported before, and of what the run wrote itself and an export of it brings back."""
+        known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
+        back = {m: (r.id, r.lineage, bytes(encode(r.sequences))) for m, r in marked.items() if r.id and r.lineage}
+        rows = self._connection.execute(_OWN, {"ids": [id_ for id_, *_ in back.values()]}) if back else ()
+        own = {(id_, lineage, bytes(sequences)) for id_, lineage, sequences in rows}
+        return known | {mark: claim[0] for mark, claim in back.items() if claim in own}
 
     def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}

@@ -122,7 +122,7 @@ class LineReader:
             _text(data, "key"), tuple(map(self._sequence, sequences)), _rewards(data, origin),
             None if data.get("lineage") is None else _text(data, "lineage"), origin,
             _choice(data, "finish_reason", ("stop", "length"), "stop"), _sampling(data.get("sampling")),
-            text=None if data.get("text") is None else _text(data, "text"),
+            id=_id(data), text=None if data.get("text") is None else _text(data, "text"),
         )  # fmt: skip
 
     def _sequence(self, data: dict[str, Any]) -> Sequence:
@@ -226,6 +226,12 @@ def _sampling(data: Any) -> Sampling | None:
     _known(data, ("temperature", "max_tokens", "top_p"))
     (max_tokens,) = _wholes({"max_tokens": [data.get("max_tokens")]}, "max_tokens", 1, LARGEST)
     return Sampling(_number(data, "temperature"), max_tokens, _number(data, "top_p"))
+
+
+def _id(data: dict[str, Any]) -> int | None:
+    """The store's that it was exported from; other tools write ids of their own."""
+    id_ = data.get("id")
+    return id_ if type(id_) is int and 0 < id_ <= LARGEST else None
 
 
 def _known(data: dict[str, Any], fields: tuple[str, ...]) -> None:

@@ -209,7 +209,8 @@ def read_object(line: bytes, place: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SoleraError(f"{place}: not UTF-8 at byte {error.start + 1}") from error
     except json.JSONDecodeError as error:
-        raise SoleraError(f"{place}: not JSON: {error.msg} at character {error.pos + 1}") from error
+        said = error.msg.removesuffix(" at")  # as "Unterminated string starting at" ends
+        raise SoleraError(f"{place}: not JSON: {said} at character {error.pos + 1}") from error
     except RecursionError:
         raise SoleraError(f"{place}: nested too deeply") from None
     except ValueError as error:

@@ -188,8 +188,11 @@ def test_the_same_from_python_and_the_seed_decides_the_samples():
         (["--samples", "4", "embedded"], "name the models first"),
         (["embeded"], "did you mean embedded?"),
         (["embedded", "no/such/folder"], "no such folder"),
-        (["embedded", "--samples", "4", "--k", "8"], "pass@8 cannot be had from 4 attempts"),
-        (["embedded", "--k", "1"], "pass@k is of sampled attempts"),
+        (
+            ["embedded", "--samples", "4", "--k", "8"],
+            "from 4 attempts at a problem: raise --samples (evaluate.samples)\n",
+        ),
+        (["embedded", "--k", "1"], "pass@k is of sampled attempts: set --temperature (evaluate.temperature) above 0\n"),
         (["embedded", "--samples", "4", "--temperature", "0"], "set evaluate.temperature above 0"),
         (["embedded", "--samples", "many"], "--samples"),
         (["embedded", "--problemz", "4"], "did you mean --problems?"),

@@ -133,7 +133,11 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
 
 @pytest.mark.parametrize(
     ("k", "samples", "temperature", "says"),
-    [((5,), 4, 1.0, "pass@5 cannot be had from 4"), ((0,), 4, 1.0, "pass@0"), ((1,), 1, 0.0, "of sampled attempts")],
+    [
+        ((5,), 4, 1.0, "pass@5 cannot be had from 4"),
+        ((0,), 4, 1.0, "k must be at least 1"),
+        ((1,), 1, 0.0, "of sampled attempts"),
+    ],
 )
 def test_an_impossible_k_is_refused(k, samples, temperature, says):
     with pytest.raises(SoleraError, match=says):

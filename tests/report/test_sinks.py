@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,24 @@ def test_off_a_terminal_a_line_at_each_evaluation_with_the_oldest_data_since(tmp
             sink.log(step, {**row, "age/max": step % 2, "age/mean": 0})
         sink.close()
     assert (tmp_path / "out").read_text().splitlines() == [
-        "step     0/2  reward 0.25  held-out 50.0%  age up to 0",
-        "step     2/2  reward 0.75  held-out 100.0%  age up to 1",
+        "step 0/2  reward 0.25  held-out 50.0%  age ≤ 0",
+        "step 2/2  reward 0.75  held-out 100.0%  age ≤ 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "step  192/1000  reward 0.97  held-out 100.0%  age ≤ 19  update 192 inconclusive"),
+        (100, "step  192/1000  reward 0.97  held-out 100.0%  age ≤ 19  syncs 100  update 192 inconclusive"),
+    ],
+)
+def test_a_line_with_a_verdict_fits_the_terminal(width, line):
+    assert len(line) <= width
+    console = Console(file=StringIO(), width=width)
+    row = {"reward/mean": 0.97, "eval/pass@1": 1.0, "age/max": 19.0, "sync/count": 100.0, "improvement/state": 0.0}
+    Progressing(1000, console).log(192, row)
+    assert console.file.getvalue() == f"{line}\n"
 
 
 @pytest.mark.parametrize("width", [80, 150])

@@ -1,6 +1,8 @@
 """Stores of other versions and in other places: brought up to date, kept apart, or refused in one line."""
 
 import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -131,3 +133,22 @@ def test_a_server_that_is_away_is_said_in_one_line(tmp_path):
     with pytest.raises(OSError, match="cannot be used as a store: connection failed") as refusal:
         Ledger(place_of("postgresql://nobody@127.0.0.1:1/none", tmp_path))
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_another_process_that_writes_for_too_long_is_told(tmp_path, monkeypatch, begun):
+    """SQLite's own words for it are "database is locked"."""
+    monkeypatch.setattr("solera.store.database.BUSY_SECONDS", 0.25)
+    place = tmp_path / "store.db"
+    store = Ledger(place)
+    with closing(sqlite3.connect(place, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        start = time.perf_counter()
+        with pytest.raises(
+            OSError, match=r"another process has been writing to it for 0\.25 s; try again when it is done"
+        ):
+            store.add(rollouts("a")) if begun else Ledger(place)
+        assert 0.2 < time.perf_counter() - start < 4
+        other.execute("COMMIT")
+    assert store.add(rollouts("a")) == [1]
+    store.close()

@@ -142,6 +142,31 @@ def test_a_probe_is_given_no_reward(ledger, tmp_path):
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 1
 
 
+def test_what_a_resume_set_aside_is_given_no_reward(ledger, reader, tmp_path):
+    """Nothing would ever learn from it; what was imported after the checkpoint stays, and is graded as before."""
+    ledger.add(rollouts("a", reward=None))
+    ledger.add(rollouts("a", reward=None))
+    answers = lines(tmp_path / "f.jsonl", row(1))
+    import_rollouts(ledger, answers, reader)
+    ledger.rewind(1, version=0, lineage="test")
+    file = lines(tmp_path / "r.jsonl", {"id": 1, "value": 1}, {"id": 3, "value": 1}, {"id": 2, "value": 1})
+    says = "rollout 2 was written after the checkpoint that the run was resumed from, so nothing learns from it; "
+    with pytest.raises(SoleraError, match=rf"r\.jsonl:3: field 'id': {says}solera data export gives the ids to reward"):
+        import_rewards(ledger, file)
+    with pytest.raises(SoleraError, match=says):
+        ledger.revise([(1, Reward(1.0)), (2, Reward(1.0))])
+    assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
+    assert import_rollouts(ledger, lines(answers, row(1, reward=0.5)), reader).rewards == 1
+
+
+def test_an_import_repeats_what_an_earlier_solera_set_aside(ledger, reader, tmp_path):
+    """Its resume did not spare what was imported: such a file was read again, and still is."""
+    import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1)), reader)
+    with ledger.transaction(write=True) as connection:
+        connection.exec_driver_sql("UPDATE rollouts SET superseded = 1")
+    assert import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1, reward=1)), reader).rewards == 1
+
+
 def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path):
     parts = (Reward(1.0, "exact", "exact"), Reward(0.2, "digits", "rewards.py:digits"))
     (own,) = rollouts("a")
@@ -190,6 +215,34 @@ def test_an_export_is_another_stores_import(ledger, reader, tmp_path, name):
     assert statistics(other.place)["origin"] == [("file:f", 4, 2, 1, pytest.approx(2.5 / 3), 0, 0)]
     other.close()
     assert not list(tmp_path.glob(".unfinished*"))
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+def test_a_stores_own_export_adds_nothing_to_it(ledger, reader, tmp_path, name):
+    """Though `self` becomes `file:NAME` on its way in. Other tokens under a known id are another's; so is a lineage."""
+    (same,) = rollouts("b")
+    ledger.add([*rollouts("aa"), same, same, *rollouts("b", reward=None)])
+    import_rollouts(ledger, lines(tmp_path / "f.jsonl", row(1)), reader)
+    export_rollouts(ledger.place, tmp_path / name)
+    done = import_rollouts(ledger, tmp_path / name, reader)
+    assert (done.rollouts, done.known, done.rewards, ledger.watermark()) == (0, 6, 0, 6)
+    with reading(ledger.place) as opened:
+        first, second, *_ = (plain(rollout, 0.0) for rollout, _ in opened.rollouts())
+    first["rewards"] = [{"value": 0.25, "source": "anna"}]
+    edited = lines(tmp_path / "edited.jsonl", first, {**second, "lineage": "another"}, {**first, "id": 2})
+    done = import_rollouts(ledger, edited, reader)
+    assert (done.rollouts, done.known, done.rewards) == (2, 1, 1)
+    assert ledger.fetch([1])[0].reward == 0.25
+    done = import_rollouts(ledger, lines(tmp_path / "odd.jsonl", {**first, "id": 2**70}, {**first, "id": [1]}), reader)
+    assert done.rollouts + done.known == 2
+
+
+def test_what_a_resume_set_aside_can_be_imported(ledger, reader, tmp_path):
+    ledger.add(rollouts("ab"))
+    export_rollouts(ledger.place, tmp_path / "out.jsonl")
+    ledger.rewind(1, version=0, lineage="test")
+    done = import_rollouts(ledger, tmp_path / "out.jsonl", reader)
+    assert (done.rollouts, done.known) == (1, 1)
 
 
 def test_probes_are_not_exported(ledger, reader, tmp_path):

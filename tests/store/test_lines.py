@@ -164,6 +164,9 @@ def test_what_is_wrong_is_said_with_its_place(read, change, says):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
+        (b'{"id": "a', "not JSON: Unterminated string starting at character 8"),
+        (b'{"id": "\n"}', "not JSON: Invalid control character at character 9"),
+        (b'{"id": 1,', "not JSON: Expecting property name enclosed in double quotes at character 10"),
         (b'{"id": 0, "value": 1}', "field 'id' is a list, but must be whole numbers from 1"),
         (b'{"value": 1}', "field 'id'"),
         (b'{"id": 1}', "field 'value' is missing, but must be a finite number"),
