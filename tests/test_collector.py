@@ -39,7 +39,6 @@ class Counting:
     def __init__(self, held: int):
         self.held = held
         self.added: list[Rollout] = []
-        self.flushed_at: list[int] = []
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
         return groups + reserve - self.held
@@ -50,7 +49,7 @@ class Counting:
         return []
 
     def flush(self) -> None:
-        self.flushed_at.append(len(self.added))
+        """Nothing is kept."""
 
 
 @pytest.mark.parametrize(("held", "reserve", "generated"), [(0, 0, 5), (3, 0, 2), (5, 0, 0), (9, 0, 0), (4, 10, 11)])
@@ -199,16 +198,28 @@ def test_completions_are_told_apart_and_can_be_looked_up():
     assert {first: 1, second: 2}[second] == 2
 
 
-def test_the_store_writes_while_the_engine_does():
-    """Once all attempts have asked it, or, where they were begun ahead, before the wait for them."""
+def test_the_store_writes_once_all_attempts_have_asked_the_engine():
     task, store, asked = Echo(), Counting(0), list[int]()
     store.flush = lambda: asked.append(len(task.asked))
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
     collector.ensure(5)
     assert asked == [15]
-    store.held = 0
-    collector.begin(5)
-    collector.ensure(5)
-    assert len(asked) == 2
     collector.ensure(5)  # enough is there: nothing is written, and nothing waited for
-    assert asked[2:] == [30]
+    assert asked == [15, 15]
+
+
+def test_the_store_writes_before_the_wait_for_what_was_begun():
+    class Waiting(Echo):
+        async def generate(self, token_ids, sampling, seed) -> Completion:
+            assert flushed.wait(timeout=10)
+            return await super().generate(token_ids, sampling, seed)
+
+    flushed = threading.Event()
+    flushed.set()
+    task, store = Waiting(), Counting(0)
+    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    collector.ensure(5)
+    flushed.clear()
+    store.held, store.flush = 0, flushed.set
+    collector.begin(5)
+    assert collector.ensure(5) == 15

@@ -26,8 +26,6 @@ class Deferred:
         self._numbers = count(FIRST_UNWRITTEN)
         self._unwritten: dict[int, Rollout] = {}
         self._steps: list[list[Use]] = []
-        self._used = set[int]()
-        """Ids in `_steps`."""
         self._written_as: dict[int, int] = {}
         """Ids of what was written after it was drawn, and before it was recorded."""
 
@@ -74,14 +72,14 @@ class Deferred:
             self._written_as = {}
         if uses:
             self._steps.append(uses)
-            self._used |= {use.rollout_id for use in uses}
 
     def flush(self) -> None:
         if self._unwritten or self._steps:
             self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
-            self._unwritten, self._steps, self._used = {}, [], set()
+            self._unwritten, self._steps = {}, []
 
     def _unused(self) -> list[tuple[int, str]]:
         """What could be drawn if all were written, in order, in the transaction that is open."""
         unwritten = [(id_, rollout.prompt_key) for id_, rollout in self._unwritten.items() if rollout.rewards]
-        return [(id_, key) for id_, key in [*self.ledger.unused(), *unwritten] if id_ not in self._used]
+        used = {use.rollout_id for step in self._steps for use in step}
+        return [(id_, key) for id_, key in [*self.ledger.unused(), *unwritten] if id_ not in used]
