@@ -38,6 +38,33 @@ def attention() -> None:
         assert torch.equal(got_pools, wanted_pools)
 
 
+def packed() -> None:
+    """Texts shorter and longer than a tile, groups with one prefix, odd sizes of heads; gradients against float64."""
+    from solera.models import attention, kernels
+
+    rows = ([(70, [3, 150, 64]), (1, [])], [(5, [1, 9]), (130, []), (64, [65])])
+    for lines, heads, group, dim in ((rows[0], 2, 3, 64), (rows[1], 1, 2, 48), (rows[1], 2, 1, 32)):
+        texts, place = [], 0
+        for prefix, tails in lines:
+            texts.append(attention.Text(place, prefix))
+            start, place = place, place + prefix
+            for tail in tails:
+                texts.append(attention.Text(place, tail, start, prefix))
+                place += tail
+        plan = attention.PackedTexts.of(texts)
+        query = torch.randn(heads * group, place, dim).transpose(0, 1)
+        key, value = torch.randn(place, heads, dim), torch.randn(place, 3, heads, dim)[:, 1]
+        grad = torch.randn(place, heads * group, dim)
+        exact = [x.double().requires_grad_(True) for x in (query, key, value)]
+        wanted = attention._plain(*exact, plan, 0.125)
+        wanted.backward(grad.double())
+        out, norm = kernels.attend(query, key, value, plan.query_tiles, 0.125)
+        torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=0)
+        grads = kernels.differentiate(query, key, value, out, norm, grad, plan.query_tiles, plan.key_tiles, 0.125)
+        for mine, theirs in zip(grads, exact, strict=True):
+            torch.testing.assert_close(mine.double(), theirs.grad, atol=2e-5, rtol=0)
+
+
 def sampling() -> None:
     """The token that float64 says, but where the uniform number lies within float32's error of a border."""
     from solera.engines import kernels

@@ -271,6 +271,30 @@ def test_at_v_1_the_engine_writes_with_the_learners_own_weights(short_run, monke
     assert max(row["divergence/tv_token"] for row in result.metrics[:60] if "divergence/tv_token" in row) < 0.05
 
 
+@pytest.mark.parametrize(
+    ("objective", "compute", "compiled"),
+    [("grpo", "float16", "true"), ("gspo", "float16", "false"), ("grpo", "bfloat16", "false")],
+)
+def test_the_same_seed_gives_the_same_run_stopped_or_not(
+    short_run, tmp_path, monkeypatch, objective, compute, compiled
+):
+    def told(result: Result, name: str) -> tuple[object, ...]:
+        rows = [(row.get("reward/mean"), row.get("learn/grad_norm")) for row in result.metrics]
+        return rows, (tmp_path / name / "model" / "model.safetensors").read_bytes()
+
+    settings = (
+        f'run = {{ steps = 30, device = "cuda" }}\nmodel = {{ compile = {compiled}, compute = "{compute}" }}\n'
+        f'collect = {{ prompts = 32 }}\nsync = {{ period = 4 }}\nobjective = {{ name = "{objective}" }}'
+    )
+    whole = told(short_run(settings, name="whole"), "whole")
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Interruption, "wanted", lambda self: next(calls) == 13)
+        with pytest.raises(running.InterruptedRunError):
+            short_run(settings, name="stopped")
+    assert told(running.resume(tmp_path / "stopped"), "stopped") == whole
+
+
 def test_a_run_takes_no_more_memory_than_it_may(short_run):
     """Keys and values of the slots alone would be larger; slots and micro-batches follow from what may be taken."""
     gc.collect()

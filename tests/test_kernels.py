@@ -15,7 +15,7 @@ def run(*arguments: str, interpreted: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("kernel", ["attention", "sampling", "scoring", "digests"])
+@pytest.mark.parametrize("kernel", ["attention", "packed", "sampling", "scoring", "digests"])
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")
 
@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from solera.engines import kernels as engine
 from solera.learner import kernels as learner
+from solera.models import kernels as models
 
 def compile(kernel, types, constants, **options):
     signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
@@ -37,6 +38,13 @@ for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "value_row": "i32", "value_head": "i32", **rows}
     constants = {**heads, "PRECISION": "ieee" if number == "fp32" else "tf32"}
     compile(engine._decode_attention, types, constants, num_warps=2, num_stages=2)
+    parts = [f"{part}_{by}" for part in ("query", "key", "value", "grad") for by in ("place", "head")]
+    types = {"*": f"*{number}", "scale": "fp32", "tile_ptr": "*i32", "places": "i32", **dict.fromkeys(parts, "i32")}
+    types |= {"norm_ptr": "*fp32", "pull_ptr": "*fp32"}
+    sizes = {"HEADS": 9, "GROUP": 3, "DIM": 64, "WIDTH": 64, "QUERIES": 64, "KEYS": 64}
+    sizes["PRECISION"] = constants["PRECISION"]
+    for kernel in (models._attend, models._differentiate_queries, models._differentiate_keys):
+        compile(kernel, types, sizes, num_warps=4, num_stages=3)
 types = {"*": "*fp32", "token_ptr": "*i64", "target_ptr": "*i64", "vocabulary": "i32", "inverse_temperature": "fp32"}
 compile(engine._sample, types, {"BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
 compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)

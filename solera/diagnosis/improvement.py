@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from solera.diagnosis.verdict import INCONCLUSIVE, state
-from solera.objectives.advantage import WHITEN_EPSILON, group_mean
+from solera.objectives.advantage import WHITEN_EPSILON, group_mean, group_sum
 
 NORMAL_95 = 1.96
 STRAYS = 3.0
@@ -52,7 +52,7 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
     size_P = torch.bincount(group_B, minlength=groups)
     assert bool((size_P >= 2).all()), "a group of one has no baseline"
     part_B = (w_B - proximal_w_B) * (reward_B - group_mean(reward_B, group_B, groups))
-    return part_B.new_zeros(groups).index_add(0, group_B, part_B) / (size_P - 1)
+    return group_sum(part_B, group_B, groups) / (size_P - 1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _pooled_bound(
 def _by_group(value_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """Mean over the members of each group. `[B] -> [P]`"""
     size_P = torch.bincount(group_B, minlength=groups)
-    return value_B.new_zeros(groups).index_add(0, group_B, value_B) / size_P
+    return group_sum(value_B, group_B, groups) / size_P
 
 
 def _mean_and_error(value_P: Tensor) -> tuple[float, float | None]:

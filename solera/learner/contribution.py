@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from solera.objectives.ratio import sum_by
 from solera.objectives.tokens import Tokens
 from solera.records import Rollout, age_band
 
@@ -19,8 +20,8 @@ def contribution(tokens: Tokens, silenced_T: Tensor | None, scale: float = 1.0) 
     one_T = torch.ones_like(tokens.logp_T)
     weight_T = torch.zeros_like(one_T) if tokens.logp_T.grad is None else tokens.logp_T.grad.abs() / scale
     clipped_T = torch.zeros_like(one_T) if silenced_T is None else silenced_T.to(one_T.dtype)
-    sums = torch.zeros(len(QUANTITIES), len(tokens.responses.length_B), dtype=one_T.dtype, device=one_T.device)
-    return sums.index_add_(1, tokens.response_T, torch.stack([one_T, weight_T, clipped_T]).detach())
+    value_T3 = torch.stack([one_T, weight_T, clipped_T], 1).detach()
+    return sum_by(tokens.response_T, value_T3, len(tokens.responses.length_B)).T
 
 
 def shares(rollouts: Sequence[Rollout], sums: Tensor, now: int, lineage: str) -> dict[str, float]:

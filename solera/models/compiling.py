@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._functorch import config as partitioning
+from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
@@ -35,6 +36,8 @@ torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit,
 """Learner, reference and engine share what is compiled of a layer, with and without gradients, plans of three kinds and
 shapes: with torch's own limit of 8, one of them could fall back to what is not compiled, without a word."""
 OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
+if hasattr(inductor_config, "deterministic"):
+    OPTIONS["deterministic"] = True  # else the fastest of several kernels is taken, now one and now another
 COMPUTED_AGAIN = {
     f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
 }

@@ -1,11 +1,15 @@
-"""A Triton kernel over many tensors at once: the weighted sums of their bits that digests are made of."""
+"""Triton kernels: attention of packed texts with its way back, and the weighted sums of bits of many tensors that
+digests are made of."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from solera.models.attention import TILE_OF_TEXT
 
 TILE = 16_384
 _INTEGERS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
@@ -55,3 +59,182 @@ def _tiles(device: torch.device, lengths: tuple[int, ...]) -> tuple[Tensor, Tens
 def _numbers(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
     """Kept, since a GPU would be waited for at every new one."""
     return torch.tensor(numbers, dtype=torch.int64, device=device)
+
+
+@triton.jit
+def _attend(
+    query_ptr, key_ptr, value_ptr, out_ptr, norm_ptr, tile_ptr,
+    query_place, query_head, key_place, key_head, value_place, value_head, places, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a tile of queries and a head: their text's prefix and the text itself, up to each query's place."""
+    row = tile_ptr + 5 * tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(row)
+    stop = tl.load(row + 1)
+    start = tl.load(row + 2)
+    prefix = tl.load(row + 3)
+    shared = tl.load(row + 4)
+    d = tl.arange(0, WIDTH)
+    m = first + tl.arange(0, QUERIES)
+    query = _rows(query_ptr + head * query_head, m, d, query_place, m < stop, DIM)
+    best = tl.full([QUERIES], -1e30, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, WIDTH], tl.float32)
+    length = shared + tl.minimum(first + QUERIES, stop) - start
+    for begin in range(0, length, KEYS):
+        n = begin + tl.arange(0, KEYS)
+        place = tl.where(n < shared, prefix + n, start - shared + n)
+        keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
+        values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where((place[None, :] <= m[:, None]) & (n < length)[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+    at = (m.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None, :]
+    tl.store(
+        out_ptr + at,
+        (acc / total[:, None]).to(out_ptr.dtype.element_ty),
+        mask=(m < stop)[:, None] & (d < DIM)[None, :],
+    )
+    tl.store(norm_ptr + head * places + m, best + tl.log(total), mask=m < stop)
+
+
+@triton.jit
+def _differentiate_queries(
+    query_ptr, key_ptr, value_ptr, out_ptr, norm_ptr, grad_ptr, pull_ptr, grad_query_ptr, tile_ptr,
+    query_place, query_head, key_place, key_head, value_place, value_head, grad_place, grad_head, places, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """As `_attend`; leaves each query's Σ out·grad for the keys' turn."""
+    row = tile_ptr + 5 * tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(row)
+    stop = tl.load(row + 1)
+    start = tl.load(row + 2)
+    prefix = tl.load(row + 3)
+    shared = tl.load(row + 4)
+    d = tl.arange(0, WIDTH)
+    m = first + tl.arange(0, QUERIES)
+    query = _rows(query_ptr + head * query_head, m, d, query_place, m < stop, DIM)
+    grad = _rows(grad_ptr + head * grad_head, m, d, grad_place, m < stop, DIM)
+    out = _rows(out_ptr + head * DIM, m, d, HEADS * DIM, m < stop, DIM)
+    norm = tl.load(norm_ptr + head * places + m, mask=m < stop, other=0.0)
+    pull = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
+    tl.store(pull_ptr + head * places + m, pull, mask=m < stop)
+    acc = tl.zeros([QUERIES, WIDTH], tl.float32)
+    length = shared + tl.minimum(first + QUERIES, stop) - start
+    for begin in range(0, length, KEYS):
+        n = begin + tl.arange(0, KEYS)
+        place = tl.where(n < shared, prefix + n, start - shared + n)
+        keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
+        values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        seen = (place[None, :] <= m[:, None]) & (n < length)[None, :] & (m < stop)[:, None]
+        share = tl.where(seen, tl.exp(score - norm[:, None]), 0.0)
+        slope = share * (tl.dot(grad, tl.trans(values), input_precision=PRECISION) - pull[:, None])
+        acc += tl.dot(slope.to(keys.dtype), keys, input_precision=PRECISION)
+    at = (m.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None, :]
+    tl.store(
+        grad_query_ptr + at,
+        (acc * scale).to(grad_query_ptr.dtype.element_ty),
+        mask=(m < stop)[:, None] & (d < DIM)[None, :],
+    )
+
+
+@triton.jit
+def _differentiate_keys(
+    query_ptr, key_ptr, value_ptr, norm_ptr, grad_ptr, pull_ptr, grad_key_ptr, grad_value_ptr, tile_ptr,
+    query_place, query_head, key_place, key_head, value_place, value_head, grad_place, grad_head, places, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a tile of keys and a key-value head: all queries that see them, which lie one after the other: the
+    rest of their text, and what continues it. Nobody else adds to these keys, so sums have one order."""
+    row = tile_ptr + 3 * tl.program_id(0)
+    head = tl.program_id(1)
+    first = tl.load(row)
+    stop = tl.load(row + 1)
+    last = tl.load(row + 2)
+    d = tl.arange(0, WIDTH)
+    n = first + tl.arange(0, KEYS)
+    keys = _rows(key_ptr + head * key_head, n, d, key_place, n < stop, DIM)
+    values = _rows(value_ptr + head * value_head, n, d, value_place, n < stop, DIM)
+    grad_keys = tl.zeros([KEYS, WIDTH], tl.float32)
+    grad_values = tl.zeros([KEYS, WIDTH], tl.float32)
+    for member in range(0, GROUP):
+        theirs = head * GROUP + member
+        for begin in range(first, last, QUERIES):
+            m = begin + tl.arange(0, QUERIES)
+            query = _rows(query_ptr + theirs * query_head, m, d, query_place, m < last, DIM)
+            grad = _rows(grad_ptr + theirs * grad_head, m, d, grad_place, m < last, DIM)
+            norm = tl.load(norm_ptr + theirs * places + m, mask=m < last, other=0.0)
+            pull = tl.load(pull_ptr + theirs * places + m, mask=m < last, other=0.0)
+            score = tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale
+            seen = (n[:, None] <= m[None, :]) & (m < last)[None, :] & (n < stop)[:, None]
+            share = tl.where(seen, tl.exp(score - norm[None, :]), 0.0)
+            grad_values += tl.dot(share.to(grad.dtype), grad, input_precision=PRECISION)
+            slope = share * (tl.dot(values, tl.trans(grad), input_precision=PRECISION) - pull[None, :])
+            grad_keys += tl.dot(slope.to(query.dtype), query, input_precision=PRECISION)
+    at = (n.to(tl.int64) * (HEADS // GROUP) + head)[:, None] * DIM + d[None, :]
+    real = (n < stop)[:, None] & (d < DIM)[None, :]
+    tl.store(grad_key_ptr + at, (grad_keys * scale).to(grad_key_ptr.dtype.element_ty), mask=real)
+    tl.store(grad_value_ptr + at, grad_values.to(grad_value_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _rows(base, line, d, stride, there, DIM: tl.constexpr):
+    """`[line, d]` of a matrix, 0 where it is not there."""
+    return tl.load(
+        base + line.to(tl.int64)[:, None] * stride + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0
+    )
+
+
+def attend(query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, tiles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """What every query sees, `[N, H, D]`, and the log of its normaliser, `[H, N]`."""
+    places, heads, _ = query_NHD.shape
+    out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
+    norm_HN = torch.empty(heads, places, dtype=torch.float32, device=query_NHD.device)
+    _attend[(tiles.shape[0], heads)](
+        query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, tiles,
+        query_NHD.stride(0), query_NHD.stride(1), key_NGD.stride(0), key_NGD.stride(1),
+        value_NGD.stride(0), value_NGD.stride(1), places, scale,
+        **_sizes(query_NHD, key_NGD), num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out_NHD, norm_HN
+
+
+def differentiate(
+    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, out_NHD: Tensor, norm_HN: Tensor, grad_NHD: Tensor,
+    query_tiles: Tensor, key_tiles: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, keys and values. Every sum has one order, so the same in gives the same out."""
+    places, heads, _ = query_NHD.shape
+    pull_HN = torch.empty_like(norm_HN)
+    grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query_NHD, key_NGD, value_NGD)]
+    strides = [x.stride(dim) for x in (query_NHD, key_NGD, value_NGD, grad_NHD) for dim in (0, 1)]
+    sizes = _sizes(query_NHD, key_NGD)
+    _differentiate_queries[(query_tiles.shape[0], heads)](
+        query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, grad_NHD, pull_HN, grads[0], query_tiles,
+        *strides, places, scale, **sizes, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _differentiate_keys[(key_tiles.shape[0], key_NGD.shape[1])](
+        query_NHD, key_NGD, value_NGD, norm_HN, grad_NHD, pull_HN, grads[1], grads[2], key_tiles,
+        *strides, places, scale, **sizes, num_warps=4, num_stages=2,
+    )  # fmt: skip
+    return grads[0], grads[1], grads[2]
+
+
+def _sizes(query_NHD: Tensor, key_NGD: Tensor) -> dict[str, Any]:
+    heads, dim = query_NHD.shape[1:]
+    return {
+        "HEADS": heads, "GROUP": heads // key_NGD.shape[1], "DIM": dim, "WIDTH": max(16, triton.next_power_of_2(dim)),
+        "QUERIES": TILE_OF_TEXT, "KEYS": TILE_OF_TEXT,
+        "PRECISION": "ieee" if query_NHD.dtype == torch.float32 else "tf32",
+    }  # fmt: skip

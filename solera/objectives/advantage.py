@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from solera.objectives.ratio import sum_by
+
 WHITEN_EPSILON = 1e-4
 
 Advantage = Callable[[Tensor, Tensor, int], Tensor]
@@ -16,7 +18,7 @@ Advantage = Callable[[Tensor, Tensor, int], Tensor]
 
 def group_sum(value_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """Sum over each group. `[B], [B] -> [P]`"""
-    return value_B.new_zeros(groups).index_add(0, group_B, value_B)
+    return sum_by(group_B, value_B, groups)
 
 
 def group_size(group_B: Tensor, groups: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Exponentials that stay finite, and sums over responses, on a flat vector of tokens (`_T`)."""
+"""Exponentials that stay finite, and sums by response or group."""
 
 import torch
 from torch import Tensor
@@ -17,4 +17,13 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 
 def response_sum(value_T: Tensor, response_T: Tensor, responses: int) -> Tensor:
     """Sum of a token quantity over each response. `[T] -> [B]`"""
-    return value_T.new_zeros(responses).index_add(0, response_T, value_T)
+    return sum_by(response_T, value_T, responses)
+
+
+def sum_by(number_N: Tensor, value_N: Tensor, count: int) -> Tensor:
+    """Sum of the values with each number, `[N, …] -> [count, …]`, always in the same order: on a GPU `index_add` has
+    none."""
+    sums = value_N.new_zeros(count, *value_N.shape[1:])
+    if value_N.is_cuda:
+        return sums.index_put((number_N,), value_N, accumulate=True)
+    return sums.index_add(0, number_N, value_N)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.models.attention import PackedTexts, Text
+from solera.models.attention import TILE_OF_TEXT, PackedTexts, Text
 from tests.conftest import VOCABULARY
 
 
@@ -56,3 +56,31 @@ def test_without_a_plan_it_fails(tiny):
     planned = tiny.copy(torch.float32).with_plans()
     with pytest.raises(TypeError, match="plan"):
         planned.hidden(torch.ones(1, 3, dtype=torch.int64), torch.arange(3)[None])
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [Text(0, 2), Text(2, 3), Text(5, 2, 0, 2)],  # another text between
+        [Text(0, 4), Text(4, 2, 0, 3)],  # a part of a text
+        [Text(0, 2, 2, 3), Text(2, 3)],  # what comes later
+    ],
+    ids=str,
+)
+def test_a_prefix_that_does_not_stand_right_before_is_refused(texts):
+    with pytest.raises(ValueError, match="right before"):
+        PackedTexts.of(texts)
+
+
+def test_every_place_is_in_one_tile_and_keys_know_who_sees_them():
+    texts = [Text(0, 130), Text(130, 1, 0, 130), Text(131, 64, 0, 130), Text(195, 5)]
+    plan = PackedTexts.of(texts)
+    places, seen_until = [], {}
+    for first, stop, start, prefix, shared in plan.query_tiles.tolist():
+        (text,) = [text for text in texts if text.start <= first < text.start + text.length]
+        assert (start, stop, prefix, shared) == (text.start, text.start + text.length, *text[2:])
+        places += range(first, min(first + TILE_OF_TEXT, stop))
+    assert sorted(places) == list(range(200))
+    for first, stop, last in plan.key_tiles.tolist():
+        seen_until |= dict.fromkeys(range(first, min(first + TILE_OF_TEXT, stop)), last)
+    assert seen_until == {place: (131 if place == 130 else 195 if place < 195 else 200) for place in range(200)}
