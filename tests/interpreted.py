@@ -40,7 +40,7 @@ def attention() -> None:
 
 def packed() -> None:
     """Texts shorter and longer than a tile, groups with one prefix, odd sizes of heads; gradients against float64."""
-    from solera.models import attention, kernels
+    from solera.models import attention, ordered
 
     rows = ([(70, [3, 150, 64]), (1, [])], [(5, [1, 9]), (130, []), (64, [65])])
     for lines, heads, group, dim in ((rows[0], 2, 3, 64), (rows[1], 1, 2, 48), (rows[1], 2, 1, 32)):
@@ -56,13 +56,18 @@ def packed() -> None:
         key, value = torch.randn(place, heads, dim), torch.randn(place, 3, heads, dim)[:, 1]
         grad = torch.randn(place, heads * group, dim)
         exact = [x.double().requires_grad_(True) for x in (query, key, value)]
-        wanted = attention._plain(*exact, plan, 0.125)
+        keys = [x if plan.key_K is None else x.index_select(0, plan.key_K) for x in exact[1:]]
+        wanted = attention._plain(exact[0], *keys, plan, 0.125)
         wanted.backward(grad.double())
-        out, norm = kernels.attend(query, key, value, plan.query_tiles, 0.125)
+        mine = [x.clone().requires_grad_(True) for x in (query, key, value)]
+        out, norm = ordered.attend(*mine, plan.query_tiles, plan.key_tiles, 0.125)
         torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=0)
-        grads = kernels.differentiate(query, key, value, out, norm, grad, plan.query_tiles, plan.key_tiles, 0.125)
-        for mine, theirs in zip(grads, exact, strict=True):
-            torch.testing.assert_close(mine.double(), theirs.grad, atol=2e-5, rtol=0)
+        out.backward(grad)
+        for ours, theirs in zip(mine, exact, strict=True):
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=0)
+        given = (*mine, plan.query_tiles, plan.key_tiles)
+        torch.library.opcheck(ordered.attend, (*given, 0.125))
+        torch.library.opcheck(ordered.differentiate, (*(x.detach() for x in (*given, out, norm)), grad, 0.125))
 
 
 def sampling() -> None:

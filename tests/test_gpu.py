@@ -283,7 +283,8 @@ def test_the_same_seed_gives_the_same_run_stopped_or_not(
         return rows, (tmp_path / name / "model" / "model.safetensors").read_bytes()
 
     settings = (
-        f'run = {{ steps = 30, device = "cuda" }}\nmodel = {{ compile = {compiled}, compute = "{compute}" }}\n'
+        f'run = {{ steps = 30, device = "cuda" }}\n'
+        f'model = {{ compile = {compiled}, compute = "{compute}", repeatable = true }}\n'
         f'collect = {{ prompts = 32 }}\nsync = {{ period = 4 }}\nobjective = {{ name = "{objective}" }}'
     )
     whole = told(short_run(settings, name="whole"), "whole")

@@ -6,6 +6,7 @@ a `plan`. So one unmodified Hugging Face model serves packed training, prefill a
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from solera.models import ordered
+
 NAME = "solera"
-TILE_OF_TEXT = 64
-"""Places that a GPU's program takes at once."""
 
 
 class Plan(Protocol):
@@ -58,47 +59,50 @@ class Text(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class PackedTexts:
     """Texts of one row: each sees its prefix and itself, up to its own place. A prefix is a text that stands right
-    before those that continue it (computed once, read by all of them)."""
+    before those that continue it (computed once, read by all of them).
 
-    text_X4: Tensor
-    """`Text`s, on the CPU."""
+    `key_K` gathers the keys, text by text, where prefixes are shared.
+    """
+
+    query_end: Tensor
+    key_end: Tensor
+    longest_query: int
+    longest_key: int
+    key_K: Tensor | None
     query_tiles: Tensor
     """For every few queries: first place, the end of their text, its start, its prefix's start and length."""
     key_tiles: Tensor
-    """For every few keys: first place, the end of the text, and of the last text that sees them."""
+    """For every few keys: first place, the end of their text, and the end of the last text that sees them."""
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> "PackedTexts":
-        text_X4 = np.array([text for text in texts if text.length], np.int32)
+        text_X4 = np.array([text for text in texts if text.length])
         start, length, prefix_start, prefix_length = text_X4.T
-        stop = start + length
-        number, first = _tiles(start, length)
-        query_tiles = np.stack([first, stop[number], start[number], prefix_start[number], prefix_length[number]], 1)
-        continues = np.flatnonzero(prefix_length)
-        continued = np.searchsorted(start, prefix_start[continues]).clip(max=len(start) - 1)
-        seen_until = stop.copy()
-        np.add.at(seen_until, continued, length[continues])
-        if not (
-            np.array_equal(text_X4[continued, :2], text_X4[continues, 2:])
-            and ((stop[continued] <= start[continues]) & (stop[continues] <= seen_until[continued])).all()
-        ):
-            raise ValueError("a prefix is a text that stands right before those that continue it")
-        key_tiles = np.stack([first, stop[number], seen_until[number]], 1)
+        gathered = np.stack([prefix_length, length], 1).ravel()
+        key_K = np.repeat(np.stack([prefix_start, start], 1).ravel(), gathered) + count_up(gathered)
+        query_tiles, key_tiles = _tiles(text_X4)
         return cls(
-            torch.from_numpy(text_X4),
-            torch.from_numpy(_longest_first(query_tiles, prefix_length[number] + first - start[number])),
-            torch.from_numpy(_longest_first(key_tiles, seen_until[number] - first)),
+            query_end=_ends(length),
+            key_end=_ends(prefix_length + length),
+            longest_query=int(length.max()),
+            longest_key=int((prefix_length + length).max()),
+            key_K=torch.from_numpy(key_K) if prefix_length.any() else None,
+            query_tiles=query_tiles,
+            key_tiles=key_tiles,
         )
 
     def to(self, device: torch.device) -> "PackedTexts":
-        query_tiles, key_tiles = (x.to(device, non_blocking=True) for x in (self.query_tiles, self.key_tiles))
-        return PackedTexts(self.text_X4, query_tiles, key_tiles)
+        moved = {name: v.to(device, non_blocking=True) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        return PackedTexts(**{**vars(self), **moved})
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        query_NHD, key_NGD, value_NGD = (x[0].transpose(0, 1) for x in (query, key, value))
-        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-            return Attention.apply(query_NHD, key_NGD, value_NGD, self.query_tiles, self.key_tiles, scale)[None]
-        return _plain(query_NHD, key_NGD, value_NGD, self, scale)[None]
+        query_NHD, key_KHD, value_KHD = (x[0].transpose(0, 1) for x in (query, key, value))
+        if ordered.wanted(module, query):
+            return ordered.attend(query_NHD, key_KHD, value_KHD, self.query_tiles, self.key_tiles, scale)[0][None]
+        if self.key_K is not None:
+            key_KHD, value_KHD = key_KHD.index_select(0, self.key_K), value_KHD.index_select(0, self.key_K)
+        attend = _flash if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _plain
+        return attend(query_NHD, key_KHD, value_KHD, self, scale)[None]
 
 
 def count_up(length: np.ndarray) -> np.ndarray:
@@ -106,65 +110,59 @@ def count_up(length: np.ndarray) -> np.ndarray:
     return np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)
 
 
-def _tiles(start: np.ndarray, length: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The text and the first place of every tile."""
-    count = -(-length // TILE_OF_TEXT)
-    number = np.repeat(np.arange(len(length)), count)
-    return number, (start[number] + TILE_OF_TEXT * count_up(count)).astype(np.int32)
+def _tiles(text_X4: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Those with the most to do first, so that none of them is begun when the others are done."""
+    start, length, prefix_start, prefix_length = text_X4.T
+    stop, seen_until = start + length, start + length
+    continues = np.flatnonzero(prefix_length)
+    continued = np.searchsorted(start, prefix_start[continues]).clip(max=len(start) - 1)
+    np.add.at(seen_until, continued, length[continues])
+    if not (
+        np.array_equal(text_X4[continued, :2], text_X4[continues, 2:])
+        and ((stop[continued] <= start[continues]) & (stop[continues] <= seen_until[continued])).all()
+    ):
+        raise ValueError("a prefix is a text that stands right before those that continue it")
+    count = -(-length // ordered.TILE)
+    text = np.repeat(np.arange(len(length)), count)
+    first = start[text] + ordered.TILE * count_up(count)
+    query_tiles = np.stack([first, stop[text], start[text], prefix_start[text], prefix_length[text]], 1)
+    key_tiles = np.stack([first, stop[text], seen_until[text]], 1)
+    keys, queries = prefix_length[text] + first - start[text], seen_until[text] - first
+    return _in_order(query_tiles, -keys), _in_order(key_tiles, -queries)
 
 
-def _longest_first(tiles: np.ndarray, work: np.ndarray) -> np.ndarray:
-    """So that no long one is begun when the others are done."""
-    return np.ascontiguousarray(tiles[np.argsort(-work, kind="stable")])
+def _in_order(rows: np.ndarray, by: np.ndarray) -> Tensor:
+    return torch.from_numpy(rows[np.argsort(by, kind="stable")].astype(np.int32))
 
 
-class Attention(torch.autograd.Function):
-    """Attention of packed texts on a GPU in 16 bits, sums in float32."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query_NHD: Tensor,
-        key_NGD: Tensor,
-        value_NGD: Tensor,
-        query_tiles: Tensor,
-        key_tiles: Tensor,
-        scale: float,
-    ) -> Tensor:
-        from solera.models import kernels
-
-        query_NHD, key_NGD, value_NGD = _dense(query_NHD), _dense(key_NGD), _dense(value_NGD)
-        out_NHD, norm_HN = kernels.attend(query_NHD, key_NGD, value_NGD, query_tiles, scale)
-        ctx.save_for_backward(query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, query_tiles, key_tiles)
-        ctx.scale = scale
-        return out_NHD
-
-    @staticmethod
-    def backward(ctx: Any, grad_NHD: Tensor) -> tuple[Tensor | None, ...]:
-        from solera.models import kernels
-
-        query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, query_tiles, key_tiles = ctx.saved_tensors
-        grads = kernels.differentiate(
-            query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, _dense(grad_NHD), query_tiles, key_tiles, ctx.scale
-        )
-        return *grads, None, None, None
+def _ends(length: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.append(0, length.cumsum()).astype(np.int32))
 
 
-def _dense(x_NHD: Tensor) -> Tensor:
-    """Heads whose numbers lie side by side; places and heads may lie anyhow."""
-    return x_NHD if x_NHD.stride(2) == 1 else x_NHD.contiguous()
+def _flash(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
+    """Torch's flash attention; where a text has more keys than queries, the last of both are aligned."""
+    out, *_ = torch.ops.aten._flash_attention_forward(
+        query_NHD, key_KHD, value_KHD, texts.query_end, texts.key_end, texts.longest_query, texts.longest_key,
+        0.0, True, False, scale=scale,
+    )  # fmt: skip
+    return out
 
 
-def _plain(query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
-    """The same text by text: for float32 and float64, and for processors without Triton."""
+def _plain(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
+    """The same text by text: for float32 and float64, and for processors without flash attention."""
     parts = []
-    for start, length, prefix_start, prefix_length in texts.text_X4.tolist():
-        own, prefix = slice(start, start + length), slice(prefix_start, prefix_start + prefix_length)
-        keys, values = (torch.cat([x[prefix], x[own]]).transpose(0, 1)[None] for x in (key_NGD, value_NGD))
-        here = torch.arange(prefix_length, prefix_length + length, device=query_NHD.device)
-        sees = torch.arange(prefix_length + length, device=query_NHD.device) <= here[:, None]
-        out = nn.functional.scaled_dot_product_attention(
-            query_NHD[own].transpose(0, 1)[None], keys, values, attn_mask=sees, scale=scale, enable_gqa=True
+    edges = zip(pairwise(texts.query_end.tolist()), pairwise(texts.key_end.tolist()), strict=True)
+    for (q, q_end), (k, k_end) in edges:
+        here = torch.arange(k_end - k - (q_end - q), k_end - k, device=query_NHD.device)
+        sees = torch.arange(k_end - k, device=query_NHD.device) <= here[:, None]
+        parts.append(
+            nn.functional.scaled_dot_product_attention(
+                query_NHD[q:q_end].transpose(0, 1)[None],
+                key_KHD[k:k_end].transpose(0, 1)[None],
+                value_KHD[k:k_end].transpose(0, 1)[None],
+                attn_mask=sees,
+                scale=scale,
+                enable_gqa=True,
+            )[0].transpose(0, 1)
         )
-        parts.append(out[0].transpose(0, 1))
     return torch.cat(parts)

@@ -36,8 +36,7 @@ torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit,
 """Learner, reference and engine share what is compiled of a layer, with and without gradients, plans of three kinds and
 shapes: with torch's own limit of 8, one of them could fall back to what is not compiled, without a word."""
 OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
-if hasattr(inductor_config, "deterministic"):
-    OPTIONS["deterministic"] = True  # else the fastest of several kernels is taken, now one and now another
+ONE_CHOICE = {"deterministic": True} if hasattr(inductor_config, "deterministic") else {}
 COMPUTED_AGAIN = {
     f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
 }
@@ -48,3 +47,9 @@ def fuse(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
     rotations, a third of what torch itself would keep, are computed again."""
     with partitioning.patch(COMPUTED_AGAIN):
         return compile_fx(graph, inputs, config_patches=OPTIONS)
+
+
+def fuse_repeatably(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """The same, but never the fastest of several kernels, which is now one and now another."""
+    with partitioning.patch(COMPUTED_AGAIN):
+        return compile_fx(graph, inputs, config_patches=OPTIONS | ONE_CHOICE)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solera.models.attention import TILE_OF_TEXT
+from solera.models.ordered import TILE as PLACES
 
 TILE = 16_384
 _INTEGERS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
@@ -211,10 +211,10 @@ def attend(query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, tiles: Tensor,
 
 
 def differentiate(
-    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, out_NHD: Tensor, norm_HN: Tensor, grad_NHD: Tensor,
-    query_tiles: Tensor, key_tiles: Tensor, scale: float,
+    query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, query_tiles: Tensor, key_tiles: Tensor, out_NHD: Tensor,
+    norm_HN: Tensor, grad_NHD: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values. Every sum has one order, so the same in gives the same out."""
+    """Gradients of queries, keys and values."""
     places, heads, _ = query_NHD.shape
     pull_HN = torch.empty_like(norm_HN)
     grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query_NHD, key_NGD, value_NGD)]
@@ -235,6 +235,6 @@ def _sizes(query_NHD: Tensor, key_NGD: Tensor) -> dict[str, Any]:
     heads, dim = query_NHD.shape[1:]
     return {
         "HEADS": heads, "GROUP": heads // key_NGD.shape[1], "DIM": dim, "WIDTH": max(16, triton.next_power_of_2(dim)),
-        "QUERIES": TILE_OF_TEXT, "KEYS": TILE_OF_TEXT,
+        "QUERIES": PLACES, "KEYS": PLACES,
         "PRECISION": "ieee" if query_NHD.dtype == torch.float32 else "tf32",
     }  # fmt: skip

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from solera.models.attention import TILE_OF_TEXT, PackedTexts, Text
+from solera.models.attention import PackedTexts, Text
+from solera.models.ordered import TILE
 from tests.conftest import VOCABULARY
 
 
@@ -79,8 +80,8 @@ def test_every_place_is_in_one_tile_and_keys_know_who_sees_them():
     for first, stop, start, prefix, shared in plan.query_tiles.tolist():
         (text,) = [text for text in texts if text.start <= first < text.start + text.length]
         assert (start, stop, prefix, shared) == (text.start, text.start + text.length, *text[2:])
-        places += range(first, min(first + TILE_OF_TEXT, stop))
+        places += range(first, min(first + TILE, stop))
     assert sorted(places) == list(range(200))
     for first, stop, last in plan.key_tiles.tolist():
-        seen_until |= dict.fromkeys(range(first, min(first + TILE_OF_TEXT, stop)), last)
+        seen_until |= dict.fromkeys(range(first, min(first + TILE, stop)), last)
     assert seen_until == {place: (131 if place == 130 else 195 if place < 195 else 200) for place in range(200)}
