@@ -190,7 +190,6 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
     if config.lora.rank and not checkpoint:
         model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
-    model.repeatable = config.model.repeatable
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     beginning = Beginning.of(task, config.evaluate.problems, None if own.task else config.task)
     if config.report.wandb is not None:

@@ -296,6 +296,11 @@ def test_the_same_seed_gives_the_same_run_stopped_or_not(
     assert told(running.resume(tmp_path / "stopped"), "stopped") == whole
 
 
+def test_what_cannot_be_repeated_is_refused(short_run):
+    with pytest.raises(SoleraError, match="needs 16 bits"):
+        short_run('run = { device = "cuda" }\nmodel = { compute = "float32", repeatable = true }')
+
+
 def test_a_run_takes_no_more_memory_than_it_may(short_run):
     """Keys and values of the slots alone would be larger; slots and micro-batches follow from what may be taken."""
     gc.collect()

@@ -47,6 +47,8 @@ class BenchOptions:
     """Most memory of the GPU that our side takes, in GiB; unset: what is free."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of our side, `model.compute` of a run."""
+    repeatable: bool = False
+    """Whether our side adds up everything in one order on a GPU, `model.repeatable` of a run."""
     compile: bool = True
     """Whether our layers are fused on a GPU, as in a run by default."""
     trl_step: str | None = None
