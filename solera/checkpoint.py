@@ -94,8 +94,15 @@ def latest(folder: Path) -> Checkpoint | None:
         if not isinstance(tensors, dict) or tensors.keys() | {"probe"} != {"learner", "engine", "probe"}:
             raise ValueError("tensors.pt does not hold learner, engine and probe")
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise SoleraError(f"{found[-1]}: the checkpoint cannot be read: {one_line(error)}") from error
+        raise unreadable(found[-1], one_line(error)) from error
     return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)
+
+
+def unreadable(folder: Path, why: str) -> SoleraError:
+    """With how to go on without it."""
+    older = sorted(path.name for path in folder.parent.glob("step-*") if path.name < folder.name)
+    onwards = f"go on from {older[-1]}" if older else "begin the run anew"
+    return SoleraError(f"{folder}: the checkpoint cannot be read: {why}; remove it to {onwards}")
 
 
 def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
@@ -131,4 +138,4 @@ def _state(folder: Path) -> RunState:
             raise ValueError(f"state.json says version {state.version}")
         return state
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise SoleraError(f"{folder}: the checkpoint cannot be read: {one_line(error)}") from error
+        raise unreadable(folder, one_line(error)) from error

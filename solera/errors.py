@@ -1,5 +1,7 @@
 """The one exception a user is meant to see: what was wrong, where, and what to do, in one line; and words for it."""
 
+from typing import Any
+
 
 class SoleraError(Exception):
     """A mistake in what the user gave us. The command line prints it as one line and exits with status 2."""
@@ -17,3 +19,9 @@ def counted(count: int, noun: str) -> str:
     ('1 reward', '0 bad lines')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is."""
+    kinds = {str: "text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")

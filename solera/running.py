@@ -29,7 +29,7 @@ from solera.build import (
     resolved,
     sinks_of,
 )
-from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish
+from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish, unreadable
 from solera.config import Config, DrawConfig, alike
 from solera.engines.absent import NoEngine
 from solera.errors import SoleraError, counted, one_line
@@ -183,13 +183,32 @@ def _examine(
     return Examined(candidate, first, more, k)
 
 
+def _model_of(
+    config: Config, device: torch.device, checkpoint: Checkpoint | None
+) -> tuple[LanguageModel, TokenizerCodec]:
+    """The checkpoint's, or the one to begin with."""
+    if checkpoint is None:
+        model, codec = loading.load(config.model.path, device)
+        if config.lora.rank:
+            model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
+        return model, codec
+    folder, step = checkpoint.model.parent, checkpoint.state.version
+    if step > config.run.steps:
+        raise SoleraError(
+            f"{folder}: this checkpoint is of step {step}, but run.steps in the run's config.toml is "
+            f"{config.run.steps}: set it to {step} or more"
+        )
+    try:
+        return loading.load(str(checkpoint.model), device)
+    except SoleraError as error:
+        raise unreadable(folder, str(error)) from error
+
+
 def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
     """A new run where there is no folder yet, else the rest of the run in it."""
     device = device_of(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
-    model, codec = loading.load(str(checkpoint.model) if checkpoint else config.model.path, device)
-    if config.lora.rank and not checkpoint:
-        model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
+    model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     beginning = Beginning.of(task, config.evaluate.problems, None if own.task else config.task)
     if config.report.wandb is not None:

@@ -119,6 +119,24 @@ def test_a_disk_too_small_for_plot_and_report_leaves_the_model_and_the_report_ca
     assert not list(Path("disk/run").glob(".*"))
 
 
+def test_what_is_written_on_a_full_disk_is_named_and_leaves_nothing(disk, capfd, tmp_path):
+    (tmp_path / "run.toml").write_text(RUN.format(steps=2, every=0).replace('"disk"', '"."'))
+    assert main(["train", "run.toml"]) == 0
+    (tmp_path / "bad.jsonl").write_text("{broken\n" * 2000)
+    disk(8)
+    Path("disk/ballast").write_bytes(bytes(8192))
+    capfd.readouterr()
+    for arguments in (
+        ["data", "export", "run", "disk/out.jsonl"],
+        ["eval", "run", "--problems", "4", "--json", "disk/out.json"],
+        ["data", "import", "run", "bad.jsonl", "--skip-bad", "disk/bad.jsonl"],
+    ):
+        assert main(arguments) == 1
+        said = capfd.readouterr().err.splitlines()[-1]
+        assert said == f"solera: {arguments[-1]}: No space left on device"
+        assert [path.name for path in Path("disk").iterdir()] == ["ballast"]
+
+
 def test_debug_shows_the_traceback_of_the_machines_fault_and_of_a_users_mistake(disk, capfd):
     Path("run.toml").write_text(RUN.format(steps=4, every=0))
     disk(40)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -212,6 +213,32 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path, whole):
         with pytest.raises(SoleraError, match="the checkpoint cannot be read") as refusal:
             running.resume(folder)
         assert "\n" not in str(refusal.value)
+
+
+def test_a_damaged_checkpoint_is_removed_and_the_run_goes_on_from_the_one_before(tmp_path, whole):
+    folder = tmp_path / "damaged"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "model")
+    older, newest = sorted((folder / "checkpoints").glob("step-*"))[-2:]
+    weights = newest / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(SoleraError, match=rf"{newest.name}: .*; remove it to go on from {older.name}$"):
+        running.resume(folder)
+    shutil.rmtree(newest)
+    assert_same_outcome(running.resume(folder).folder, whole)
+
+
+def test_fewer_steps_than_were_made_are_refused(tmp_path, whole):
+    folder = tmp_path / "fewer"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "model")
+    step = int(sorted((folder / "checkpoints").glob("step-*"))[-1].name.removeprefix("step-"))
+    settings = folder / "config.toml"
+    settings.write_text(re.sub(r"(?m)^steps = \d+$", f"steps = {step - 1}", settings.read_text()))
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(SoleraError, match=rf"checkpoint is of step {step}, but run\.steps .* set it to {step} or more"):
+        running.resume(folder)
+    assert (folder / "metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_begun_before_there_were_probes_goes_on(tmp_path, whole):

@@ -24,6 +24,7 @@ from rich.table import Table
 from solera.bench import peer, random_model
 from solera.bench.options import BenchOptions, refuse_without_gpu
 from solera.errors import SoleraError, counted
+from solera.files import write_whole
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
@@ -59,7 +60,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
                 continue
             rounds[name].append(found)
             if options.json:
-                Path(options.json).write_text(json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
+                write_whole(Path(options.json), json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
             seconds = _spread([step["whole"] for step in found["steps"]])
             console.print(f"round {number + 1}, {name}: {seconds} s a step", highlight=False)
     if not any("parameters" in several[0] for several in rounds.values()):

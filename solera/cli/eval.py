@@ -22,6 +22,7 @@ from solera.config import (
 from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
+from solera.files import beside, write_whole
 from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data, check_own
 
@@ -104,7 +105,7 @@ def run(arguments: list[str]) -> int:
     check_own(config, columns)
     result = _evaluate(models, config, options)
     if target is not None:
-        _write(target, result.as_json())
+        write_whole(target, json.dumps(result.as_json(), indent=1, allow_nan=False) + "\n")
     return 0
 
 
@@ -148,22 +149,8 @@ def _writable(path: Path) -> Path:
     try:
         if path.is_dir():
             raise SoleraError(f"--json {path}: this is a folder; name a file")
-        _unfinished(path).touch()
-        _unfinished(path).unlink()
+        beside(path).touch()
+        beside(path).unlink()
     except OSError as error:
         raise SoleraError(f"--json {path}: no file can be written into {path.parent}: {error.strerror}") from error
     return path
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".unfinished-{path.name}")
-
-
-def _write(path: Path, result: dict[str, Any]) -> None:
-    """The file appears whole or not at all."""
-    unfinished = _unfinished(path)
-    try:
-        unfinished.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import track
 
 from solera.errors import SoleraError
+from solera.files import write_whole
 from solera.lab.options import LabOptions
-from solera.report.html import write_whole
 
 
 def run(options: LabOptions, console: Console) -> None:

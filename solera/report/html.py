@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError
+from solera.files import write_whole
 from solera.report.groups import GROUPS, sample_groups
 from solera.report.panels import panels_for
 from solera.report.run_folder import RunFolder, read_run
@@ -20,19 +21,6 @@ def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Pat
         raise SoleraError(f"{target}: is a folder; name the file to write, such as {target / 'report.html'}")
     distinct = {folder.resolve(): folder for folder in folders}
     return write_whole(target, render(_data([read_run(folder) for folder in distinct.values()], groups)))
-
-
-def write_whole(target: Path, text: str) -> Path:
-    """The file appears whole or not at all."""
-    unfinished = target.with_name(f".{target.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(target)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return target
 
 
 def _data(runs: list[RunFolder], groups: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
+from solera.files import appearing
 from solera.protocols import Codec
 from solera.records import PROBE, Reward
 from solera.store.database import Place
@@ -44,6 +45,7 @@ class Imported:
 
 def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
     """All lines or none, in one transaction; with `skip_bad` all good lines, and the bad ones into that file."""
+    _check_apart(path, skip_bad)
     lines = read_lines(path, reader, skip_bad is not None)
     new, revised = ledger.add_imported(lines.good)
     _set_aside(lines.bad, skip_bad)
@@ -61,6 +63,7 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
             raise SoleraError(f"{place}: field 'id': {complaint}")
         return [(id_, reward)]
 
+    _check_apart(path, skip_bad)
     lines = read_lines(path, read, skip_bad is not None)
     revised = ledger.revise(lines.good)
     _set_aside(lines.bad, skip_bad)
@@ -83,16 +86,13 @@ def export_rollouts(place: Place, target: Path, codec: Codec | None = None) -> i
 
     Probes stay: they answer held-out problems, which nobody may learn from. With a codec its text stands beside it.
     """
-    unfinished = target.with_name(f".unfinished-{target.name}")
-    with reading(place) as opened:
+    with reading(place) as opened, appearing(target) as unfinished:
         rows = (
             plain(rollout, created) | (spelled(rollout, codec) if codec else {})
             for rollout, created in opened.rollouts()
             if rollout.origin != PROBE
         )
-        count = (write_rows if is_parquet(target) else _write_lines)(unfinished, rows)
-    unfinished.replace(target)
-    return count
+        return (write_rows if is_parquet(target) else _write_lines)(unfinished, rows)
 
 
 def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
@@ -142,7 +142,14 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
         raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def _check_apart(path: Path, skip_bad: Path | None) -> None:
+    """Before anything is read: bad lines written over the file would leave nothing of its good ones."""
+    if skip_bad is not None and skip_bad.exists() and path.exists() and skip_bad.samefile(path):
+        raise SoleraError(f"{skip_bad}: this is the file that is read; name another one for its bad lines")
+
+
 def _set_aside(bad: list[bytes], target: Path | None) -> None:
     """After the good lines are in: whoever mends these and imports them again loses nothing."""
     if target is not None:
-        target.write_bytes(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in bad))
+        with appearing(target) as unfinished:
+            unfinished.write_bytes(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in bad))

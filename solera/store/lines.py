@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from solera.config import perhaps
-from solera.errors import SoleraError
+from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
-from solera.tasks.jsonl import canonical, check_prompt, kind_of, read_object, text_of
+from solera.tasks.jsonl import canonical, check_prompt, read_object, text_of
 from solera.tasks.keys import HELD_OUT, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
 
@@ -152,7 +152,7 @@ def read_reward(line: bytes, place: str, usual_part: Callable[[int], str]) -> tu
     try:
         canonical(data)
         _known(data, REWARD_FIELDS)
-        (id_,) = _wholes({"id": [data.get("id")]}, "id", 1, LARGEST)
+        id_ = _whole(data, "id", 1, LARGEST)
         return id_, _reward(data if "part" in data else {**data, "part": usual_part(id_)}, "person")
     except SoleraError as error:
         raise SoleraError(f"{place}: {error}") from None
@@ -207,14 +207,17 @@ def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
         raise SoleraError(_must_be(data, "rewards", "a list of objects with value, part and source"))
     for one in several:
         _known(one, (*REWARD_FIELDS[1:], "revision"))
-    latest = {_text(one, "part", "reward"): _reward(one, origin) for one in several}  # in the order of revisions
+    latest: dict[str, Reward] = {}
+    for one in several:
+        part = _text(one, "part", "reward")
+        if part in latest and "revision" not in one:
+            raise SoleraError(f"field 'rewards' has the part {part!r} twice: add them up, or name one otherwise")
+        latest[part] = _reward(one, origin)  # in the order of revisions
     return tuple(latest.values())
 
 
 def _reward(data: dict[str, Any], source: str) -> Reward:
-    position = None
-    if data.get("position") is not None:
-        (position,) = _wholes({"position": [data["position"]]}, "position", 0, LARGEST)
+    position = None if data.get("position") is None else _whole(data, "position", 0, LARGEST)
     return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position)
 
 
@@ -224,8 +227,8 @@ def _sampling(data: Any) -> Sampling | None:
     if not isinstance(data, dict):
         raise SoleraError(_must_be({"sampling": data}, "sampling", "an object"))
     _known(data, ("temperature", "max_tokens", "top_p"))
-    (max_tokens,) = _wholes({"max_tokens": [data.get("max_tokens")]}, "max_tokens", 1, LARGEST)
-    return Sampling(_number(data, "temperature"), max_tokens, _number(data, "top_p"))
+    most = _whole(data, "max_tokens", 1, LARGEST)
+    return Sampling(_number(data, "temperature"), most, _number(data, "top_p"))
 
 
 def _id(data: dict[str, Any]) -> int | None:
@@ -241,9 +244,18 @@ def _known(data: dict[str, Any], fields: tuple[str, ...]) -> None:
 
 
 def _must_be(data: dict[str, Any], field: str, what: str) -> str:
-    held = kind_of(data[field]) if field in data else "missing"
-    shown = f" {data[field]!r}"[:60] if isinstance(data.get(field), str | int | float) else ""
-    return f"field {field!r} is {held}{shown}, but must be {what}"
+    held = _shown(data[field]) if field in data else "missing"
+    return f"field {field!r} is {held}, but must be {what}"
+
+
+def _shown(value: Any) -> str:
+    return f"{kind_of(value)} {value!r}"[:60] if isinstance(value, str | int | float) else kind_of(value)
+
+
+def _first(values: list[Any], good: Callable[[Any], bool]) -> str:
+    """Which of them is not as it must be."""
+    place = next(place for place, value in enumerate(values) if not good(value))
+    return f"{_shown(values[place])} at place {place}"
 
 
 def _text(data: dict[str, Any], field: str, default: str | None = None) -> str:
@@ -267,16 +279,30 @@ def _number(data: dict[str, Any], field: str) -> float:
 
 
 def _wholes(data: dict[str, Any], field: str, least: int, most: int) -> list[int]:
+    """A list of them. Tests are written out: a line may have thousands, and a file thousands of lines."""
     values = data.get(field)
-    if not isinstance(values, list) or not all(type(value) is int and least <= value <= most for value in values):
-        raise SoleraError(_must_be(data, field, f"whole numbers from {least} to {most}"))
+    if not isinstance(values, list):
+        raise SoleraError(_must_be(data, field, f"a list of whole numbers from {least} to {most}"))
+    if not all(type(value) is int and least <= value <= most for value in values):
+        which = _first(values, lambda value: type(value) is int and least <= value <= most)
+        raise SoleraError(f"field {field!r} has {which}, but must hold whole numbers from {least} to {most}")
     return values
+
+
+def _whole(data: dict[str, Any], field: str, least: int, most: int) -> int:
+    value: Any = data.get(field)
+    if type(value) is not int or not least <= value <= most:
+        raise SoleraError(_must_be(data, field, f"a whole number from {least} to {most}"))
+    return value
 
 
 def _logps(data: dict[str, Any], field: str, count: int) -> np.ndarray:
     values = data[field]
-    if not isinstance(values, list) or not all(type(v) in (int, float) and -1e30 < v <= 1e-4 for v in values):
-        raise SoleraError(_must_be(data, field, "a list of log-probabilities, none above 0"))
+    if not isinstance(values, list):
+        raise SoleraError(_must_be(data, field, "a list of log-probabilities"))
+    if not all(type(v) in (int, float) and -1e30 < v <= 1e-4 for v in values):
+        which = _first(values, lambda v: type(v) in (int, float) and -1e30 < v <= 1e-4)
+        raise SoleraError(f"field {field!r} has {which}, but must hold log-probabilities, none above 0")
     if len(values) != count:
         raise SoleraError(f"field {field!r} has {len(values)} log-probabilities for {count} tokens")
     return np.array(values, np.float32)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solera.errors import counted
-from solera.report.html import write_whole
+from solera.files import write_whole
 from solera.sweep.blocks import Block, Heading, Link, Paragraph, Picture, Quoted, Table, markdown, page
 from solera.sweep.curves import as_data_url, as_png, draw
 from solera.sweep.plan import Cell

@@ -10,7 +10,7 @@ from typing import Literal
 
 from solera.config import load
 from solera.errors import SoleraError
-from solera.report.html import write_whole
+from solera.files import write_whole
 from solera.sweep.plan import Plan, PlannedRun
 
 State = Literal["finished", "failed", "unfinished", "new"]

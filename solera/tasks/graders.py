@@ -6,7 +6,7 @@
 import re
 from collections.abc import Callable
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, kind_of
 from solera.tasks.expression import countdown, countdown_problem
 from solera.tasks.final import boxed_answer
 from solera.tasks.numbers import answer_number, number
@@ -82,7 +82,7 @@ def is_grader(name: str) -> bool:
 def answer_of(value: object, graders: frozenset[str]) -> str:
     """A column's value as the text to compare with; refused where these graders cannot use it."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise SoleraError(f"is {type(value).__name__}, but must be text or a number")
+        raise SoleraError(f"is {kind_of(value)}, but must be text or a number")
     if "number" in graders and answer_number(str(value)) is None:
         raise SoleraError(f"is {str(value)[:80]!r}, which holds no number")
     if "countdown" in graders and countdown_problem(str(value)) is None:

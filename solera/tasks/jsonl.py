@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from solera.config import TaskConfig
-from solera.errors import SoleraError
+from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.graders import COMPARING, answer_of
@@ -273,11 +273,6 @@ def canonical(value: Any) -> bytes:
         raise SoleraError("is nested too deeply") from None
     except ValueError:
         raise SoleraError("holds a number that is not finite (NaN, or beyond what a float can hold)") from None
-
-
-def kind_of(value: Any) -> str:
-    kinds = {str: "text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
 
 
 def _shown(message: dict[str, Any], field: str) -> str:

@@ -44,6 +44,18 @@ def folder(tmp_path_factory) -> Path:
     return train(parse(RUN.format(root=root, name="run", steps=2, data=""), "test")).folder
 
 
+@pytest.mark.parametrize("what", ["import", "reward"])
+def test_bad_lines_are_not_written_over_the_file_they_come_from(folder, tmp_path, what):
+    (tmp_path / "linked.jsonl").symlink_to(tmp_path / "f.jsonl")
+    text = json.dumps({"prompt": TRAINING, "response": "9", "model": "teacher", "id": 1, "value": 1}) + "\n{broken\n"
+    (tmp_path / "f.jsonl").write_text(text)
+    for bad in ("f.jsonl", "linked.jsonl"):
+        refused = solera(what, folder, tmp_path / "f.jsonl", "--skip-bad", tmp_path / bad)
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("this is the file that is read; name another one for its bad lines\n")
+        assert (tmp_path / "f.jsonl").read_text() == text
+
+
 def test_in_out_and_rewards(folder, tmp_path):
     file, out, bad = tmp_path / "teacher.jsonl", tmp_path / "out.jsonl", tmp_path / "bad.jsonl"
     rows = [{"prompt": TRAINING, "response": str(i), "model": "teacher"} for i in range(3)]

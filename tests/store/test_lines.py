@@ -145,12 +145,12 @@ def test_of_several_revisions_the_last_counts(read):
         ({"key": "a\0b"}, "without a zero character"),
         ({"logp": [-1.0]}, "field 'logp' needs 'response_ids'"),
         ({"response_ids": [5, 1], "logp": [-1.0]}, "field 'logp' has 1 log-probabilities for 2 tokens"),
-        ({"response_ids": [5, 1], "logp": [-1.0, 3.0]}, "field 'logp' is a list, but must be a list of log-prob"),
+        ({"response_ids": [5, 1], "logp": [-1.0, 3.0]}, "'logp' has a number 3.0 at place 1, but must hold log-prob"),
         ({"responses": []}, "field 'responses' is a list, but must be a list of texts or objects"),
         ({"responses": ["1"], "rewards": [1, 2]}, "field 'rewards' must be a list of 1 numbers"),
         ({"responses": ["1", {"respnse": "2"}]}, "unknown field 'respnse'; did you mean response?"),
         ({"rewards": [{"value": 1, "position": -1}], "reward": None}, "fields 'reward' and 'rewards' both"),
-        ({"response_ids": [5, 10**9]}, "field 'response_ids' is a list, but must be whole numbers from 0 to"),
+        ({"response_ids": [5, 10**9]}, "has a number 1000000000 at place 1, but must hold whole numbers from 0 to"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_with_its_place(read, change, says):
@@ -161,14 +161,24 @@ def test_what_is_wrong_is_said_with_its_place(read, change, says):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_part_of_a_reward_stands_once_but_for_its_revisions(read):
+    line = {name: value for name, value in LINE.items() if name != "reward"}
+    twice = [{"value": 1, "part": "x"}, {"value": 2, "part": "x"}]
+    with pytest.raises(SoleraError, match="field 'rewards' has the part 'x' twice"):
+        read({**line, "rewards": twice})
+    rollout = read({**line, "rewards": [{**one, "revision": number} for number, one in enumerate(twice)]})
+    assert [(reward.part, reward.value) for reward in rollout.rewards] == [("x", 2.0)]
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
         (b'{"id": "a', "not JSON: Unterminated string starting at character 8"),
         (b'{"id": "\n"}', "not JSON: Invalid control character at character 9"),
         (b'{"id": 1,', "not JSON: Expecting property name enclosed in double quotes at character 10"),
-        (b'{"id": 0, "value": 1}', "field 'id' is a list, but must be whole numbers from 1"),
-        (b'{"value": 1}', "field 'id'"),
+        (b'{"id": 0, "value": 1}', "field 'id' is a number 0, but must be a whole number from 1"),
+        (b'{"id": "2", "value": 1}', "field 'id' is text '2', but must be a whole number from 1"),
+        (b'{"value": 1}', "field 'id' is missing, but must be a whole number"),
         (b'{"id": 1}', "field 'value' is missing, but must be a finite number"),
         (b'{"id": 1, "value": NaN}', "not finite"),
         (b'{"id": 1, "value": 1, "revision": 3}', "unknown field 'revision'"),
