@@ -125,12 +125,12 @@ class Ledger:
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
             with self.transaction(write=True):
+                self._refuse_unrewardable([rollout_id])
                 late = self._last_late() + 1
                 self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
         except IntegrityError as error:
             raise SoleraError(
-                f"{self.place}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
-                "no such rollout, or that revision is there already"
+                f"{self.place}: reward {reward.part!r} of rollout {rollout_id} has a revision {reward.revision} already"
             ) from error
 
     def revise(self, given: Items[tuple[int, Reward]]) -> int:
@@ -286,8 +286,7 @@ class Ledger:
     def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}
         for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
-            if complaint := self.unrewardable(some):
-                raise SoleraError(f"{self.place}: {complaint}")
+            self._refuse_unrewardable(some)
             for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
                 latest[row.rollout_id, row.part] = row[2:]
         rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
@@ -299,6 +298,10 @@ class Ledger:
                 rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))
         self._add_late.run(self._connection, rows)
         return len(rows)
+
+    def _refuse_unrewardable(self, ids: Items[int]) -> None:
+        if complaint := self.unrewardable(ids):
+            raise SoleraError(f"{self.place}: {complaint}")
 
     def _last_late(self) -> int:
         return self._connection.scalar(_LAST_LATE) or 0

@@ -156,11 +156,27 @@ def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
     assert [r.reward for r in store.draw(1, 2)[0].rollouts] == [1.0, 0.75]
 
 
-@pytest.mark.parametrize(("id_", "reward"), [(99, Reward(1.0)), (1, Reward(2.0))])
-def test_a_reward_for_nobody_or_given_twice_is_refused(store, id_, reward):
+def test_a_reward_for_nobody_or_given_twice_is_refused(store):
     store.add(rollouts("a"))
-    with pytest.raises(SoleraError, match="no such rollout, or that revision is there already"):
-        store.add_reward(id_, reward)
+    with pytest.raises(SoleraError, match=r"there is no rollout 99; the last is 1$"):
+        store.add_reward(99, Reward(1.0))
+    with pytest.raises(SoleraError, match=r"reward 'reward' of rollout 1 has a revision 0 already$"):
+        store.add_reward(1, Reward(2.0))
+
+
+def test_what_nothing_learns_from_is_given_no_reward(store):
+    """A probe's, and what a resume set aside; what was written before the checkpoint, or imported after, is."""
+    store.add([*rollouts("a"), *(dataclasses.replace(rollout, origin="probe") for rollout in rollouts("a"))])
+    store.add(rollouts("a"))
+    store.add_imported([dataclasses.replace(rollout, origin="human", lineage=None) for rollout in rollouts("b")])
+    store.rewind(2, version=0, lineage="test")
+    with pytest.raises(SoleraError, match="rollout 2 is a probe's, which nothing learns from; solera data export"):
+        store.add_reward(2, Reward(0.5, "style"))
+    with pytest.raises(SoleraError, match="rollout 3 was written after the checkpoint that the run was resumed from"):
+        store.add_reward(3, Reward(0.5, "style"))
+    store.add_reward(1, Reward(0.5, "style"))
+    store.add_reward(4, Reward(0.25, "style"))
+    assert [rollout.reward for rollout in store.fetch([1, 2, 3, 4])] == [1.5, 1.0, 1.0, 1.25]
 
 
 def test_adding_is_all_or_none(store):
