@@ -97,7 +97,7 @@ def main() -> None:
             print(f"file       {size / 2**20:.0f} MiB, {size / raw:.3f} times the raw bytes of tokens and floats")
             ledger = Ledger(place)
         times, spent = draw(ledger, batches, chosen.tokens, rng)
-        print(f"first draw {times[0] * 1e3:.0f} ms (reads what there is)")
+        print(f"first draw {times[0] * 1e3:.0f} ms, {spent[0] * 1e3:.0f} of processor (reads what there is)")
         median, worked = (statistics.median(each[1:]) * 1e3 for each in (times, spent))
         print(
             f"draw       {BATCH} rollouts by priority in {median:.1f} ms (median of {DRAWS}), {worked:.1f} of processor"

@@ -228,7 +228,7 @@ def build_task(
 
 def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> Problems:
     task, seed = config.task, config.run.seed
-    longest = max_length - config.sampling.max_tokens if max_length is not None else None
+    longest = _longest_prompt(config, max_length)
     if task.prompt is not None:
         return Jsonl(task, codec, seed, longest, graders(config))
     if kind_of_task(task.name) == "gym":
@@ -239,6 +239,10 @@ def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> 
         assert task.template is not None
         return Countdown(codec, task.level, task.template, seed)
     return Arithmetic(codec, task.level, seed)
+
+
+def _longest_prompt(config: Config, max_length: int | None) -> int | None:
+    return None if max_length is None else max_length - config.sampling.max_tokens
 
 
 def build_exam(
@@ -260,7 +264,7 @@ def line_reader(config: Config, reader: Reader, path: Path, origin: str | None =
     return LineReader(
         reader.codec,
         keys_of(config.task),
-        HeldOut(config.task, reader.codec),
+        HeldOut(config.task, reader.codec, config.evaluate.problems, _longest_prompt(config, reader.max_length)),
         reader.vocabulary,
         reader.max_length,
         origin or f"file:{path.stem}",

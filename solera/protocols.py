@@ -99,7 +99,8 @@ class Store(Protocol):
         ...
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
-        """A reward that came later. A higher revision of the same part replaces the earlier one."""
+        """A reward that came later. A higher revision of the same part replaces the earlier one. Refused for what
+        nothing learns from: a probe's, or what a resume set aside."""
         ...
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:

@@ -274,4 +274,4 @@ def test_a_batch_that_an_update_fails_on_is_in_the_store(short_run, monkeypatch,
             'run = { steps = 5, device = "cpu" }\ncollect = { prompts = 4, group_size = 2 }\ndiagnose = { every = 0 }'
         )
     with closing(Ledger(next(tmp_path.rglob("store.db")))) as ledger:
-        assert (ledger.watermark(), ledger.waiting(1)) == (24, 8)
+        assert (ledger.watermark(), ledger.missing(24, 1, 0)) == (24, 16)

@@ -1,23 +1,38 @@
 """What drawing asks of each rollout, held in memory and brought up to date by what is new."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, bindparam, func, select
+from sqlalchemy import JSON, Connection, bindparam, case, func, select
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from solera.records import PROBE
 from solera.store.drawing import NO_AGE, Rows
 from solera.store.schema import rewards, rollouts
 
+
+class Listed(FunctionElement[list[Any]]):
+    """All values of a column as one: a database hands over few large values far faster than many rows."""
+
+    name = "listed"
+    type = JSON()
+    inherit_cache = True
+
+
+@compiles(Listed)
+def _spell_listed(listed: Any, compiler: Any, **options: Any) -> str:
+    name = {"sqlite": "json_group_array", "postgresql": "json_agg"}[compiler.dialect.name]
+    return f"{name}({compiler.process(listed.clauses, **options)})"
+
+
 _r, _w = rollouts.c, rewards.c
 READ_TOGETHER = 50_000
-"""Rows held as Python values at the same time."""
-_NEW = (
-    select(_r.id, _r.prompt_key, _r.origin, _r.lineage, _r.version, _r.uses)
-    .where(_r.id > bindparam("after"), _r.superseded == 0, _r.origin != PROBE)
-    .order_by(_r.id)
-    .limit(READ_TOGETHER)
+"""Ids whose rows are held as Python values at the same time."""
+_own_version = case((_r.lineage == bindparam("lineage"), func.coalesce(_r.version, NO_AGE)), else_=NO_AGE)
+_NEW = select(*map(Listed, (_r.id, _r.prompt_key, _r.origin, _own_version, _r.uses))).where(
+    _r.id > bindparam("after"), _r.id <= bindparam("last"), _r.superseded == 0, _r.origin != PROBE
 )
 _later = rewards.alias()
 _replaced = (
@@ -25,10 +40,19 @@ _replaced = (
     .where(_later.c.rollout_id == _w.rollout_id, _later.c.part == _w.part, _later.c.revision > _w.revision)
     .exists()
 )
-_TOTALS = select(_w.rollout_id, func.sum(_w.value)).where(~_replaced).group_by(_w.rollout_id)
-_TOTALS_OF_NEW = _TOTALS.where(_w.rollout_id > bindparam("after"), _w.rollout_id <= bindparam("last"))
-_regraded = select(_later.c.rollout_id).where(_later.c.late > bindparam("late"))
-_TOTALS_OF_REGRADED = _TOTALS.where(_w.rollout_id.in_(_regraded))
+
+
+def _totals_of(among: Callable[[Any], Any]) -> Any:
+    """Whether a reward was replaced is looked up only for rollouts that have a revised one."""
+    revised = _w.rollout_id.in_(select(_later.c.rollout_id).where(among(_later.c.rollout_id), _later.c.revision > 0))
+    totals = select(_w.rollout_id, func.sum(_w.value)).where(among(_w.rollout_id), ~(revised & _replaced))
+    return totals.group_by(_w.rollout_id).order_by(_w.rollout_id)
+
+
+_graded_later = select(_later.c.rollout_id).where(_later.c.late > bindparam("late"))
+_TOTALS_OF_NEW = _totals_of(lambda id_: (id_ > bindparam("after")) & (id_ <= bindparam("last")))
+_TOTALS_OF_REGRADED = _totals_of(lambda id_: id_.in_(_graded_later))
+_LAST_ID = select(func.max(_r.id))
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
 _TYPES: tuple[Any, ...] = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32)
 
@@ -51,43 +75,55 @@ class Catalogue:
     def refresh(self, connection: Connection) -> None:
         """Take in what was added and what was graded since the last time, by whomever."""
         late = connection.scalar(_LAST_LATE) or 0
-        while new := connection.execute(_NEW, {"after": self._last}).all():
-            between = {"after": self._last, "last": new[-1][0]}
-            self._insert(new, dict(map(tuple, connection.execute(_TOTALS_OF_NEW, between))))
-            self._last = new[-1][0]
+        last = connection.scalar(_LAST_ID) or 0
+        for after in range(self._last, last, READ_TOGETHER):
+            self._insert(connection, {"after": after, "last": min(after + READ_TOGETHER, last)})
+        self._last = last
         if late > self._late:
-            self._regrade(dict(map(tuple, connection.execute(_TOTALS_OF_REGRADED, {"late": self._late}))))
+            _grade(self.rows, _totals(connection, _TOTALS_OF_REGRADED, {"late": self._late}))
             self._late = late
 
     def used(self, ids: Iterable[int]) -> None:
         """Count one more use of each."""
         self.rows.uses_R[np.isin(self.rows.id_R, list(ids))] += 1
 
-    def _insert(self, new: Sequence[Any], reward: dict[int, float]) -> None:
-        columns = zip(*[self._row(row, reward) for row in new], strict=True)
+    def _insert(self, connection: Connection, between: dict[str, int]) -> None:
+        listed = connection.execute(_NEW, {"lineage": self.lineage, **between}).one()
+        if not listed[0]:
+            return
+        by_id = np.argsort(listed[0])
+        keys, origins = [[column[i] for i in by_id.tolist()] for column in listed[1:3]]
+        self.keys += [key for key in dict.fromkeys(keys) if key not in self._number]
+        ids, versions, uses = [np.array(column)[by_id] for column in (listed[0], *listed[3:])]
+        numbers = _numbers(keys, self._number), _numbers(origins, self._origins)
+        columns = (ids, *numbers, versions, uses, np.full(len(ids), np.nan))
         more = Rows(*[np.array(column, dtype) for column, dtype in zip(columns, _TYPES, strict=True)])
+        _grade(more, _totals(connection, _TOTALS_OF_NEW, between))
         in_order = np.argsort(more.key_R, kind="stable")
         place = np.searchsorted(self.rows.key_R, more.key_R[in_order], side="right")
         cuts, first = np.unique(place, return_index=True)
         self.rows = Rows(*[_interleaved(old, cuts, added[in_order], first) for old, added in _pairs(self.rows, more)])
 
-    def _row(self, row: Any, reward: dict[int, float]) -> tuple[float, ...]:
-        id_, key, origin, lineage, version, uses = row
-        if key not in self._number:
-            self._number[key] = len(self.keys)
-            self.keys.append(key)
-        return (
-            id_,
-            self._number[key],
-            self._origins.setdefault(origin, len(self._origins)),
-            version if version is not None and lineage == self.lineage else NO_AGE,
-            uses,
-            reward.get(id_, np.nan),
-        )
 
-    def _regrade(self, reward: dict[int, float]) -> None:
-        place = np.flatnonzero(np.isin(self.rows.id_R, list(reward)))
-        self.rows.reward_R[place] = [reward[id_] for id_ in self.rows.id_R[place].tolist()]
+def _numbers(names: list[str], known: dict[str, int]) -> list[int]:
+    """The number of each name; new ones are numbered as they come."""
+    for name in dict.fromkeys(names):
+        known.setdefault(name, len(known))
+    return [known[name] for name in names]
+
+
+def _totals(connection: Connection, query: Any, asked: dict[str, int]) -> list[tuple[int, float]]:
+    """Ids and rewards as the driver gives them: SQLAlchemy's rows take as long again."""
+    with connection.execute(query, asked) as found:
+        assert found.cursor is not None
+        return list(found.cursor.fetchall())
+
+
+def _grade(rows: Rows, totals: list[tuple[int, float]]) -> None:
+    """Set the rewards of rows; of `totals`, by id, some may be of none of them."""
+    id_W, reward_W = np.array([id_ for id_, _ in totals]), np.array([reward for _, reward in totals])
+    place = np.flatnonzero(np.isin(rows.id_R, id_W))
+    rows.reward_R[place] = reward_W[np.searchsorted(id_W, rows.id_R[place])]
 
 
 def _interleaved(old_R: Any, cuts: Any, new_R: Any, first: Any) -> Any:

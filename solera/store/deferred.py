@@ -4,12 +4,12 @@ A processor that drives a GPU has nothing else to do then; between a batch and i
 thread would not help: it takes Python's lock from the one that feeds the GPU.
 """
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from itertools import count
 
 from solera.records import Group, Reward, Rollout, Use
-from solera.store.ledger import Ledger, first_groups, refuse_equal_parts
+from solera.store.ledger import Ledger, first_groups, missing_groups, refuse_equal_parts
 
 FIRST_UNWRITTEN = 2**62
 """Ids from here on are given to rollouts that are not yet in the database: after all that are."""
@@ -40,15 +40,13 @@ class Deferred:
         self.ledger.add_reward(rollout_id, reward)
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
-        if not self._unwritten and not self._steps:
-            return self.ledger.missing(groups, group_size, reserve)
-        with self.ledger.transaction():
-            of_a_prompt = Counter(key for _, key in self._unused())
-        return max(0, groups + reserve - sum(several // group_size for several in of_a_prompt.values()))
+        with self.ledger.transaction(), closing(self._unused()) as unused:
+            return missing_groups(unused, groups + reserve, group_size)
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.ledger.transaction():
-            chosen = first_groups(self._unused(), groups, group_size)
+            with closing(self._unused()) as unused:
+                chosen = first_groups(unused, groups, group_size)
             written = [(key, [id_ for id_ in members if id_ < FIRST_UNWRITTEN]) for key, members in chosen]
             found = self._unwritten | {
                 rollout.id: rollout for group in self.ledger.form(written) for rollout in group.rollouts if rollout.id
@@ -78,8 +76,11 @@ class Deferred:
             self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
             self._unwritten, self._steps = {}, []
 
-    def _unused(self) -> list[tuple[int, str]]:
+    def _unused(self) -> Generator[tuple[int, str], None, None]:
         """What could be drawn if all were written, in order, in the transaction that is open."""
-        unwritten = [(id_, rollout.prompt_key) for id_, rollout in self._unwritten.items() if rollout.rewards]
         used = {use.rollout_id for step in self._steps for use in step}
-        return [(id_, key) for id_, key in [*self.ledger.unused(), *unwritten] if id_ not in used]
+        with closing(self.ledger.unused()) as written:
+            yield from ((id_, key) for id_, key in written if id_ not in used)
+        for id_, rollout in self._unwritten.items():
+            if rollout.rewards and id_ not in used:
+                yield id_, rollout.prompt_key

@@ -1,10 +1,12 @@
 """The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
+import math
 import time
+from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from hashlib import blake2b
@@ -34,7 +36,6 @@ _USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision")
 T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
-_COUNT_UNUSED = select(func.count()).select_from(rollouts).where(_UNUSED).group_by(_r.prompt_key)
 _LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
 _READ = (
     select(
@@ -62,6 +63,8 @@ _REVISIONS = (
 _PARTS = select(_w.part).where(_w.rollout_id == bindparam("id")).distinct().order_by(_w.part)
 IMPORTED_TOGETHER = 1_000
 """Rows looked up by one query."""
+LISTED_TOGETHER = 1_000
+"""Rows that can be drawn, read at the same time."""
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
@@ -125,12 +128,12 @@ class Ledger:
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         try:
             with self.transaction(write=True):
+                self._refuse_unrewardable([rollout_id])
                 late = self._last_late() + 1
                 self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
         except IntegrityError as error:
             raise SoleraError(
-                f"{self.place}: reward {reward.part!r} revision {reward.revision} for rollout {rollout_id}: "
-                "no such rollout, or that revision is there already"
+                f"{self.place}: reward {reward.part!r} of rollout {rollout_id} has a revision {reward.revision} already"
             ) from error
 
     def revise(self, given: Items[tuple[int, Reward]]) -> int:
@@ -169,20 +172,22 @@ class Ledger:
             revised = sum(self._import(new, over) for new in files)
             return self._last_id() + 1 - first, revised
 
-    def waiting(self, group_size: int) -> int:
-        with self.transaction():
-            return sum(count // group_size for count in self._connection.scalars(_COUNT_UNUSED))
-
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
-        return max(0, groups + reserve - self.waiting(group_size))
+        with self.transaction(), closing(self.unused()) as unused:
+            return missing_groups(unused, groups + reserve, group_size)
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
-            return self.form(first_groups(self.unused(), groups, group_size))
+            with closing(self.unused()) as unused:
+                chosen = first_groups(unused, groups, group_size)
+            return self.form(chosen)
 
-    def unused(self) -> Items[Any]:
-        """Ids and prompt keys of what can be drawn, in the order of ids, in the transaction that is open."""
-        return self._connection.execute(_LIST_UNUSED).all()
+    def unused(self) -> Generator[tuple[int, str], None, None]:
+        """Ids and prompt keys of what can be drawn, in the order of ids, in the transaction that is open; little more
+        is read than is asked for."""
+        options = {"yield_per": LISTED_TOGETHER}
+        with self._connection.execute(_LIST_UNUSED, execution_options=options) as rows:
+            yield from map(tuple, rows)
 
     def passed_over(self) -> Mapping[str, int]:
         return {}
@@ -286,8 +291,7 @@ class Ledger:
     def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}
         for some in batched({rollout_id for rollout_id, _ in given}, IMPORTED_TOGETHER):
-            if complaint := self.unrewardable(some):
-                raise SoleraError(f"{self.place}: {complaint}")
+            self._refuse_unrewardable(some)
             for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
                 latest[row.rollout_id, row.part] = row[2:]
         rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
@@ -299,6 +303,10 @@ class Ledger:
                 rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))
         self._add_late.run(self._connection, rows)
         return len(rows)
+
+    def _refuse_unrewardable(self, ids: Items[int]) -> None:
+        if complaint := self.unrewardable(ids):
+            raise SoleraError(f"{self.place}: {complaint}")
 
     def _last_late(self) -> int:
         return self._connection.scalar(_LAST_LATE) or 0
@@ -346,16 +354,32 @@ def _among(column: Any, ids: Collection[int]) -> Any:
     return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
-def first_groups(unused: Items[Any], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
-    """Complete groups of equal prompt key, members first in first out, groups in the order of their first member."""
-    filling: dict[str, list[int]] = {}
-    formed: list[tuple[str, list[int]]] = []
+def complete_groups(unused: Iterable[tuple[int, str]], group_size: int) -> Iterator[tuple[list[int], str, float]]:
+    """Groups of equal prompt key, members first in first out, each when its last member comes: members, key, and the
+    oldest id that is still in an incomplete one."""
+    filling: dict[str, list[int]] = {}  # in the order of their first members
     for id_, key in unused:
         members = filling.setdefault(key, [])
         members.append(id_)
         if len(members) == group_size:
-            formed.append((key, filling.pop(key)))
-    return sorted(formed, key=lambda group: group[1][0])[:groups]
+            del filling[key]
+            yield members, key, next(iter(filling.values()), [math.inf])[0]
+
+
+def missing_groups(unused: Iterable[tuple[int, str]], groups: int, group_size: int) -> int:
+    """By how many there are fewer complete groups than that."""
+    return groups - sum(1 for _ in islice(complete_groups(unused, group_size), groups))
+
+
+def first_groups(unused: Iterable[tuple[int, str]], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
+    """Complete groups in the order of their first members; what follows is not read once none of it can come before."""
+    first: list[tuple[list[int], str]] = []
+    for members, key, oldest in complete_groups(unused, group_size):
+        insort(first, (members, key))
+        del first[groups:]
+        if len(first) == groups and (not first or first[-1][0][0] < oldest):
+            break
+    return [(key, members) for members, key in first]
 
 
 def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:

@@ -5,10 +5,11 @@ from functools import cached_property
 
 import numpy as np
 
-from solera.config import TaskConfig, task_parts
+from solera.config import GYM, TaskConfig, kind_of_task, task_parts
 from solera.protocols import Codec
 from solera.tasks import countdown
 from solera.tasks.arithmetic import is_held_out
+from solera.tasks.gym import Gym
 from solera.tasks.jsonl import read_split
 from solera.tasks.keys import sum_in
 from solera.tasks.prompting import encode_prompt
@@ -19,17 +20,19 @@ GENERATED = ("arithmetic", "countdown")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The prompts that a resolved task holds out, asked as `HeldOut(task, codec)(token_ids)`.
+    """The prompts that a resolved task holds out, asked as `HeldOut(task, codec, problems, longest)(token_ids)`.
 
-    Problems of gym:NAME are not found: they are held out by a hash of their text to the letter, which tokens do not
-    give back where a chat template trims it, and a wrong hash would refuse one in four. No run writes rollouts of them.
+    Of gym:NAME those that are evaluated, `problems` of each task and none longer than `longest`: their texts are of any
+    form, so that a hash of what the tokens spell would refuse one in four of all others.
     """
 
     task: TaskConfig
     codec: Codec
+    problems: int
+    longest: int | None
 
     def __call__(self, token_ids: tuple[int, ...]) -> bool:
-        return token_ids in self._rows or self._is_generated(token_ids)
+        return token_ids in self._rows or token_ids in self._of_gym or self._is_generated(token_ids)
 
     @cached_property
     def _rows(self) -> frozenset[tuple[int, ...]]:
@@ -39,6 +42,16 @@ class HeldOut:
             if part.prompt is not None
             for row in read_split(part, frozenset())[1]
         )
+
+    @cached_property
+    def _of_gym(self) -> frozenset[tuple[int, ...]]:
+        parts = (part for part in task_parts(self.task).values() if kind_of_task(part.name) == "gym")
+        return frozenset(prompt.token_ids for part in parts for prompt in self._gym(part).held_out(self.problems))
+
+    def _gym(self, part: TaskConfig) -> Gym:
+        assert part.template is not None
+        seed = 0  # of training problems
+        return Gym(part.name.removeprefix(GYM), part.level, self.codec, part.template, seed, self.longest)
 
     def _is_generated(self, token_ids: tuple[int, ...]) -> bool:
         parts = {part.name: part for part in task_parts(self.task).values() if part.name in GENERATED}

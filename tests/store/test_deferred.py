@@ -76,6 +76,23 @@ def test_nothing_used_is_drawn_again_and_what_is_left_is_counted(store):
     assert keys(store.draw(5, 2)) == ["b", "c"]
 
 
+def test_of_a_large_store_little_is_read(store, monkeypatch):
+    """Whatever waits there, a step asks for a few groups, twice."""
+    store.ledger.add(rollouts("abcdefgh" * 250))
+    store.record(uses(store.draw(2, 2)))
+    listed, read = store.ledger.unused, list[int]()
+
+    def watched():
+        for id_, key in listed():
+            read.append(id_)
+            yield id_, key
+
+    monkeypatch.setattr(store.ledger, "unused", watched)
+    assert store.missing(3, 2, 1) == 0
+    assert len(store.draw(3, 2)) == 3
+    assert max(read) < 50
+
+
 def test_what_is_written_between_draw_and_use_is_used_under_its_new_id(store, place):
     store.add(rollouts("aab"))
     groups = store.draw(1, 2)

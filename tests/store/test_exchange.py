@@ -22,7 +22,7 @@ from solera.store.statistics import statistics
 from solera.store.verifying import verify
 from solera.tasks.jsonl import read_split
 from tests.conftest import random_rollout
-from tests.store.test_ledger import drawn, rollouts
+from tests.store.test_ledger import drawn, rollouts, waiting
 from tests.store.test_lines import TRAINING, damaged, reader_of
 
 
@@ -116,18 +116,18 @@ def test_what_fails_while_it_is_written_leaves_nothing(ledger, reader, tmp_path,
 
 def test_a_file_of_rewards(ledger, tmp_path):
     ledger.add(rollouts("aabb", reward=None))
-    assert ledger.waiting(2) == 0
+    assert waiting(ledger, 2) == 0
     file = lines(tmp_path / "r.jsonl", {"id": 1, "value": 1}, {"id": 2, "value": 0}, {"id": 3, "value": 0.5})
     assert import_rewards(ledger, file).rewards == 3
     assert import_rewards(ledger, file).rewards == 0
-    assert ledger.waiting(2) == 1
+    assert waiting(ledger, 2) == 1
     file = lines(tmp_path / "r.jsonl", {"id": 2, "value": 2}, {"id": 99, "value": 1}, {"id": 4, "value": 0})
     with pytest.raises(SoleraError, match=r"r\.jsonl:2: field 'id': there is no rollout 99; the last is 4"):
         import_rewards(ledger, file)
     assert ledger.draw(1, 2)[0].rollouts[1].reward == 0
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2
     assert [r.reward for r in ledger.draw(1, 2)[0].rollouts] == [1, 2]
-    assert ledger.waiting(2) == 2
+    assert waiting(ledger, 2) == 2
 
 
 def test_a_probe_is_given_no_reward(ledger, tmp_path):

@@ -9,7 +9,7 @@ from solera.errors import SoleraError
 from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
 from solera.store.database import open_for_reading
 from solera.store.encoding import decode, encode
-from solera.store.ledger import Ledger
+from solera.store.ledger import Ledger, first_groups, missing_groups
 from solera.store.reading import reading
 from tests.conftest import random_rollout
 
@@ -31,6 +31,10 @@ def rollouts(keys: str, reward: float | None = 1.0) -> list[Rollout]:
 
 def drawn(store: Ledger, groups: int, size: int) -> list[tuple[str, list[int]]]:
     return [(group.prompt_key, [r.id for r in group.rollouts]) for group in store.draw(groups, size)]
+
+
+def waiting(store: Ledger, size: int) -> int:
+    return 99 - store.missing(90, size, 9)
 
 
 def use(*ids: int) -> list[Use]:
@@ -72,21 +76,42 @@ def test_groups_form_when_drawn_first_in_first_out(store):
     store.add(rollouts("abab"))
     assert drawn(store, 5, 2) == [("a", [1, 3]), ("b", [2, 4])]
     store.add(rollouts("caa"))  # a second pair for a, half a pair for c
-    assert store.waiting(2) == 3
+    assert waiting(store, 2) == 3
     assert drawn(store, 5, 2) == [("a", [1, 3]), ("b", [2, 4]), ("a", [6, 7])]
     assert drawn(store, 1, 2) == [("a", [1, 3])]
     store.add(rollouts("c"))
     assert drawn(store, 9, 2)[2:] == [("c", [5, 8]), ("a", [6, 7])]
 
 
+def all_groups(unused: list[tuple[int, str]], size: int) -> list[tuple[str, list[int]]]:
+    """Of each prompt its ids cut into groups, those that are not full left out, all in the order of first ids."""
+    keys = {key for _, key in unused}
+    ids = {key: [id_ for id_, other in unused if other == key] for key in keys}
+    cut = [(key, ids[key][start : start + size]) for key in keys for start in range(0, len(ids[key]), size)]
+    return sorted((group for group in cut if len(group[1]) == size), key=lambda group: group[1])
+
+
+def test_the_first_groups_are_those_of_all_though_not_all_is_read():
+    rng = np.random.default_rng(0)
+    short = 0
+    for _ in range(400):
+        keys = rng.integers(0, rng.integers(1, 12), rng.integers(0, 60))
+        unused, size, most = list(enumerate(map(str, keys), 5)), int(rng.integers(1, 5)), int(rng.integers(0, 7))
+        expected, rest = all_groups(unused, size), iter(unused)
+        assert first_groups(rest, most, size) == expected[:most]
+        short += bool(list(rest))
+        assert missing_groups(unused, most, size) == max(0, most - len(expected))
+    assert short > 100
+
+
 def test_what_was_used_is_not_drawn_again(store):
     store.add(rollouts("aabb"))
     store.record(use(1, 2))
     assert drawn(store, 5, 2) == [("b", [3, 4])]
-    assert store.waiting(2) == 1
+    assert waiting(store, 2) == 1
     store.record([])
     store.record(use(3, 4))
-    assert (drawn(store, 5, 2), store.waiting(2)) == ([], 0)
+    assert (drawn(store, 5, 2), waiting(store, 2)) == ([], 0)
 
 
 def test_a_use_between_others_counts_only_itself(store):
@@ -148,7 +173,7 @@ def test_files_imported_again_add_rewards_and_change_none(store):
 
 def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
     store.add(rollouts("aa", reward=None))
-    assert store.waiting(2) == 0
+    assert waiting(store, 2) == 0
     store.add_reward(1, Reward(1.0))
     assert drawn(store, 1, 2) == []
     store.add_reward(2, Reward(0.0))
@@ -156,11 +181,27 @@ def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
     assert [r.reward for r in store.draw(1, 2)[0].rollouts] == [1.0, 0.75]
 
 
-@pytest.mark.parametrize(("id_", "reward"), [(99, Reward(1.0)), (1, Reward(2.0))])
-def test_a_reward_for_nobody_or_given_twice_is_refused(store, id_, reward):
+def test_a_reward_for_nobody_or_given_twice_is_refused(store):
     store.add(rollouts("a"))
-    with pytest.raises(SoleraError, match="no such rollout, or that revision is there already"):
-        store.add_reward(id_, reward)
+    with pytest.raises(SoleraError, match=r"there is no rollout 99; the last is 1$"):
+        store.add_reward(99, Reward(1.0))
+    with pytest.raises(SoleraError, match=r"reward 'reward' of rollout 1 has a revision 0 already$"):
+        store.add_reward(1, Reward(2.0))
+
+
+def test_what_nothing_learns_from_is_given_no_reward(store):
+    """A probe's, and what a resume set aside; what was written before the checkpoint, or imported after, is."""
+    store.add([*rollouts("a"), *(dataclasses.replace(rollout, origin="probe") for rollout in rollouts("a"))])
+    store.add(rollouts("a"))
+    store.add_imported([dataclasses.replace(rollout, origin="human", lineage=None) for rollout in rollouts("b")])
+    store.rewind(2, version=0, lineage="test")
+    with pytest.raises(SoleraError, match="rollout 2 is a probe's, which nothing learns from; solera data export"):
+        store.add_reward(2, Reward(0.5, "style"))
+    with pytest.raises(SoleraError, match="rollout 3 was written after the checkpoint that the run was resumed from"):
+        store.add_reward(3, Reward(0.5, "style"))
+    store.add_reward(1, Reward(0.5, "style"))
+    store.add_reward(4, Reward(0.25, "style"))
+    assert [rollout.reward for rollout in store.fetch([1, 2, 3, 4])] == [1.5, 1.0, 1.0, 1.25]
 
 
 def test_adding_is_all_or_none(store):
@@ -168,7 +209,7 @@ def test_adding_is_all_or_none(store):
     object.__setattr__(bad, "prompt_key", None)
     with pytest.raises(Exception, match=r"(?i)not.null"):
         store.add([good, bad])
-    assert store.waiting(1) == 0
+    assert waiting(store, 1) == 0
     assert store.add(rollouts("a")) == [1]
 
 
@@ -246,7 +287,7 @@ def test_a_reward_that_came_between_writing_and_drawing_counts(store, place) -> 
 def test_a_probe_is_kept_and_never_drawn(store):
     looked_at = [dataclasses.replace(rollout, origin="probe") for rollout in rollouts("aa")]
     assert store.add([*rollouts("a"), *looked_at, *rollouts("a"), *rollouts("c", reward=None)]) == [1, 2, 3, 4, 5]
-    assert store.waiting(2) == 1
+    assert waiting(store, 2) == 1
     assert drawn(store, 5, 2) == [("a", [1, 4])]
     assert [(r.id, r.origin) for r in store.fetch([5, 4, 3])] == [(3, "probe"), (4, "self")]  # 5 has no reward
     assert store.fetch([]) == []

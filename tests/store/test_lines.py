@@ -25,7 +25,7 @@ def model() -> Reader:
 
 def reader_of(task: TaskConfig, model: Reader, origin: str) -> LineReader:
     task = resolve_task(task)
-    held_out = HeldOut(task, model.codec)
+    held_out = HeldOut(task, model.codec, 500, None)
     return LineReader(model.codec, keys_of(task), held_out, model.vocabulary, model.max_length, origin, task.template)
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from solera.config import TaskConfig, resolve_task
 from solera.tasks.countdown import Countdown
+from solera.tasks.gym import Gym
 from solera.tasks.held_out import HeldOut
 from tests.tasks.parts import Letters
 
@@ -12,11 +13,18 @@ class Chatting(Letters):
     chats = True
 
 
+class Trimming(Chatting):
+    """Many a chat template takes a message without the space around it."""
+
+    def chat(self, messages):
+        return super().chat([message | {"content": message["content"].strip()} for message in messages])
+
+
 @pytest.mark.parametrize("codec", [Letters(), Chatting()], ids=["text", "chat"])
 @pytest.mark.parametrize("task", [TaskConfig("countdown"), TaskConfig("mixture", parts=("countdown", "arithmetic"))])
 def test_countdown_is_told_from_its_tokens(codec, task):
     task = resolve_task(task)
-    held_out = HeldOut(task, codec)
+    held_out = HeldOut(task, codec, 40, None)
     problems = Countdown(codec, 3, resolve_task(TaskConfig("countdown")).template, seed=5)
     assert all(held_out(prompt.token_ids) for prompt in problems.held_out(40))
     assert not any(held_out(problems.prompt(index).token_ids) for index in range(40))
@@ -26,7 +34,22 @@ def test_an_example_in_the_template_holds_nothing_out():
     codec = Letters()
     (example,) = Countdown(codec, 3, "{prompt}", seed=0).held_out(1)
     template = f"As in: {example.data['prompt']} Now: {{prompt}}"
-    held_out = HeldOut(resolve_task(TaskConfig("countdown", template=template)), codec)
+    held_out = HeldOut(resolve_task(TaskConfig("countdown", template=template)), codec, 40, None)
     problems = Countdown(codec, 3, template, seed=0)
     assert not held_out(problems.prompt(0).token_ids)
     assert held_out(problems.held_out(2)[1].token_ids)
+
+
+@pytest.mark.parametrize("codec", [Letters(), Trimming()], ids=["text", "chat"])
+@pytest.mark.parametrize("task", [TaskConfig("gym:gcd"), TaskConfig("mixture", parts=("countdown", "gym:gcd"))])
+def test_evaluated_problems_of_reasoning_gym_are_told_from_their_tokens(codec, task):
+    """And no others: a hash of their text would refuse one in four of any."""
+    template = resolve_task(TaskConfig("gym:gcd")).template
+    problems = Gym("gcd", None, codec, template, seed=5)
+    longest = sorted(len(prompt.token_ids) for prompt in problems.held_out(30))[15]
+    held_out = HeldOut(resolve_task(task), codec, 30, longest)
+    evaluated = Gym("gcd", None, codec, template, 7, longest).held_out(30)
+    assert len(evaluated) == 30
+    assert all(held_out(prompt.token_ids) for prompt in evaluated)
+    assert not any(held_out(problems.prompt(index).token_ids) for index in range(60))
+    assert not any(held_out(codec.encode(f"What is {number}?")) for number in range(60))
