@@ -27,12 +27,15 @@ def keys_of(task: TaskConfig) -> KeyOf:
 
 def _keys_of_mixture(task: TaskConfig) -> KeyOf:
     parts = {name: keys_of(part) for name, part in task_parts(task).items()}
+    sure = {name: key for name, key in parts.items() if key is not _key_of_gym}
 
     def key_of(prompt: Any) -> str:
-        keys = {name: part(prompt) for name, part in parts.items()}  # any of them may refuse it
-        return next(
-            (f"{name}/{key}" for name, key in keys.items() if not key.startswith(OWN)), _own_key("prompt", prompt)
-        )
+        """Any part may refuse it; gym, which has but a hash of the text, only what no other knows."""
+        keys = {name: part(prompt) for name, part in sure.items()}
+        known = next((f"{name}/{key}" for name, key in keys.items() if not key.startswith(OWN)), None)
+        if known is None and len(sure) < len(parts):
+            return _key_of_gym(prompt)
+        return known or _own_key("prompt", prompt)
 
     return key_of
 
