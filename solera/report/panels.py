@@ -27,6 +27,8 @@ class Panel:
     """The metrics that are the ends of the first one's interval."""
     pictured: bool = False
     """Drawn in `plot.png` as well."""
+    floor: float = 0
+    """What its axis reaches there at least: smaller values are rounding."""
 
 
 PANELS = (
@@ -50,6 +52,7 @@ PANELS = (
         {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"},
         "Total variation between the policy that meets the batch and its authors: 0 is on-policy, 1 nothing in common.",
         pictured=True,
+        floor=0.01,
     ),
     Panel(
         "KL(author‖policy)",

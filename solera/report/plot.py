@@ -32,7 +32,7 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
         _curves(axis, rows, panel.metrics, **({"drawstyle": "steps-post"} if panel.stepped else {}))
         if panel.syncs:
             _mark_syncs(axis, rows)
-        _style(axis)
+        _style(axis, panel.floor)
     figure.suptitle(name, color=INK)
     return figure
 
@@ -60,15 +60,18 @@ def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
         panel.plot(steps, [0] * len(steps), "^", color=SYNC, markersize=4, clip_on=False, zorder=5, label="sync")
 
 
-def _style(panel: Any) -> None:
+def _style(panel: Any, floor: float) -> None:
     panel.set_xlabel("step", color=INK)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.title.set_color(INK)
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    highest = max(panel.dataLim.y1, 1e-6)
-    panel.set_ylim(0, 1.2 * highest)  # room for the legend above the curves
-    if 0.5 < highest <= 1:
+    lowest, highest = min(panel.dataLim.y0, 0), max(panel.dataLim.y1, floor)
+    if lowest == highest:
+        highest = 1  # nothing but 0: no success, no age, nothing clipped
+    height = highest - lowest
+    panel.set_ylim(lowest and lowest - 0.05 * height, highest + 0.2 * height)  # room for the legend above the curves
+    if lowest == 0 and 0.5 < highest <= 1:
         panel.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize=9, loc="upper left", ncols=3)

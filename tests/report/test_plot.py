@@ -50,6 +50,26 @@ def test_a_curve_that_hides_behind_another_is_named_with_it_as_on_the_page():
     assert [line.get_label() for line in axis.lines] == ["mean age = oldest response", "sync"]
 
 
+def limits(rows: list[dict]) -> dict[str, tuple[float, float]]:
+    """Lowest and highest value of each axis, by its panel's title."""
+    return {axis.get_title().removesuffix(" (batches)"): axis.get_ylim() for axis in draw(rows, "a run").axes}
+
+
+def test_rewards_below_0_are_inside_the_picture():
+    rows = [{**row, "reward/mean": -2 + 0.1 * k, "eval/pass@1": 0.0} for k, row in enumerate(ROWS)]
+    low, high = limits(rows)["Does it learn?"]
+    assert -3 < low < -2 and 0 < high < 1
+    assert limits(ROWS)["Does it learn?"] == (0, pytest.approx(1.2))
+
+
+def test_a_run_without_success_and_with_nothing_but_rounding_is_drawn_as_such():
+    names = ("reward/mean", "eval/pass@1", "age/mean", "age/max", "clip/fraction", "reward/zero_variance_fraction")
+    noise = {"divergence/tv_sequence": 3e-7, "divergence/tv_token": 1e-7}
+    drawn = limits([{**row, **dict.fromkeys(names, 0.0), **noise} for row in ROWS])
+    assert drawn.pop("How far is the policy from who wrote the data?") == (0, pytest.approx(0.012))
+    assert list(drawn.values()) == [(0, pytest.approx(1.2))] * 3
+
+
 def figures(folder: Path, rows: list[dict], runs: int = 1) -> dict[str, str]:
     """The page's figures as a browser has drawn them, by title."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
