@@ -37,6 +37,7 @@ from solera.probe import Probe
 from solera.protocols import Codec, Engine, Sink, Store, Task
 from solera.records import Sampling
 from solera.report.console import Progressing
+from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.store.deferred import Deferred
@@ -327,4 +328,6 @@ def sinks_of(
         sinks.append(Progressing(config.run.steps, console))
         if objective.compares:
             sinks.append(Stalling(say))
+        if config.draw != DrawConfig():
+            sinks.append(Shortage(config.draw, config.collect.prompts, say))
     return sinks

@@ -1,0 +1,46 @@
+"""Whether a draw of one's own fills its batches."""
+
+from collections.abc import Callable
+
+from solera.config import DrawConfig
+from solera.protocols import Metrics
+
+ENOUGH = 0.5
+"""Share of the groups asked for from which on a batch is not spoken of."""
+REMEDIES = {
+    "unrewarded": "wait for a reward: give it with solera data reward",
+    "too_old": "are older than draw.max_age: raise it, or sync more often",
+    "used_up": "were learned from draw.max_uses times: raise it, or import more",
+    "incomplete": "lie in groups without enough rewarded members: import more answers to each prompt, or lower "
+    "draw.min_rewarded or collect.group_size",
+    "flat": "lie in groups whose rewards are nearer to each other than draw.min_spread: lower it",
+}
+UNMET = (
+    "answer prompts that another origin of draw.shares did not answer often enough: let it answer the task's own "
+    'prompts, or set draw.mix to "between"'
+)
+
+
+class Shortage:
+    """A sink that says once which filter leaves a batch less than half full, and what to do."""
+
+    def __init__(self, draw: DrawConfig, prompts: int, say: Callable[[str], None]) -> None:
+        self._remedies = REMEDIES | ({"incomplete": UNMET} if draw.mix == "within" else {})
+        self._prompts = prompts
+        self._say = say
+        self._said = False
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        drawn = metrics.get("groups/drawn", self._prompts)
+        if self._said or drawn >= ENOUGH * self._prompts:
+            return
+        passed = {reason: metrics.get(f"draw/{reason}", 0) for reason in self._remedies}
+        reason = max(passed, key=lambda reason: passed[reason])
+        why = "the store holds no more: import more, or lower collect.prompts"
+        if passed[reason]:
+            why = f"{passed[reason]:,.0f} rollouts {self._remedies[reason]}"
+        self._say(f"step {step}: {drawn:.0f} of collect.prompts = {self._prompts} groups drawn; {why} (docs/store.md)")
+        self._said = True
+
+    def close(self) -> None:
+        pass
