@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import io
 import re
+import shlex
 import shutil
 import sys
 from textwrap import fill
@@ -40,8 +41,13 @@ class Parser(argparse.ArgumentParser):
         return [*actions, *(option for parser in (self, *actions.values()) for option in parser._option_string_actions)]
 
 
-def parse(default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any) -> T:
-    """`default` with the command line's fields in place; `flags` is tyro's marker for how truth values are written."""
+def parse(
+    default: T, arguments: list[str], command: str, positional: str, description: str, flags: Any, first: str = ""
+) -> T:
+    """`default` with the command line's fields in place; `flags` is tyro's marker for how truth values are written.
+
+    An argument that ends in `first` and belongs to no option should have stood before them.
+    """
     import tyro
 
     arguments = [{"true": "True", "false": "False"}.get(argument, argument) for argument in arguments]  # as in TOML
@@ -59,7 +65,10 @@ def parse(default: T, arguments: list[str], command: str, positional: str, descr
             usage, _, options = shown.getvalue().partition("\n\n")
             print(f"{usage}\n\n{wrapped(description)}\n\n{options}", end="")
             raise
-        raise SoleraError(f"{_one_line(complaint.getvalue(), default)} (see solera {command} --help)") from None
+        said = _one_line(complaint.getvalue(), default)
+        if first:
+            said += _misplaced(said, arguments, command, first)
+        raise SoleraError(f"{said} (see solera {command} --help)") from None
 
 
 class Overheard(io.StringIO):
@@ -110,6 +119,16 @@ def _one_line(box: str, default: Any) -> str:
     shown = first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
     unknown = re.match(r"Unrecognized options: --([\w.]+)", first)
     return shown + (_hint(unknown[1], box, default) if unknown else "")
+
+
+def _misplaced(said: str, arguments: list[str], command: str, ending: str) -> str:
+    """For a file behind the options, the command with it in front. The box breaks long names: blanks do not count."""
+    for place, argument in enumerate(arguments):
+        alone = "".join(f"Unrecognized options: {argument}".split())
+        if argument.endswith(ending) and "".join(said.split()) == alone:
+            rest = [*arguments[:place], *arguments[place + 1 :]]
+            return f"; the file comes first: {shlex.join(['solera', command, argument, *rest])}"
+    return ""
 
 
 def _hint(unknown: str, box: str, default: Any) -> str:

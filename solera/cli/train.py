@@ -1,6 +1,7 @@
 """`solera train`: from a TOML file and options to a run."""
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,14 +36,19 @@ def run(arguments: list[str]) -> int:
 
     if "--resume" in arguments:
         if len(arguments) != 2 or arguments[0] != "--resume":
-            raise SoleraError("--resume takes the run's folder and nothing else: its config is in there")
+            folder = next(iter(arguments[arguments.index("--resume") + 1 :]), "")
+            named = folder if folder and not folder.startswith("-") else "runs/NAME"
+            command = shlex.join(["solera", "train", "--resume", named])
+            raise SoleraError(f"--resume comes alone, for the run's config is in its folder: {command}")
         from solera.resuming import resumable
 
         resumable(Path(arguments[1]))
         return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     base = configuration.load(file) if file else configuration.Config()
-    config = parse(base, arguments, "train", "[FILE.toml]", HELP, tyro.conf.FlagConversionOff) if arguments else base
+    config, marker = base, tyro.conf.FlagConversionOff
+    if arguments:
+        config = parse(base, arguments, "train", "[FILE.toml]", HELP, marker, first="" if file else ".toml")
     try:
         _refuse_early(config)
     except SoleraError as error:

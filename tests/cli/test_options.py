@@ -35,3 +35,32 @@ def test_the_help_of_a_field_is_one_paragraph():
     """The source breaks it after "at once and"."""
     shown = solera("train", "--help", COLUMNS="80").stdout
     assert "How many responses are written at once and how many tokens are learned" in shown
+
+
+@pytest.mark.parametrize("file", ["recipes/demo.toml", f"{'a long name/' * 20}run.toml"])
+def test_a_file_behind_the_options_is_shown_where_it_belongs(file):
+    done = solera("train", "--run.seed", "7", file, "--run.steps", "3", COLUMNS="60")
+    quoted = f"'{file}'" if " " in file else file
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert f"; the file comes first: solera train {quoted} --run.seed 7 --run.steps 3 (see " in done.stderr
+
+
+def test_a_second_file_and_other_stray_words_are_not_called_the_file():
+    assert "comes first" not in solera("train", "recipes/demo.toml", "recipes/demo.toml").stderr
+    assert "comes first" not in solera("train", "--run.seed", "7", "stray").stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--run.name", "a", "--resume", "runs/first"], "runs/first"),
+        (["--resume", "runs/a b", "--run.name", "a"], "'runs/a b'"),
+        (["recipes/demo.toml", "--resume"], "runs/NAME"),
+        (["--resume", "--run.name", "a"], "runs/NAME"),
+    ],
+)
+def test_resume_comes_alone(arguments, shown):
+    done = solera("train", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("solera: --resume comes alone")
+    assert done.stderr.endswith(f": solera train --resume {shown}\n")
