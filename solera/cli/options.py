@@ -116,9 +116,23 @@ def _one_line(box: str, default: Any) -> str:
     paragraphs = re.split(r"\n[─-]{3,}\n", "\n".join(lines))
     text = paragraphs[0].partition("\n")[2] if box.startswith("╭") else paragraphs[1]
     first = " ".join(text.split())
+    if number := _not_a_number(first, " ".join(lines)):
+        return number
     shown = first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
     unknown = re.match(r"Unrecognized options: --([\w.]+)", first)
     return shown + (_hint(unknown[1], box, default) if unknown else "")
+
+
+def _not_a_number(first: str, box: str) -> str | None:
+    """What Python and the parser say of it, in the words that a TOML file is given."""
+    option = re.match(r"Error parsing (--[\w.]+):", first)
+    kind = re.search(r"Argument helptext:.*?\b(INT|FLOAT)\b", box)
+    if option is None or kind is None:
+        return None
+    value = re.search(r"(?:base 10: |to float: | from \[| arguments:? )('.*?'|\[.*?\])(?=[]. ]|$)", first)
+    given = value[1] if value and len(value[1]) <= 100 else "too long a text"
+    wanted = {"INT": "a whole number", "FLOAT": "a number"}[kind[1]]
+    return f"{option[1]} is {given} but must be {f'a list, each {wanted}' if given.startswith('[') else wanted}"
 
 
 def _misplaced(said: str, arguments: list[str], command: str, ending: str) -> str:

@@ -64,3 +64,24 @@ def test_resume_comes_alone(arguments, shown):
     assert done.returncode == 2
     assert done.stderr.startswith("solera: --resume comes alone")
     assert done.stderr.endswith(f": solera train --resume {shown}\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "values", "said"),
+    [
+        ("--sync.period", ["x"], "'x' but must be a whole number"),
+        ("--run.steps", ["1.5"], "'1.5' but must be a whole number"),
+        ("--learn.lr", ["a b"], "'a b' but must be a number"),
+        ("--evaluate.threshold", ["x"], "'x' but must be a number"),
+        ("--draw.max_age", ["x"], "'x' but must be a whole number"),
+        ("--reward.weights", ["1", "x"], "['1', 'x'] but must be a list, each a number"),
+        ("--learn.betas", ["1", "x"], "['1', 'x'] but must be a list, each a number"),
+        ("--sync.period", ["9" * 5000], "too long a text but must be a whole number"),
+        ("--draw.max_age", ["9" * 5000], "too long a text but must be a whole number"),
+    ],
+)
+@pytest.mark.parametrize("environment", [{}, {"PYTHONIOENCODING": "ascii"}])
+def test_what_is_no_number_is_told_so_in_the_words_of_a_file(option, values, said, environment):
+    done = solera("train", option, *values, COLUMNS="70", **environment)
+    assert done.returncode == 2
+    assert done.stderr == f"solera: {option} is {said} (see solera train --help)\n"
