@@ -4,6 +4,7 @@ It is read strictly and as a whole before a run begins; every complaint names fi
 """
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -139,8 +140,11 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
             "or give task.held_out_path"
         )
     if rows and not training:
+        by_share = task.held_out_path is None and "test" not in splits
+        remedy = f"lower task.held_out_share = {task.held_out_share}, or add rows" if by_share else "add other rows"
         raise SoleraError(
-            f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out"
+            f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out: "
+            f"{remedy}"
         )
     return training, held_out
 
@@ -213,8 +217,11 @@ def read_object(line: bytes, place: str) -> dict[str, Any]:
         raise SoleraError(f"{place}: not JSON: {said} at character {error.pos + 1}") from error
     except RecursionError:
         raise SoleraError(f"{place}: nested too deeply") from None
-    except ValueError as error:
-        raise SoleraError(f"{place}: {error}") from error
+    except SoleraError as error:
+        raise SoleraError(f"{place}: {error}") from None
+    except ValueError as error:  # Python's own, about digits
+        most = sys.get_int_max_str_digits()
+        raise SoleraError(f"{place}: a whole number has more than {most:,} digits: write it as text, in quotes") from error
     if not isinstance(data, dict):
         raise SoleraError(f'{place}: not a JSON object but {kind_of(data)}: write {{"prompt": …}}')
     return data
@@ -224,7 +231,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"field {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise SoleraError(f"field {next(name for name in names if names.count(name) > 1)!r} is there twice")
     return data
 
 
