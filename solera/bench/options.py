@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 from solera.errors import SoleraError
 from solera.models.source import obtain
@@ -49,8 +51,8 @@ class BenchOptions:
     """Arithmetic of our side, `model.compute` of a run."""
     repeatable: bool = False
     """Whether our side adds up everything in one order on a GPU, `model.repeatable` of a run."""
-    compile: bool = True
-    """Whether our layers are fused on a GPU, as in a run by default."""
+    compile: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
+    """`--no_compile` leaves our layers as they are; without it they are fused on a GPU, as in a run by default."""
     trl_step: str | None = None
     """The script that runs TRL's step, benchmarks/trl_step.py in the repository; unset: only ours is measured."""
     trl_python: str | None = None

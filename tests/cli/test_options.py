@@ -37,6 +37,12 @@ def test_the_help_of_a_field_is_one_paragraph():
     assert "How many responses are written at once and how many tokens are learned" in shown
 
 
+def test_an_option_that_turns_something_off_says_so():
+    shown = " ".join(solera("bench", "--help", COLUMNS="80", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split())
+    assert "--no_compile `--no_compile` leaves our layers as they are;" in shown
+    assert "as in a run by default. --trl_step" in shown
+
+
 @pytest.mark.parametrize("file", ["recipes/demo.toml", f"{'a long name/' * 20}run.toml"])
 def test_a_file_behind_the_options_is_shown_where_it_belongs(file):
     done = solera("train", "--run.seed", "7", file, "--run.steps", "3", COLUMNS="60")
