@@ -180,8 +180,8 @@ class DrawConfig:
     half_life: float = 8.0
     """Batches after which age halves a group's priority (`order = "priority"`)."""
     shares: tuple[str, ...] = ()
-    """What each origin contributes (`mixed`): `self=0.5 model:teacher=0.5`. Of `self` what was never used is taken, of
-    others anything; `model:*` is every other model."""
+    """What each origin contributes (`mixed`), in proportion: `self=0.5 model:teacher=0.5` is `self=1 model:teacher=1`.
+    Of `self` what was never used is taken, of others anything; `model:*` is every other model."""
     mix: Literal["between", "within"] = "between"
     """Whether the shares are of groups, each of one origin (`between`), or of the members of every group (`within`)."""
     max_age: int | None = None

@@ -2,6 +2,7 @@
 
 import pytest
 
+from solera.store.drawing import apportion
 from tests.test_cli import solera
 
 COMMANDS = ["", "train", "eval", "data", "data stats", "data verify", "data import", "data export", "data reward",
@@ -41,6 +42,13 @@ def test_an_option_that_turns_something_off_says_so():
     shown = " ".join(solera("bench", "--help", COLUMNS="80", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split())
     assert "--no_compile `--no_compile` leaves our layers as they are;" in shown
     assert "as in a run by default. --trl_step" in shown
+
+
+def test_shares_are_said_to_be_in_proportion():
+    """2 and 1 of a batch of 6 are 4 and 2."""
+    shown = " ".join(solera("train", "--help", COLUMNS="120", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split())
+    assert "What each origin contributes (`mixed`), in proportion:" in shown
+    assert apportion(6, [2, 1]) == apportion(6, [0.5, 0.25]) == [4, 2]
 
 
 @pytest.mark.parametrize("file", ["recipes/demo.toml", f"{'a long name/' * 20}run.toml"])
