@@ -221,7 +221,9 @@ def read_object(line: bytes, place: str) -> dict[str, Any]:
         raise SoleraError(f"{place}: {error}") from None
     except ValueError as error:  # Python's own, about digits
         most = sys.get_int_max_str_digits()
-        raise SoleraError(f"{place}: a whole number has more than {most:,} digits: write it as text, in quotes") from error
+        raise SoleraError(
+            f"{place}: a whole number has more than {most:,} digits: write it as text, in quotes"
+        ) from error
     if not isinstance(data, dict):
         raise SoleraError(f'{place}: not a JSON object but {kind_of(data)}: write {{"prompt": …}}')
     return data

@@ -46,7 +46,9 @@ def test_an_option_that_turns_something_off_says_so():
 
 def test_shares_are_said_to_be_in_proportion():
     """2 and 1 of a batch of 6 are 4 and 2."""
-    shown = " ".join(solera("train", "--help", COLUMNS="120", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split())
+    shown = " ".join(
+        solera("train", "--help", COLUMNS="120", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split()
+    )
     assert "What each origin contributes (`mixed`), in proportion:" in shown
     assert apportion(6, [2, 1]) == apportion(6, [0.5, 0.25]) == [4, 2]
 

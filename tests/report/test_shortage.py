@@ -12,9 +12,9 @@ from solera.running import train
 from tests.conftest import merge
 
 
-def said(*rows, draw=DrawConfig("offline"), prompts=32):
+def said(*rows, prompts=32):
     sentences = []
-    sink = Shortage(draw, prompts, sentences.append)
+    sink = Shortage(DrawConfig("offline"), prompts, sentences.append)
     for step, row in enumerate(rows):
         sink.log(step, row)
     return sentences
@@ -23,7 +23,9 @@ def said(*rows, draw=DrawConfig("offline"), prompts=32):
 def test_the_first_short_batch_is_told_with_the_reason_that_took_most():
     short = {"groups/drawn": 15, "draw/unrewarded": 40, "draw/used_up": 1234}
     (sentence,) = said({"groups/drawn": 16}, short, {**short, "draw/unrewarded": 9999})
-    assert sentence.startswith("step 1: 15 of collect.prompts = 32 groups drawn; 1,234 rollouts were learned from draw.")
+    assert sentence.startswith(
+        "step 1: 15 of collect.prompts = 32 groups drawn; 1,234 rollouts were learned from draw."
+    )
 
 
 @pytest.mark.parametrize("row", [{"groups/drawn": 32, "draw/incomplete": 9}, {"groups/drawn": 40}, {"eval/pass@1": 1}])

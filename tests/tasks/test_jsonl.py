@@ -92,14 +92,14 @@ def test_prompts_of_a_held_out_file_are_left_out_of_training(problems):
 def test_nothing_left_on_a_side_is_said(problems):
     with pytest.raises(SoleraError, match=r"none of its 1 rows fell to task.held_out_share = 1e-09: raise it, or give"):
         problems(numbered(1), held_out_share=1e-9)
-    with pytest.raises(SoleraError, match=r"nothing is left to train on: all of its 3 rows .* held out: add other rows$"):
+    with pytest.raises(SoleraError, match=r"nothing is left to train on: all of its 3 rows .*: add other rows$"):
         problems(numbered(3), held_out=numbered(5))
-    with pytest.raises(SoleraError, match=r"all of its 2 rows .* lower task\.held_out_share = 0\.9999999, or add rows$"):
+    with pytest.raises(SoleraError, match=r"2 rows .* lower task\.held_out_share = 0\.9999999, or add rows$"):
         problems(numbered(2), held_out_share=0.9999999)
 
 
 def test_a_number_of_thousands_of_digits_is_told_to_whoever_wrote_it():
-    with pytest.raises(SoleraError, match=r"^data:7: a whole number has more than 4,300 digits: write it as text, in q"):
+    with pytest.raises(SoleraError, match=r"^data:7: a whole number has more than 4,300 digits: write it as text"):
         read_object(b'{"prompt": "a", "answer": %s}' % (b"9" * 5000), "data:7")
     with pytest.raises(SoleraError, match=r"^data:7: field 'a' is there twice$"):
         read_object(b'{"a": 1, "a": 2}', "data:7")
