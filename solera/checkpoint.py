@@ -99,10 +99,10 @@ def latest(folder: Path) -> Checkpoint | None:
 
 
 def unreadable(folder: Path, why: str) -> SoleraError:
-    """With how to go on without it."""
+    """With how to go on without it. Nothing is to be removed: a base model or a package may be what is missing."""
     older = sorted(path.name for path in folder.parent.glob("step-*") if path.name < folder.name)
     onwards = f"go on from {older[-1]}" if older else "begin the run anew"
-    return SoleraError(f"{folder}: the checkpoint cannot be read: {why}; remove it to {onwards}")
+    return SoleraError(f"{folder}: the checkpoint cannot be read: {why}; if it is damaged, move it away to {onwards}")
 
 
 def _save_tensors(tensors: dict[str, Any], path: Path) -> None:

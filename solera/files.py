@@ -19,6 +19,8 @@ def appearing(target: Path) -> Iterator[Path]:
         yield unfinished
         unfinished.replace(target)
     except OSError as error:
+        if error.filename not in (None, str(unfinished)):  # what is at fault is what was read
+            raise
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)

@@ -252,12 +252,6 @@ def _shown(value: Any) -> str:
     return f"{kind_of(value)} {value!r}"[:60] if isinstance(value, str | int | float) else kind_of(value)
 
 
-def _first(values: list[Any], good: Callable[[Any], bool]) -> str:
-    """Which of them is not as it must be."""
-    place = next(place for place, value in enumerate(values) if not good(value))
-    return f"{_shown(values[place])} at place {place}"
-
-
 def _text(data: dict[str, Any], field: str, default: str | None = None) -> str:
     value = data.get(field, default)
     if not isinstance(value, str) or not value or "\0" in value:
@@ -279,14 +273,18 @@ def _number(data: dict[str, Any], field: str) -> float:
 
 
 def _wholes(data: dict[str, Any], field: str, least: int, most: int) -> list[int]:
-    """A list of them. Tests are written out: a line may have thousands, and a file thousands of lines."""
     values = data.get(field)
     if not isinstance(values, list):
         raise SoleraError(_must_be(data, field, f"a list of whole numbers from {least} to {most}"))
-    if not all(type(value) is int and least <= value <= most for value in values):
-        which = _first(values, lambda value: type(value) is int and least <= value <= most)
-        raise SoleraError(f"field {field!r} has {which}, but must hold whole numbers from {least} to {most}")
+    bad = [not (type(v) is int and least <= v <= most) for v in values]
+    _refuse(field, values, bad, f"whole numbers from {least} to {most}")
     return values
+
+
+def _refuse(field: str, values: list[Any], bad: list[bool], what: str) -> None:
+    if any(bad):
+        place = bad.index(True)
+        raise SoleraError(f"field {field!r} has {_shown(values[place])} at place {place}, but must hold {what}")
 
 
 def _whole(data: dict[str, Any], field: str, least: int, most: int) -> int:
@@ -300,9 +298,8 @@ def _logps(data: dict[str, Any], field: str, count: int) -> np.ndarray:
     values = data[field]
     if not isinstance(values, list):
         raise SoleraError(_must_be(data, field, "a list of log-probabilities"))
-    if not all(type(v) in (int, float) and -1e30 < v <= 1e-4 for v in values):
-        which = _first(values, lambda v: type(v) in (int, float) and -1e30 < v <= 1e-4)
-        raise SoleraError(f"field {field!r} has {which}, but must hold log-probabilities, none above 0")
+    bad = [not (type(v) in (int, float) and -1e30 < v <= 1e-4) for v in values]
+    _refuse(field, values, bad, "log-probabilities, none above 0")
     if len(values) != count:
         raise SoleraError(f"field {field!r} has {len(values)} log-probabilities for {count} tokens")
     return np.array(values, np.float32)
