@@ -117,7 +117,6 @@ def build_loop(
 ) -> Loop:
     """The parts of a resolved config, put together."""
     lineage = uuid.uuid4().hex
-    model.repeatable = config.model.repeatable
     objective = own.objective or compose(config.objective)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     overlaps = config.collect.overlap

@@ -57,17 +57,19 @@ def packed() -> None:
         grad = torch.randn(place, heads * group, dim)
         exact = [x.double().requires_grad_(True) for x in (query, key, value)]
         keys = [x if plan.key_K is None else x.index_select(0, plan.key_K) for x in exact[1:]]
-        wanted = attention._plain(exact[0], *keys, plan, 0.125)
+        wanted = attention._text_by_text(exact[0], *keys, plan, 0.125)
         wanted.backward(grad.double())
         mine = [x.clone().requires_grad_(True) for x in (query, key, value)]
-        out, norm = ordered.attend(*mine, plan.query_tiles, plan.key_tiles, 0.125)
+        given = (*mine, plan.query_tiles, plan.key_tiles)
+        out, norm = torch.ops.solera.attend_in_order(*given, 0.125)
+        assert torch.equal(ordered.attend(*given, 0.125), out)
         torch.testing.assert_close(out.double(), wanted, atol=2e-6, rtol=0)
         out.backward(grad)
         for ours, theirs in zip(mine, exact, strict=True):
             torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=0)
-        given = (*mine, plan.query_tiles, plan.key_tiles)
-        torch.library.opcheck(ordered.attend, (*given, 0.125))
-        torch.library.opcheck(ordered.differentiate, (*(x.detach() for x in (*given, out, norm)), grad, 0.125))
+        torch.library.opcheck(torch.ops.solera.attend_in_order.default, (*given, 0.125))
+        back = (*(x.detach() for x in (*given, out, norm)), grad, 0.125)
+        torch.library.opcheck(torch.ops.solera.differentiate_in_order.default, back)
 
 
 def sampling() -> None:

@@ -68,7 +68,7 @@ def test_version():
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
         (["train", "--beta", "0.1"], "did you mean --objective.beta?"),
         (["train", "--temperature", "1"], "did you mean --evaluate.temperature or --sampling.temperature?"),
-        (["train", "--model.name", "x"], "model has path, compute, compile, repeatable (see solera train --help)"),
+        (["train", "--model.name", "x"], "model has path, compute, compile (see solera train --help)"),
         (["train", "--objective.epsilon", "0.3"], "did you mean epsilon_low or epsilon_high?"),
         (["train", "--run.steps", "many"], "--run.steps"),
         (["train", "--sync.rule", "often"], "invalid choice 'often'"),

@@ -167,6 +167,37 @@ def test_the_head_and_its_backward_are_those_of_log_softmax(entropic):
         assert (got.grad - truth.grad).norm() < 0.01 * truth.grad.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "group", "dim"), [(3, 3, 64), (2, 6, 128), (1, 4, 96), (1, 1, 256), (2, 2, 16)])
+def test_attention_of_packed_texts_errs_by_its_rounding_and_repeats_itself(heads, group, dim, dtype):
+    """Against float64 on a CPU: groups with one prompt, texts shorter and longer than a tile."""
+    texts, place = [], 0
+    for prefix, tails in ((150, [3, 300, 64, 1]), (64, [65]), (1, [130, 2]), (500, [])):
+        texts.append(Text(place, prefix))
+        start, place = place, place + prefix
+        for tail in tails:
+            texts.append(Text(place, tail, start, prefix))
+            place += tail
+    plan, generator = PackedTexts.of(texts), torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    given = drawn(1, heads * group, place, dim), drawn(1, heads, place, dim), drawn(1, heads, place, dim)
+    pull = drawn(1, place, heads * group, dim)
+
+    def computed(device: str, number: torch.dtype) -> list[torch.Tensor]:
+        leaves = [x.to(device, number).requires_grad_(True) for x in given]
+        out = plan.to(torch.device(device)).attend(torch.nn.Identity(), *leaves, dim**-0.5)
+        out.backward(pull.to(device, number))
+        return [out.detach(), *(leaf.grad for leaf in leaves)]
+
+    exact, once, again = computed("cpu", torch.float64), computed("cuda", dtype), computed("cuda", dtype)
+    for true, ours, same in zip(exact, once, again, strict=True):
+        assert torch.equal(ours, same)
+        assert (ours.cpu().double() - true).norm() < 3 * torch.finfo(dtype).eps * true.norm()
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_packed_learning_in_bfloat16_errs_no_more_than_plain_bfloat16(tiny, compiled):
     """Both against float64 at the same point: weights that bfloat16 can hold."""
@@ -239,21 +270,20 @@ def test_training_on_the_gpu_learns(short_run, compute):
 
 @pytest.mark.parametrize("compiled", ["true", "false"])
 def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, compiled):
-    """Weights that do not move, so that rounding cannot part the two runs; then it learns so, too."""
-
-    def told(overlap: str, lr: float) -> Result:
+    def told(overlap: str) -> Result:
         return short_run(
             f'run = {{ steps = 40, device = "cuda" }}\nmodel = {{ compile = {compiled} }}\n'
-            f"collect = {{ prompts = 32, overlap = {overlap} }}\nlearn = {{ lr = {lr} }}\nsync = {{ period = 8 }}",
-            name=f"{overlap}-{lr}",
+            f"collect = {{ prompts = 32, overlap = {overlap} }}\nlearn = {{ lr = 3e-4 }}\nsync = {{ period = 8 }}",
+            name=f"overlap-{overlap}",
         )
 
-    def written(result: Result) -> list[tuple[float, ...]]:
-        names = ("reward/mean", "response/length", "tokens/trained", "age/mean")
-        return [tuple(row[name] for name in names) for row in result.metrics[:-1]]
+    def written(result: Result) -> list[tuple[float | None, ...]]:
+        names = ("reward/mean", "response/length", "tokens/trained", "age/mean", "learn/grad_norm")
+        return [tuple(row.get(name) for name in names) for row in result.metrics[:-1]]
 
-    assert written(told("true", 1e-30)) == written(told("false", 1e-30))
-    assert told("true", 3e-4).accuracy_after > 0.6
+    beside, alone = told("true"), told("false")
+    assert written(beside) == written(alone)
+    assert beside.accuracy_after == alone.accuracy_after > 0.6
 
 
 @pytest.mark.parametrize("compiled", ["true", "false"])
@@ -284,7 +314,7 @@ def test_the_same_seed_gives_the_same_run_stopped_or_not(
 
     settings = (
         f'run = {{ steps = 30, device = "cuda" }}\n'
-        f'model = {{ compile = {compiled}, compute = "{compute}", repeatable = true }}\n'
+        f'model = {{ compile = {compiled}, compute = "{compute}" }}\n'
         f'collect = {{ prompts = 32 }}\nsync = {{ period = 4 }}\nobjective = {{ name = "{objective}" }}'
     )
     whole = told(short_run(settings, name="whole"), "whole")
@@ -294,11 +324,6 @@ def test_the_same_seed_gives_the_same_run_stopped_or_not(
         with pytest.raises(running.InterruptedRunError):
             short_run(settings, name="stopped")
     assert told(running.resume(tmp_path / "stopped"), "stopped") == whole
-
-
-def test_what_cannot_be_repeated_is_refused(short_run):
-    with pytest.raises(SoleraError, match="needs 16 bits"):
-        short_run('run = { device = "cuda" }\nmodel = { compute = "float32", repeatable = true }')
 
 
 def test_a_run_takes_no_more_memory_than_it_may(short_run):
@@ -450,9 +475,9 @@ def test_adapters_learn_and_go_on_after_a_stop(tmp_path, monkeypatch, compiled):
             running.train(parse(lora_run(tmp_path, "stopped", compiled), "test"))
     resumed = running.resume(tmp_path / "stopped")
     assert [row["step"] for row in resumed.metrics] == [row["step"] for row in whole.metrics]
-    rewards = [row["reward/mean"] for row in resumed.metrics if "reward/mean" in row]
-    assert np.mean(rewards[:5]) < 0.5  # what adapters that were lost would fall back to
-    assert abs(np.mean(rewards[50:]) - np.mean(rewards[40:50])) < 0.1
+    names = ("reward/mean", "learn/grad_norm")
+    told = [[tuple(row.get(name) for name in names) for row in result.metrics] for result in (whole, resumed)]
+    assert told[0] == told[1]
 
 
 SMOL = os.environ.get("SOLERA_SMOLLM2")

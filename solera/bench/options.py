@@ -49,8 +49,6 @@ class BenchOptions:
     """Most memory of the GPU that our side takes, in GiB; unset: what is free."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of our side, `model.compute` of a run."""
-    repeatable: bool = False
-    """Whether our side adds up everything in one order on a GPU, `model.repeatable` of a run."""
     compile: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
     """`--no_compile` leaves our layers as they are; without it they are fused on a GPU, as in a run by default."""
     trl_step: str | None = None

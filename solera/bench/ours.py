@@ -56,9 +56,7 @@ def configure(options: BenchOptions, v: int) -> Config:
                 device=options.device,
                 gpu_memory=options.gpu_memory,
             ),
-            model=ModelConfig(
-                options.model, compute=options.compute, compile=options.compile, repeatable=options.repeatable
-            ),
+            model=ModelConfig(options.model, compute=options.compute, compile=options.compile),
             task=task,
             reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
             sampling=SamplingConfig(max_tokens=options.new_tokens),

@@ -44,9 +44,6 @@ class ModelConfig:
     bfloat16. The learner's own weights are float32 always."""
     compile: bool = True
     """On a GPU in 16 bits, fuse the small operations of every layer (torch.compile): some seconds at the start."""
-    repeatable: bool = False
-    """On a GPU in 16 bits, add up everything in one order, so that the same seed gives the same run to the last bit on
-    the same kind of GPU; unset, gradients of attention are added up as they come. On a CPU it is so always."""
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,6 @@ class Working:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
             )
-        if masters.repeatable and masters.device.type == "cuda" and not self.separate:
-            raise SoleraError(
-                "model.repeatable needs 16 bits and a model that takes packed texts: set model.compute to float16 or "
-                "bfloat16, or leave it out"
-            )
         passes_float16 = compute == torch.float16 or self.model.is_wide
         self.loss_scale = self._most_scale = LOSS_SCALE if passes_float16 else 1.0
         self._calm = 0

@@ -61,13 +61,11 @@ class PackedTexts:
     """Texts of one row: each sees its prefix and itself, up to its own place. A prefix is a text that stands right
     before those that continue it (computed once, read by all of them).
 
-    `key_K` gathers the keys, text by text, where prefixes are shared.
+    A GPU reads the tiles; `key_K` gathers the keys, text by text, where prefixes are shared and there is none.
     """
 
     query_end: Tensor
     key_end: Tensor
-    longest_query: int
-    longest_key: int
     key_K: Tensor | None
     query_tiles: Tensor
     """For every few queries: first place, the end of their text, its start, its prefix's start and length."""
@@ -84,8 +82,6 @@ class PackedTexts:
         return cls(
             query_end=_ends(length),
             key_end=_ends(prefix_length + length),
-            longest_query=int(length.max()),
-            longest_key=int((prefix_length + length).max()),
             key_K=torch.from_numpy(key_K) if prefix_length.any() else None,
             query_tiles=query_tiles,
             key_tiles=key_tiles,
@@ -97,12 +93,11 @@ class PackedTexts:
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         query_NHD, key_KHD, value_KHD = (x[0].transpose(0, 1) for x in (query, key, value))
-        if ordered.wanted(module, query):
-            return ordered.attend(query_NHD, key_KHD, value_KHD, self.query_tiles, self.key_tiles, scale)[0][None]
+        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+            return ordered.attend(query_NHD, key_KHD, value_KHD, self.query_tiles, self.key_tiles, scale)[None]
         if self.key_K is not None:
             key_KHD, value_KHD = key_KHD.index_select(0, self.key_K), value_KHD.index_select(0, self.key_K)
-        attend = _flash if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) else _plain
-        return attend(query_NHD, key_KHD, value_KHD, self, scale)[None]
+        return _text_by_text(query_NHD, key_KHD, value_KHD, self, scale)[None]
 
 
 def count_up(length: np.ndarray) -> np.ndarray:
@@ -139,17 +134,8 @@ def _ends(length: np.ndarray) -> Tensor:
     return torch.from_numpy(np.append(0, length.cumsum()).astype(np.int32))
 
 
-def _flash(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
-    """Torch's flash attention; where a text has more keys than queries, the last of both are aligned."""
-    out, *_ = torch.ops.aten._flash_attention_forward(
-        query_NHD, key_KHD, value_KHD, texts.query_end, texts.key_end, texts.longest_query, texts.longest_key,
-        0.0, True, False, scale=scale,
-    )  # fmt: skip
-    return out
-
-
-def _plain(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
-    """The same text by text: for float32 and float64, and for processors without flash attention."""
+def _text_by_text(query_NHD: Tensor, key_KHD: Tensor, value_KHD: Tensor, texts: PackedTexts, scale: float) -> Tensor:
+    """For float32 and float64, and for processors without our kernels."""
     parts = []
     edges = zip(pairwise(texts.query_end.tolist()), pairwise(texts.key_end.tolist()), strict=True)
     for (q, q_end), (k, k_end) in edges:

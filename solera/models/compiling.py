@@ -5,7 +5,6 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._functorch import config as partitioning
-from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch.fx import Graph, Node
@@ -35,8 +34,8 @@ class ComputedOnce(CustomGraphPass):
 torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
 """Learner, reference and engine share what is compiled of a layer, with and without gradients, plans of three kinds and
 shapes: with torch's own limit of 8, one of them could fall back to what is not compiled, without a word."""
-OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce()}
-ONE_CHOICE = {"deterministic": True} if hasattr(inductor_config, "deterministic") else {}
+OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce(), "deterministic": True}
+"""Never the fastest of several kernels, which is now one and now another: they sum in orders of their own."""
 COMPUTED_AGAIN = {
     f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
 }
@@ -47,9 +46,3 @@ def fuse(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
     rotations, a third of what torch itself would keep, are computed again."""
     with partitioning.patch(COMPUTED_AGAIN):
         return compile_fx(graph, inputs, config_patches=OPTIONS)
-
-
-def fuse_repeatably(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    """The same, but never the fastest of several kernels, which is now one and now another."""
-    with partitioning.patch(COMPUTED_AGAIN):
-        return compile_fx(graph, inputs, config_patches=OPTIONS | ONE_CHOICE)

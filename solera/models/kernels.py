@@ -12,6 +12,7 @@ from torch import Tensor
 from solera.models.ordered import TILE as PLACES
 
 TILE = 16_384
+LOG2_E = tl.constexpr(1.4426950408889634)
 _INTEGERS = {1: tl.int8, 2: tl.int16, 4: tl.int32, 8: tl.int64}
 
 
@@ -68,7 +69,8 @@ def _attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a tile of queries and a head: their text's prefix and the text itself, up to each query's place."""
+    """One program a tile of queries and a head: their text's prefix and the text itself, up to each query's place.
+    First the keys that all of them see, then the others; powers of two in place of e's."""
     row = tile_ptr + 5 * tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(row)
@@ -83,26 +85,29 @@ def _attend(
     total = tl.zeros([QUERIES], tl.float32)
     acc = tl.zeros([QUERIES, WIDTH], tl.float32)
     length = shared + tl.minimum(first + QUERIES, stop) - start
-    for begin in range(0, length, KEYS):
-        n = begin + tl.arange(0, KEYS)
-        place = tl.where(n < shared, prefix + n, start - shared + n)
-        keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
-        values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where((place[None, :] <= m[:, None]) & (n < length)[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
+    seen_by_all = (shared + first - start + 1) // KEYS * KEYS
+    for edge in tl.static_range(2):
+        for begin in range(seen_by_all if edge else 0, length if edge else seen_by_all, KEYS):
+            n = begin + tl.arange(0, KEYS)
+            place = tl.where(n < shared, prefix + n, start - shared + n)
+            keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
+            values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
+            score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
+            if edge:
+                score = tl.where((place[None, :] <= m[:, None]) & (n < length)[None, :], score, float("-inf"))
+            new_best = tl.maximum(best, tl.max(score, 1))
+            share = tl.exp2(score - new_best[:, None])
+            shrink = tl.exp2(best - new_best)
+            acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision=PRECISION)
+            total = total * shrink + tl.sum(share, 1)
+            best = new_best
     at = (m.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None, :]
     tl.store(
         out_ptr + at,
         (acc / total[:, None]).to(out_ptr.dtype.element_ty),
         mask=(m < stop)[:, None] & (d < DIM)[None, :],
     )
-    tl.store(norm_ptr + head * places + m, best + tl.log(total), mask=m < stop)
+    tl.store(norm_ptr + head * places + m, best + tl.log2(total), mask=m < stop)
 
 
 @triton.jit
@@ -130,16 +135,19 @@ def _differentiate_queries(
     tl.store(pull_ptr + head * places + m, pull, mask=m < stop)
     acc = tl.zeros([QUERIES, WIDTH], tl.float32)
     length = shared + tl.minimum(first + QUERIES, stop) - start
-    for begin in range(0, length, KEYS):
-        n = begin + tl.arange(0, KEYS)
-        place = tl.where(n < shared, prefix + n, start - shared + n)
-        keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
-        values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        seen = (place[None, :] <= m[:, None]) & (n < length)[None, :] & (m < stop)[:, None]
-        share = tl.where(seen, tl.exp(score - norm[:, None]), 0.0)
-        slope = share * (tl.dot(grad, tl.trans(values), input_precision=PRECISION) - pull[:, None])
-        acc += tl.dot(slope.to(keys.dtype), keys, input_precision=PRECISION)
+    seen_by_all = (shared + first - start + 1) // KEYS * KEYS
+    for edge in tl.static_range(2):
+        for begin in range(seen_by_all if edge else 0, length if edge else seen_by_all, KEYS):
+            n = begin + tl.arange(0, KEYS)
+            place = tl.where(n < shared, prefix + n, start - shared + n)
+            keys = _rows(key_ptr + head // GROUP * key_head, place, d, key_place, n < length, DIM)
+            values = _rows(value_ptr + head // GROUP * value_head, place, d, value_place, n < length, DIM)
+            score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * (scale * LOG2_E)
+            share = tl.exp2(score - norm[:, None])
+            if edge:
+                share = tl.where((place[None, :] <= m[:, None]) & (n < length)[None, :], share, 0.0)
+            slope = share * (tl.dot(grad, tl.trans(values), input_precision=PRECISION) - pull[:, None])
+            acc = tl.dot(slope.to(keys.dtype), keys, acc, input_precision=PRECISION)
     at = (m.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None, :]
     tl.store(
         grad_query_ptr + at,
@@ -156,7 +164,8 @@ def _differentiate_keys(
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program a tile of keys and a key-value head: all queries that see them, which lie one after the other: the
-    rest of their text, and what continues it. Nobody else adds to these keys, so sums have one order."""
+    rest of their text, and what continues it. Nobody else adds to these keys, so sums have one order. A query that is
+    not there has a gradient of 0, and adds nothing."""
     row = tile_ptr + 3 * tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(row)
@@ -168,20 +177,23 @@ def _differentiate_keys(
     values = _rows(value_ptr + head * value_head, n, d, value_place, n < stop, DIM)
     grad_keys = tl.zeros([KEYS, WIDTH], tl.float32)
     grad_values = tl.zeros([KEYS, WIDTH], tl.float32)
+    sees_all = tl.minimum(first + KEYS, last)
     for member in range(0, GROUP):
         theirs = head * GROUP + member
-        for begin in range(first, last, QUERIES):
-            m = begin + tl.arange(0, QUERIES)
-            query = _rows(query_ptr + theirs * query_head, m, d, query_place, m < last, DIM)
-            grad = _rows(grad_ptr + theirs * grad_head, m, d, grad_place, m < last, DIM)
-            norm = tl.load(norm_ptr + theirs * places + m, mask=m < last, other=0.0)
-            pull = tl.load(pull_ptr + theirs * places + m, mask=m < last, other=0.0)
-            score = tl.dot(keys, tl.trans(query), input_precision=PRECISION) * scale
-            seen = (n[:, None] <= m[None, :]) & (m < last)[None, :] & (n < stop)[:, None]
-            share = tl.where(seen, tl.exp(score - norm[None, :]), 0.0)
-            grad_values += tl.dot(share.to(grad.dtype), grad, input_precision=PRECISION)
-            slope = share * (tl.dot(values, tl.trans(grad), input_precision=PRECISION) - pull[None, :])
-            grad_keys += tl.dot(slope.to(query.dtype), query, input_precision=PRECISION)
+        for edge in tl.static_range(2):
+            for begin in range(sees_all if edge == 0 else first, last if edge == 0 else sees_all, QUERIES):
+                m = begin + tl.arange(0, QUERIES)
+                query = _rows(query_ptr + theirs * query_head, m, d, query_place, m < last, DIM)
+                grad = _rows(grad_ptr + theirs * grad_head, m, d, grad_place, m < last, DIM)
+                norm = tl.load(norm_ptr + theirs * places + m, mask=m < last, other=0.0)
+                pull = tl.load(pull_ptr + theirs * places + m, mask=m < last, other=0.0)
+                score = tl.dot(keys, tl.trans(query), input_precision=PRECISION) * (scale * LOG2_E)
+                share = tl.exp2(score - norm[None, :])
+                if edge:
+                    share = tl.where(n[:, None] <= m[None, :], share, 0.0)
+                grad_values = tl.dot(share.to(grad.dtype), grad, grad_values, input_precision=PRECISION)
+                slope = share * (tl.dot(values, tl.trans(grad), input_precision=PRECISION) - pull[None, :])
+                grad_keys = tl.dot(slope.to(query.dtype), query, grad_keys, input_precision=PRECISION)
     at = (n.to(tl.int64) * (HEADS // GROUP) + head)[:, None] * DIM + d[None, :]
     real = (n < stop)[:, None] & (d < DIM)[None, :]
     tl.store(grad_key_ptr + at, (grad_keys * scale).to(grad_key_ptr.dtype.element_ty), mask=real)
@@ -197,15 +209,15 @@ def _rows(base, line, d, stride, there, DIM: tl.constexpr):
 
 
 def attend(query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, tiles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """What every query sees, `[N, H, D]`, and the log of its normaliser, `[H, N]`."""
-    places, heads, _ = query_NHD.shape
+    """What every query sees, `[N, H, D]`, and the binary logarithm of its normaliser, `[H, N]`."""
+    places, heads, dim = query_NHD.shape
     out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
     norm_HN = torch.empty(heads, places, dtype=torch.float32, device=query_NHD.device)
     _attend[(tiles.shape[0], heads)](
         query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, tiles,
         query_NHD.stride(0), query_NHD.stride(1), key_NGD.stride(0), key_NGD.stride(1),
         value_NGD.stride(0), value_NGD.stride(1), places, scale,
-        **_sizes(query_NHD, key_NGD), num_warps=4, num_stages=3,
+        **_sizes(heads, key_NGD.shape[1], dim, query_NHD.dtype, walked="KEYS"), num_warps=4, num_stages=3,
     )  # fmt: skip
     return out_NHD, norm_HN
 
@@ -215,26 +227,28 @@ def differentiate(
     norm_HN: Tensor, grad_NHD: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, keys and values."""
-    places, heads, _ = query_NHD.shape
+    places, heads, dim = query_NHD.shape
     pull_HN = torch.empty_like(norm_HN)
+    kind = heads, key_NGD.shape[1], dim, query_NHD.dtype
     grads = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query_NHD, key_NGD, value_NGD)]
-    strides = [x.stride(dim) for x in (query_NHD, key_NGD, value_NGD, grad_NHD) for dim in (0, 1)]
-    sizes = _sizes(query_NHD, key_NGD)
+    strides = [x.stride(axis) for x in (query_NHD, key_NGD, value_NGD, grad_NHD) for axis in (0, 1)]
     _differentiate_queries[(query_tiles.shape[0], heads)](
         query_NHD, key_NGD, value_NGD, out_NHD, norm_HN, grad_NHD, pull_HN, grads[0], query_tiles,
-        *strides, places, scale, **sizes, num_warps=4, num_stages=3,
+        *strides, places, scale, **_sizes(*kind, walked="KEYS"), num_warps=4, num_stages=2,
     )  # fmt: skip
     _differentiate_keys[(key_tiles.shape[0], key_NGD.shape[1])](
         query_NHD, key_NGD, value_NGD, norm_HN, grad_NHD, pull_HN, grads[1], grads[2], key_tiles,
-        *strides, places, scale, **sizes, num_warps=4, num_stages=2,
+        *strides, places, scale, **_sizes(*kind, walked="QUERIES"), num_warps=4, num_stages=3,
     )  # fmt: skip
     return grads[0], grads[1], grads[2]
 
 
-def _sizes(query_NHD: Tensor, key_NGD: Tensor) -> dict[str, Any]:
-    heads, dim = query_NHD.shape[1:]
+@lru_cache(maxsize=64)
+def _sizes(heads: int, key_heads: int, dim: int, dtype: torch.dtype, walked: str) -> dict[str, Any]:
+    """Those walked over come a few at a time: fewer where heads are wide, so that they fit into shared memory."""
+    width = max(16, triton.next_power_of_2(dim))
     return {
-        "HEADS": heads, "GROUP": heads // key_NGD.shape[1], "DIM": dim, "WIDTH": max(16, triton.next_power_of_2(dim)),
-        "QUERIES": PLACES, "KEYS": PLACES,
-        "PRECISION": "ieee" if query_NHD.dtype == torch.float32 else "tf32",
+        "HEADS": heads, "GROUP": heads // key_heads, "DIM": dim, "WIDTH": width,
+        **{"QUERIES": PLACES, "KEYS": PLACES, walked: min(PLACES, max(16, 4096 // width))},
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
     }  # fmt: skip

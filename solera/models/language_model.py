@@ -43,8 +43,6 @@ class LanguageModel:
         """Whether `with_plans` would give the same logits; found out by `check`."""
         self.is_wide = False
         """Whether numbers between products are float32 though the weights are bfloat16."""
-        self.repeatable = False
-        """Whether copies for a GPU add up everything in one order."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
@@ -110,8 +108,6 @@ class LanguageModel:
     def with_plans(self) -> "LanguageModel":
         """This model, called with plans from now on."""
         self.module.set_attn_implementation(attention.NAME)
-        for part in self.attentions:
-            part.repeatable = self.repeatable  # type: ignore[assignment]
         return self
 
     def widened(self) -> "LanguageModel":
@@ -133,7 +129,7 @@ class LanguageModel:
         siblings.join(self.body)
         layers: Any = self.body.layers
         for layer in layers:
-            layer.compile(dynamic=True, backend=compiling.fuse_repeatably if self.repeatable else compiling.fuse)
+            layer.compile(dynamic=True, backend=compiling.fuse)
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
@@ -165,7 +161,7 @@ class LanguageModel:
     def _called_alike(self, module: PreTrainedModel) -> "LanguageModel":
         other = LanguageModel(module)
         other.takes_any_mask, other.can_take_plans = self.takes_any_mask, self.can_take_plans
-        other.is_wide, other.repeatable = self.is_wide, self.repeatable
+        other.is_wide = self.is_wide
         return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
