@@ -51,6 +51,36 @@ compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)
 compile(learner._differentiate, types, {"BLOCK": 4096, "WITH_ENTROPY": True}, num_warps=8)
 """
 
+BIND = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from solera.models import kernels
+
+backend = make_backend(GPUTarget("cuda", 90, 32))
+for kernel in (kernels._attend, kernels._differentiate_queries, kernels._differentiate_keys):
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+
+    def kinds(places):
+        strides = iter([576, 64, places * 64, 64, 192, 64, 576, 64])
+        given = {"places": places, "scale": 0.125}
+        for name in kernel.arg_names:
+            if name.endswith("_ptr"):
+                given[name] = torch.zeros(64, dtype=torch.float16)
+            elif name not in given:
+                given[name] = 64 if name.isupper() else next(strides)
+        return bind(**given)[1]
+
+    assert kinds(32) == kinds(33) == kinds(1), kernel
+    assert ("i32", "D") in kinds(33)
+"""
+
+
+def test_a_batch_of_another_size_needs_no_kernel_of_its_own():
+    """Compiling one takes a second of a step; strides are known to be multiples of 16 all the same."""
+    run("-c", BIND, interpreted="0")
+
 
 def test_kernels_compile_for_an_h100():
     """The interpreter takes what the compiler refuses: a name with two shapes in a loop."""

@@ -62,7 +62,7 @@ def _numbers(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def _attend(
     query_ptr, key_ptr, value_ptr, out_ptr, norm_ptr, tile_ptr,
     query_place, query_head, key_place, key_head, value_place, value_head, places, scale,
@@ -110,7 +110,7 @@ def _attend(
     tl.store(norm_ptr + head * places + m, best + tl.log2(total), mask=m < stop)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def _differentiate_queries(
     query_ptr, key_ptr, value_ptr, out_ptr, norm_ptr, grad_ptr, pull_ptr, grad_query_ptr, tile_ptr,
     query_place, query_head, key_place, key_head, value_place, value_head, grad_place, grad_head, places, scale,
@@ -156,7 +156,7 @@ def _differentiate_queries(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["places"])
 def _differentiate_keys(
     query_ptr, key_ptr, value_ptr, norm_ptr, grad_ptr, pull_ptr, grad_key_ptr, grad_value_ptr, tile_ptr,
     query_place, query_head, key_place, key_head, value_place, value_head, grad_place, grad_head, places, scale,
