@@ -30,8 +30,8 @@ Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Matrix products in bfloat16 that were measured on such a machine, a second."""
 LINES = (
-    "whole step", "generate", "engine decodes", "learn", "sync", "of it proof", "diagnose", "rest", "tokens/s",
-    "of peak", "memory",
+    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "of it proof", "diagnose", "rest",
+    "tokens/s", "of peak", "memory",
 )  # fmt: skip
 
 
@@ -131,22 +131,24 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
     """What the loop waits for, and the seconds in which the engine decodes: within `generate`, or beside the learner
     where it writes ahead."""
     steps = [step for one in several for step in one["steps"]]
+    whole = [step["whole"] for step in steps]
     memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
     if "time/learn" not in steps[0]:
         return [
-            _spread([step["whole"] for step in steps]),
-            *[""] * (len(LINES) - 2),
+            _spread(whole),
+            f"{max(whole):.4f}",
+            *[""] * (len(LINES) - 3),
             memory if several[0]["peak"] else "",
         ]
     decode, generate, learn, sync, proof, diagnose = (
         [step[f"time/{name}"] for step in steps]
         for name in ("decode", "generate", "learn", "sync", "proof", "diagnose")
     )
-    whole = [step["whole"] for step in steps]
     rest = [w - sum(parts) for w, *parts in zip(whole, generate, learn, sync, diagnose, strict=True)]
     tokens = sum(step["tokens/generated"] for step in steps)
     return [
         _spread(whole),
+        f"{max(whole):.4f}",
         f"{statistics.median(generate):.3f}",
         f"{statistics.fmean(decode):.3f}",
         f"{statistics.median(learn):.3f}",

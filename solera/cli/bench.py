@@ -1,5 +1,8 @@
 """`solera bench`: what a training step costs, part by part, and beside TRL's."""
 
+import signal
+import sys
+
 HELP = """Time whole training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step
 TRL's step runs on the same model, prompts and lengths, in turn, and the ratio is printed.
 
@@ -19,5 +22,6 @@ def run(arguments: list[str]) -> int:
     from solera.bench import bench
     from solera.report.console import results_console
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the process measured would go on
     bench.run(options, results_console(200))
     return 0

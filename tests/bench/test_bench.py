@@ -3,9 +3,14 @@
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +58,38 @@ def test_a_bench_that_is_killed_leaves_what_it_measured(tmp_path):
         running.kill()
     (measured,) = json.loads(path.read_text())["rounds"]["Solera, v = 1"]
     assert len(measured["steps"]) == 3
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="no list of processes here")
+def test_a_bench_that_is_asked_to_end_takes_along_what_it_measures(tmp_path):
+    marker = str(tmp_path / "steps.json")
+    command = [sys.executable, "-m", "solera.cli", "bench", *SMALL[:-4], "--steps", "100000", "--json", marker]
+
+    def measured() -> list[str]:
+        return [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if b"solera.bench.ours" in (given := _read(path)) and marker.encode() in given
+        ]
+
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+        _until(measured)
+        running.terminate()
+    assert running.returncode == 128 + signal.SIGTERM
+    _until(lambda: not measured())
+
+
+def _read(path: Path) -> bytes:
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def _until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_problems_of_a_file(tmp_path):
