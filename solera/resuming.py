@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from solera import config as configuration
-from solera.config import Config, TaskConfig, task_parts
+from solera.config import Config, fields_of, task_parts
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 from solera.models.source import find
@@ -23,7 +23,7 @@ BEGINNING = "beginning.json"
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run began with that its config does not tell."""
+    """What a run began with: what its config does not tell, and what may be edited there since."""
 
     started_in: str
     """The folder in which its config's relative paths begin."""
@@ -31,26 +31,38 @@ class Beginning:
     """Digest of the held-out problems and of the first two to train on, which are others when rows come or go."""
     rows: dict[str, str] = dataclasses.field(default_factory=dict)
     """Digest of the rows to train on of each of the task's files; of older runs it is not known."""
+    settings: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Every field of its config; of older runs not known."""
 
     @classmethod
-    def of(cls, task: Task, held_out: int, files: TaskConfig | None) -> "Beginning":
-        """A task whose problems the model cannot be shown is refused here, before the run has a folder; `files` is the
-        resolved config that names its files, where it is not one's own."""
-        keys = [prompt.key for prompt in (task.prompt(0), task.prompt(1), *task.held_out(held_out))]
-        parts = task_parts(files).values() if files else ()
+    def of(cls, task: Task, config: Config, own: bool) -> "Beginning":
+        """A task whose problems the model cannot be shown is refused here, before the run has a folder; `own`: the task
+        is not the config's."""
+        prompts = task.prompt(0), task.prompt(1), *task.held_out(config.evaluate.problems)
+        parts = () if own else task_parts(config.task).values()
         rows = {
             part.path: digest_of(row.key for row in read_split(part, frozenset())[0])
             for part in parts if part.prompt is not None and part.path is not None
         }  # fmt: skip
-        return cls(str(Path.cwd()), digest_of(keys), rows)
+        return cls(str(Path.cwd()), digest_of(prompt.key for prompt in prompts), rows, fields_of(config))
 
-    def changed_since(self, begun: "Beginning") -> str | None:
-        """What is to be said of a run that goes on with other data than it began with."""
+    def changed_since(self, begun: "Beginning") -> list[str]:
+        """What is to be said of a run that goes on with other settings or data than it began with."""
+        fields = [
+            f"{name} is {value}, was {begun.settings[name]}"
+            for name, value in self.settings.items()
+            if begun.settings.get(name, value) != value
+        ]
+        said = [f"config.toml has changed since the run began: {'; '.join(fields)}"] if fields else []
         files = ", ".join(path for path, digest in self.rows.items() if begun.rows.get(path, digest) != digest)
         if self.problems != begun.problems:
             which = f" ({files} has changed)" if files else ""
-            return f"the task's problems are not those that the run began with{which}: its accuracies do not compare"
-        return f"{files} has changed since the run began: it goes on with other rows to train on" if files else None
+            said.append(
+                f"the task's problems are not those that the run began with{which}: its accuracies do not compare"
+            )
+        elif files:
+            said.append(f"{files} has changed since the run began: it goes on with other rows to train on")
+        return said
 
     def write(self, folder: Path) -> None:
         (folder / BEGINNING).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
@@ -65,7 +77,9 @@ def read_beginning(folder: Path) -> Beginning | None:
     file = folder / BEGINNING
     try:
         beginning = Beginning(**json.loads(file.read_bytes())) if file.exists() else None
-        return beginning and dataclasses.replace(beginning, rows=dict(beginning.rows))
+        return beginning and dataclasses.replace(
+            beginning, rows=dict(beginning.rows), settings=dict(beginning.settings)
+        )
     except (ValueError, TypeError) as error:
         raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
 

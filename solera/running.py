@@ -210,7 +210,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
-    beginning = Beginning.of(task, config.evaluate.problems, None if own.task else config.task)
+    beginning = Beginning.of(task, config, own.task is not None)
     if config.report.wandb is not None:
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
@@ -252,7 +252,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumed:
-                _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else None)
+                _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else [])
             finished = loop.run(sync)
     if not finished:
         raise InterruptedRunError(
@@ -373,10 +373,10 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         raise OSError(error.errno, said, error.filename or str(folder)) from error
 
 
-def _say_resumed(console: Console, checkpoint: Checkpoint | None, changed: str | None) -> None:
+def _say_resumed(console: Console, checkpoint: Checkpoint | None, changed: list[str]) -> None:
     _say(console, f"goes on from step {checkpoint.state.version}" if checkpoint else "no checkpoint: begins again")
-    if changed:
-        _say(console, changed)
+    for sentence in changed:
+        _say(console, sentence)
 
 
 def _say_if_fewer(console: Console, config: Config, found: int) -> None:

@@ -6,7 +6,19 @@ names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing he
 
 from solera.config.fields import LARGEST, Text, alike, check_types, help_of, perhaps
 from solera.config.objective import AdvantageName, AggregationName, ClipName, KLName, ObjectiveConfig
-from solera.config.reading import Place, dump, load, located, overlay, override, parse, places, read_toml, typed_fields
+from solera.config.reading import (
+    Place,
+    dump,
+    fields_of,
+    load,
+    located,
+    overlay,
+    override,
+    parse,
+    places,
+    read_toml,
+    typed_fields,
+)
 from solera.config.rooms import (
     CheckpointConfig,
     CollectConfig,
@@ -66,6 +78,7 @@ __all__ = [
     "check",
     "check_types",
     "dump",
+    "fields_of",
     "help_of",
     "kind_of_task",
     "load",

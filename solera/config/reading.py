@@ -137,6 +137,20 @@ def dump(config: Config) -> str:
     return "\n".join(lines)
 
 
+def fields_of(config: Config) -> dict[str, str]:
+    """Every field as it stands in a file.
+
+    >>> fields_of(Config())["learn.warmup"], fields_of(Config())["run.name"]
+    ('10', 'unset')
+    """
+    rooms = {room.name: getattr(config, room.name) for room in dataclasses.fields(config)}
+    return {
+        f"{name}.{key.name}": "unset" if (value := getattr(room, key.name)) is None else _toml(value)
+        for name, room in rooms.items()
+        for key in dataclasses.fields(room)
+    }
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"

@@ -155,6 +155,22 @@ def test_a_resume_notices_an_edit_in_any_row_to_train_on(example, monkeypatch, c
     assert (note in said, "has changed" in said) == (not older, not older)
 
 
+def test_a_resume_tells_what_was_edited_in_the_config(example, monkeypatch, capfd):
+    monkeypatch.chdir(example)
+    assert main(["train", "run.toml", *small("x")]) == 0
+    shutil.rmtree("runs/x/model")
+    file = Path("runs/x/config.toml")
+    edited = file.read_text().replace("\ngrad_clip = 1.0\n", "\ngrad_clip = 0.5\n")
+    edited = edited.replace("# micro_batch_tokens is unset", "micro_batch_tokens = 500")
+    assert edited.count("grad_clip = 0.5") == edited.count("micro_batch_tokens = 500") == 1
+    file.write_text(edited)
+    capfd.readouterr()
+    assert main(["train", "--resume", "runs/x"]) == 0
+    fields = "learn.grad_clip is 0.5, was 1.0; learn.micro_batch_tokens is 500, was unset"
+    note = f"config.toml has changed since the run began: {fields}"
+    assert f"note: {note}\n" in capfd.readouterr().out
+
+
 def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example, monkeypatch, capfd):
     monkeypatch.chdir(example)
     good = (example / "rewards.py").read_text()
