@@ -74,7 +74,7 @@ class ObjectiveConfig:
     tolerance: float | None = None
     """Largest change of a token's probability before it is masked."""
     tau: float | None = None
-    """Temperature of mirror descent."""
+    """Temperature of mirror descent: the smaller, the further from the reference policy it ends."""
     tau_positive: float | None = None
     """Steepness of the soft gate where the advantage is positive."""
     tau_negative: float | None = None

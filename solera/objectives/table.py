@@ -196,11 +196,13 @@ TABLE: dict[str, Row] = {
     ),
     "opmd_kimi": Row(
         "opmd_kimi", None, "sequence_sum", "(r − τ·log Ẑ − τ·Σ(ℓ−f))²",
-        "data written by the reference policy", "Kimi, arXiv 2501.12599", {"tau": 1.0}, zero_variance_mask=False,
+        "data written by the reference policy, which a tau of 0.1 lets it leave", "Kimi, arXiv 2501.12599",
+        {"tau": 1.0}, zero_variance_mask=False,
     ),
     "opmd_pairwise": Row(
         "opmd_pairwise", None, "group_sum", "Σ_{i<j}(a_i − a_j)²/(2τG), a = r − τ·Σ(ℓ−f)",
-        "data of any author: no sampler enters it", YAO, {"tau": 1.0}, zero_variance_mask=False,
+        "data of any author: no sampler enters it; a tau of 0.1 lets it leave the reference", YAO, {"tau": 1.0},
+        zero_variance_mask=False,
     ),
     "opmd_k2": Row(
         "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the author in place of a clip", YAO, PLAIN,
