@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from solera.errors import SoleraError
+
 
 def beside(target: Path) -> Path:
     """Where a file is written until it is whole."""
@@ -24,6 +26,18 @@ def appearing(target: Path) -> Iterator[Path]:
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def writable(target: Path, named: str) -> Path:
+    """The file, refused before the work is done and not after it; `named` is how its user calls it."""
+    try:
+        if target.is_dir():
+            raise SoleraError(f"{named}: this is a folder; name a file")
+        beside(target).touch()
+        beside(target).unlink()
+    except OSError as error:
+        raise SoleraError(f"{named}: no file can be written into {target.parent}: {error.strerror}") from error
+    return target
 
 
 def write_whole(target: Path, text: str) -> Path:

@@ -200,6 +200,11 @@ class Sequence:
         return array
 
 
+LARGEST_REWARD = 1e12
+"""In either direction: squares and sums of such rewards are finite in float32."""
+REWARD_RULE = f"a reward must be finite, and at most {LARGEST_REWARD:g} in size"
+
+
 @dataclass(frozen=True)
 class Reward:
     """One grade of one rollout. A rollout's reward is the sum over parts of each part's latest revision.
@@ -219,8 +224,8 @@ class Reward:
     def __post_init__(self) -> None:
         if type(self.value) is not float:  # a store would keep the bytes of another library's number
             object.__setattr__(self, "value", float(self.value))
-        if not math.isfinite(self.value):
-            raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; a reward must be finite")
+        if not abs(self.value) <= LARGEST_REWARD:
+            raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; {REWARD_RULE}")
 
 
 @dataclass(frozen=True, eq=False)

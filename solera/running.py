@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from solera import config as configuration
+from solera.beginning import Beginning, read_beginning
 from solera.build import (
     OwnCode,
     build_exam,
@@ -32,6 +33,7 @@ from solera.build import (
 from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish, unreadable
 from solera.config import Config, DrawConfig, alike
 from solera.engines.absent import NoEngine
+from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
     OWN_CODE,
@@ -57,7 +59,7 @@ from solera.records import Rollout, Sampling
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import Several, need_wandb, read_metrics
-from solera.resuming import Beginning, how_to_go_on, read_beginning, resumable
+from solera.resuming import how_to_go_on, resumable
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
@@ -211,6 +213,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     beginning = Beginning.of(task, config, own.task is not None)
+    refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, model.max_length)
     if config.report.wandb is not None:
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
@@ -340,7 +343,9 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
 def _result(folder: Path, console: Console, seconds: float) -> Result:
     rows = read_metrics(folder / "metrics.jsonl")
     if not any(row.get("tokens/trained") for row in rows):
-        _say(console, "nothing was learned: in no batch did a group's rewards differ (easier problems?)")
+        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+        advice = "harder problems, or a reward that tells answers apart?" if any(rewards) else "easier problems?"
+        _say(console, f"nothing was learned: in no batch did a group's rewards differ ({advice})")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
     return Result(
         folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,

@@ -94,6 +94,15 @@ def test_version():
         (["train", "--resume", "runs/x", "--run.steps", "5"], "--resume comes alone"),
         (["train", "--resume", "nowhere"], "nowhere: no config.toml"),
         (["train", "--task.level", "9"], "levels 1 to 4"),
+        (
+            ["train", "--sampling.max_tokens", "60"],
+            "a prompt of 6 tokens and sampling.max_tokens = 60 do not fit the model's 64",
+        ),
+        (
+            ["train", "data.jsonl"],
+            "data.jsonl: a run is described by a TOML file; to train on this one: solera train --task",
+        ),
+        (["bench", "--json", "no/such/a.json"], "--json no/such/a.json: no file can be written into no/such"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
         (["train", "--report.wandb", "project"], "pip install wandb"),
         (["report"], "arguments are required: RUN (see solera report --help)"),

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from solera.errors import SoleraError
+from solera.files import writable
 from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]
@@ -85,6 +86,8 @@ def check(options: BenchOptions) -> BenchOptions:
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
             raise SoleraError(f"--{name}: {path}: no such file")
+    if options.json is not None:
+        writable(Path(options.json), f"--json {options.json}")
     if options.device == "cpu":
         refuse_without_gpu(options)
     obtain(options.model)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
+from solera.files import writable
 
 COMPLAINTS = 5
 """Bad lines that are complained of one by one."""
@@ -145,6 +146,7 @@ def _export(chosen: Namespace) -> int:
     from solera.store.exchange import export_rollouts
 
     place, codec = place_in(chosen.run), None
+    writable(chosen.file, str(chosen.file))
     if chosen.text:
         from solera.config import load
         from solera.models.loading import load_reader

@@ -22,7 +22,7 @@ from solera.config import (
 from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
-from solera.files import beside, write_whole
+from solera.files import writable, write_whole
 from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data, check_own
 
@@ -101,7 +101,7 @@ def run(arguments: list[str]) -> int:
     columns = check_data(config)
     check_k(options.k, config)
     candidates(models, options.checkpoints)
-    target = _writable(Path(options.json)) if options.json is not None else None
+    target = writable(Path(options.json), f"--json {options.json}") if options.json is not None else None
     check_own(config, columns)
     result = _evaluate(models, config, options)
     if target is not None:
@@ -142,15 +142,3 @@ def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
         result = running.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
     show(result, console)
     return result
-
-
-def _writable(path: Path) -> Path:
-    """Refused before the work is done, not after it."""
-    try:
-        if path.is_dir():
-            raise SoleraError(f"--json {path}: this is a folder; name a file")
-        beside(path).touch()
-        beside(path).unlink()
-    except OSError as error:
-        raise SoleraError(f"--json {path}: no file can be written into {path.parent}: {error.strerror}") from error
-    return path

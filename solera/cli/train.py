@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from solera.config import Config
     from solera.running import Result
 
+DATA = (".jsonl", ".parquet")
 HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
 
@@ -45,6 +46,9 @@ def run(arguments: list[str]) -> int:
         resumable(Path(arguments[1]))
         return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
+    if file and file.suffix.lower() in DATA:
+        command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])
+        raise SoleraError(f"{file}: a run is described by a TOML file; to train on this one: {command}")
     base = configuration.load(file) if file else configuration.Config()
     config, marker = base, tyro.conf.FlagConversionOff
     if arguments:

@@ -27,6 +27,15 @@ Written = tuple[Items[int], list[Completion]]
 """Numbers of requests, and what was written for them."""
 
 
+def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
+    """A prompt of so many tokens, with the limit of its response, in a model of at most so many."""
+    if most is not None and prompt + limit > most:
+        raise SoleraError(
+            f"a prompt of {prompt} tokens and sampling.max_tokens = {limit} do not fit the model's {most}: "
+            + ("lower sampling.max_tokens" if prompt < most else "take a model with more")
+        )
+
+
 class Request(NamedTuple):
     """A text to continue, and who waits for it."""
 
@@ -151,12 +160,7 @@ class InProcessEngine:
         """Which of the requests have ended, and what was written for them, until all have."""
         sampling = requests[0].sampling
         longest = max(len(request.token_ids) for request in requests)
-        if self.model.max_length is not None and longest + sampling.max_tokens > self.model.max_length:
-            raise SoleraError(
-                f"engine: a prompt of {longest} tokens and sampling.max_tokens = {sampling.max_tokens} do not fit the "
-                f"model's {self.model.max_length}: "
-                + ("lower sampling.max_tokens" if longest < self.model.max_length else "take a model with more")
-            )
+        refuse_too_long(longest, sampling.max_tokens, self.model.max_length)
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
         if self._continuous:

@@ -31,6 +31,9 @@ from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tok
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
 
+LARGE_REWARD = 1000.0
+"""From which on a reward is the first to be suspected where a gradient is not finite."""
+
 
 @dataclass(eq=False)
 class Part:
@@ -257,9 +260,12 @@ class Learner:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
             wider = WIDER.get(self.working.compute)
+            largest = max(float(part.responses.reward_B.abs().max()) for part in minibatch)
+            too_large = f"scale the rewards down, the largest is {largest:g}"
             raise SoleraError(
-                f"the gradient of batch {self.version} is not finite: lower learn.lr"
-                + (f' or set model.compute to "{wider}"' if wider else "")
+                f"the gradient of batch {self.version} is not finite: "
+                + (too_large if largest > LARGE_REWARD else "lower learn.lr")
+                + (f', or set model.compute to "{wider}"' if wider else "")
             )
         self._moved = True
         self._optimiser.step()

@@ -54,7 +54,8 @@ class Progressing:
         self.console = console
         self.steps = steps
         self._latest: dict[str, float] = {}
-        self._oldest = 0.0
+        self._oldest: float | None = None
+        """Of what was drawn since the last line; text of others has no age."""
         self._judged = 0
         """Step of the last update that was judged: few are."""
         self._bar: Progress | None = None
@@ -73,15 +74,19 @@ class Progressing:
         self._latest.update(metrics)
         if "improvement/state" in metrics:
             self._judged = step
-        self._oldest = max(self._oldest, metrics.get("age/max", 0.0))
+        if "age/max" in metrics:
+            self._oldest = max(self._oldest or 0.0, metrics["age/max"])
         wide = self.console.width >= WIDE
         if "eval/pass@1" in metrics:
             # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
             fit = FIGURES if wide else [figure for figure in FIGURES if figure[0] != "syncs"]
-            figures = self._figures({**self._latest, "age/mean": self._oldest}, fit).replace("age", "age ≤")
+            values = {name: value for name, value in self._latest.items() if name != "age/mean"}
+            if self._oldest is not None:
+                values["age/mean"] = self._oldest
+            figures = self._figures(values, fit).replace("age", "age ≤")
             number = str(step).rjust(len(str(self.steps)))
             self.console.print(f"step {number}/{self.steps}  {figures}", highlight=False, soft_wrap=True)
-            self._oldest = 0.0
+            self._oldest = None
         if self._bar is not None:
             figures = self._figures(self._latest, FIGURES if wide else FIGURES[:-1])
             self._bar.update(self._task, completed=step, figures=figures)

@@ -33,6 +33,8 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
         if panel.syncs:
             _mark_syncs(axis, rows)
         _style(axis, panel.floor)
+        if not axis.lines:
+            axis.text(0.5, 0.5, "not known in this run", transform=axis.transAxes, ha="center", color=INK)
     figure.suptitle(name, color=INK)
     return figure
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from solera.beginning import read_beginning
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 
@@ -48,7 +49,22 @@ def read_run(path: Path) -> RunFolder:
         raise SoleraError(f"{path}: neither config.toml nor metrics.jsonl is in it, so it is not the folder of a run")
     notes: list[str] = []
     config, rows = _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes)
+    _note_edits(path, config, notes)
     return RunFolder(path, config, rows, notes, _own_code(path, notes))
+
+
+def _note_edits(path: Path, config: dict[str, dict[str, Any]], notes: list[str]) -> None:
+    """The settings shown are those of its last steps."""
+    try:
+        begun = read_beginning(path)
+    except SoleraError as error:
+        notes.append(f"{error}.")
+        return
+    if begun is not None and config:
+        named = (name.partition(".") for name in begun.settings)
+        given = {f"{room}.{name}": config.get(room, {}).get(name) for room, _, name in named}
+        written = {name: "unset" if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
+        notes.extend(f"{sentence}. The settings shown are the last." for sentence in begun.edited(written))
 
 
 def _own_code(path: Path, notes: list[str]) -> tuple[str, ...]:

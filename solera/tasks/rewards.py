@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from solera.config import GYM, Config, RewardConfig, TaskConfig, kind_of_task, perhaps, task_parts
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
-from solera.records import Completion, Prompt, Reward, Rollout
+from solera.records import LARGEST_REWARD, REWARD_RULE, Completion, Prompt, Reward, Rollout
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
 from solera.tasks.functions import OwnFunction, check_spec, given, load, part_name, where
 from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
@@ -287,8 +287,9 @@ class Asked:
         value = as_number(outcome.value)
         if value is None:
             return self._fail(request, f"gave {shown(outcome.value)}, which is not a number")
-        if not math.isfinite(value * self.weight):
-            return self._fail(request, f"gave {shown(outcome.value)}; a reward must be finite")
+        if not abs(value * self.weight) <= LARGEST_REWARD:
+            times = f" times reward.weights' {self.weight:g}" if abs(value) <= LARGEST_REWARD else ""
+            return self._fail(request, f"gave {shown(outcome.value)}{times}; {REWARD_RULE}")
         return Reward(value * self.weight, self.function.name, self.function.spec)
 
     def _complaint(self, outcome: Outcome) -> str:

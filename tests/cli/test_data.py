@@ -108,6 +108,8 @@ def test_a_grade_is_corrected_by_its_part(tmp_path):
         (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
         (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
         (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
+        (("reward", "{run}", "--id", 1, "--value", "1e13"), "at most 1e+12 in size"),
+        (("export", "{run}", "no/such.jsonl"), "no/such.jsonl: no file can be written into no: No such file"),
         (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
         ((), "the following arguments are required: ACTION (see solera data --help)"),
     ],

@@ -12,7 +12,7 @@ from solera.learner.batch import collate, count_live_groups
 from solera.learner.learner import _split
 from solera.learner.schedule import learning_rate
 from solera.models.language_model import LanguageModel
-from solera.records import Group, Sampling, Sequence
+from solera.records import Group, Reward, Sampling, Sequence
 from tests.conftest import random_prompt, random_rollout
 from tests.learner.test_invariance import GRPO, make_groups, make_learner
 
@@ -220,11 +220,18 @@ def test_gradient_clipping_bounds_the_step(tiny):
     assert torch.linalg.norm(clipped).item() == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run(tiny):
-    learner = make_learner(tiny)
+@pytest.mark.parametrize(
+    ("times", "says"), [(1.0, "lower learn.lr$"), (1e6, r"scale the rewards down, the largest is 2.5e\+06$")]
+)
+def test_a_gradient_that_is_not_finite_stops_the_run(tiny, times, says):
+    learner, groups = make_learner(tiny), []
+    for group in make_groups():
+        larger = [tuple(Reward(times * reward.value) for reward in rollout.rewards) for rollout in group.rollouts]
+        several = zip(group.rollouts, larger, strict=True)
+        groups.append(Group(group.prompt_key, tuple(dataclasses.replace(one, rewards=given) for one, given in several)))
     next(iter(tiny.parameters().values())).data.fill_(torch.inf)
-    with pytest.raises(SoleraError, match="not finite"):
-        learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    with pytest.raises(SoleraError, match=f"the gradient of batch 0 is not finite: {says}"):
+        learner.update(collate(groups, learner.objective, now=0, lineage="test", seed=0))
 
 
 def test_schedule():

@@ -306,6 +306,17 @@ def test_what_is_missing_or_damaged_is_said_on_the_page(tmp_path, spoil, says):
     assert "NaN" not in page.scripts["data"]
 
 
+def test_settings_edited_since_the_run_began_are_noted(tmp_path):
+    folder = bare_run(tmp_path / "run", config='[learn]\nlr = 0.001\n[run]\nname = "x"\n')
+    begun = {"learn.lr": "0.0003", "learn.grad_clip": "unset", "run.name": '"x"', "run.seed": "4"}
+    (folder / "beginning.json").write_text(json.dumps({"started_in": ".", "problems": "", "settings": begun}))
+    notes = report(folder).data["runs"][0]["notes"]
+    changed = "learn.lr is 0.001, was 0.0003; run.seed is unset, was 4"
+    assert f"config.toml has changed since the run began: {changed}. The settings shown are the last." in notes
+    (folder / "beginning.json").write_text("{")
+    assert any("beginning.json: the file is damaged" in note for note in report(folder).data["runs"][0]["notes"])
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(SoleraError, match="nowhere: no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "report.html")

@@ -80,6 +80,15 @@ def test_off_a_terminal_a_line_at_each_evaluation_with_the_oldest_data_since(tmp
     ]
 
 
+def test_text_of_others_has_no_age_on_the_console():
+    console = Console(file=StringIO(), width=100)
+    sink = Progressing(2, console)
+    sink.log(0, {"eval/pass@1": 0.5, "age/max": 3.0, "age/mean": 1.0})
+    sink.log(1, {"eval/pass@1": 0.6, "reward/mean": 0.1})
+    told = console.file.getvalue().splitlines()
+    assert told == ["step 0/2  held-out 50.0%  age ≤ 3", "step 1/2  reward 0.10  held-out 60.0%"]
+
+
 @pytest.mark.parametrize(
     ("width", "line"),
     [

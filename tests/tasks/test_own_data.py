@@ -63,6 +63,18 @@ def test_the_example_runs_as_written(example):
     )
 
 
+@pytest.mark.parametrize(
+    ("value", "advice"), [(0.0, "easier problems?"), (1.0, "harder problems, or a reward that tells answers apart?")]
+)
+def test_a_run_that_learned_nothing_says_why_it_may_be(example, monkeypatch, capfd, value, advice):
+    monkeypatch.chdir(example)
+    (example / "rewards.py").write_text(f"def constant(rollout, row):\n    return {value}\n")
+    options = ["--reward.functions", "rewards.py:constant", "--reward.weights", "1"]
+    assert main(["train", "run.toml", *small("x"), *options]) == 0
+    note = f"note: nothing was learned: in no batch did a group's rewards differ ({advice})\n"
+    assert note in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("errors", ["stop", "missing"])
 def test_a_function_that_returns_nothing_is_named(example, monkeypatch, capfd, errors):
     monkeypatch.chdir(example)

@@ -101,6 +101,7 @@ def test_trl_functions_get_whole_batches_and_what_trl_would_give_them(tmp_path):
         ("return [1]", r"data.jsonl:2: reward .* gave \[1\], which is not a number"),
         ("return float('nan')", "data.jsonl:2: reward .* gave nan; a reward must be finite"),
         ("return 10 ** 400", "data.jsonl:2: reward .*; a reward must be finite"),
+        ("return -1e200", r"data.jsonl:2: reward .* gave -1e\+200; a reward must be .* at most 1e\+12 in size$"),
         ("import time; time.sleep(5)", r"data.jsonl:2: reward .* took longer than reward.timeout = 0.2 s"),
     ],
 )
