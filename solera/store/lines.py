@@ -54,7 +54,7 @@ class LineReader:
 
     def _rollout(self, data: dict[str, Any]) -> Rollout:
         shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
-        _known(data, (*shape, *SHARED_FIELDS))
+        _known(data, (*shape, *SHARED_FIELDS), "responses")
         rollout = self._tokens(data) if "sequences" in data else self._text(data)
         self._fits(rollout)
         return rollout
@@ -237,10 +237,11 @@ def _id(data: dict[str, Any]) -> int | None:
     return id_ if type(id_) is int and 0 < id_ <= LARGEST else None
 
 
-def _known(data: dict[str, Any], fields: tuple[str, ...]) -> None:
+def _known(data: dict[str, Any], fields: tuple[str, ...], *taken_apart: str) -> None:
+    """`taken_apart` are fields of a line that its rollouts no longer have."""
     for name in data:
         if name not in fields:
-            raise SoleraError(f"unknown field {name!r}{perhaps(name, fields)}")
+            raise SoleraError(f"unknown field {name!r}{perhaps(name, (*fields, *taken_apart))}")
 
 
 def _must_be(data: dict[str, Any], field: str, what: str) -> str:
