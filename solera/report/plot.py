@@ -28,13 +28,16 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
 
     figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
     for axis, panel in zip(figure.subplots(2, 2).flat, (one for one in PANELS if one.pictured), strict=True):
-        axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title)
+        axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title, color=INK)
         _curves(axis, rows, panel.metrics, **({"drawstyle": "steps-post"} if panel.stepped else {}))
         if panel.syncs:
             _mark_syncs(axis, rows)
-        _style(axis, panel.floor)
-        if not axis.lines:
+        if axis.lines:
+            _style(axis, panel.floor)
+        else:  # text of others has no age, and what they would have said to it is not known
             axis.text(0.5, 0.5, "not known in this run", transform=axis.transAxes, ha="center", color=INK)
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_visible(False)
     figure.suptitle(name, color=INK)
     return figure
 
@@ -65,7 +68,6 @@ def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:
 def _style(panel: Any, floor: float) -> None:
     panel.set_xlabel("step", color=INK)
     panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.title.set_color(INK)
     panel.grid(axis="y", color=FAINT, linewidth=0.6)
     panel.spines[["top", "right"]].set_visible(False)
     lowest, highest = min(panel.dataLim.y0, 0), max(panel.dataLim.y1, floor)

@@ -55,6 +55,15 @@ def limits(rows: list[dict]) -> dict[str, tuple[float, float]]:
     return {axis.get_title().removesuffix(" (batches)"): axis.get_ylim() for axis in draw(rows, "a run").axes}
 
 
+def test_what_is_not_known_of_text_of_others_has_no_axis_and_says_so():
+    rows = [{name: row[name] for name in ("step", "reward/mean", "clip/fraction", "sync/count")} for row in ROWS[:3]]
+    learns, age, far, _ = draw(rows, "a run").axes
+    assert learns.lines and not learns.texts
+    for panel in (age, far):
+        assert [text.get_text() for text in panel.texts] == ["not known in this run"]
+        assert not panel.lines and not len(panel.get_xticks()) and not len(panel.get_yticks())
+
+
 def test_rewards_below_0_are_inside_the_picture():
     rows = [{**row, "reward/mean": -2 + 0.1 * k, "eval/pass@1": 0.0} for k, row in enumerate(ROWS)]
     low, high = limits(rows)["Does it learn?"]
