@@ -16,6 +16,8 @@ def run(arguments: list[str]) -> int:
     from solera.cli.options import parse
     from solera.lab.options import LabOptions, check
 
+    if {"-h", "--help"} & set(arguments):
+        arguments = ["--help"]  # with an experiment named, tyro would leave them all out
     options = check(parse(LabOptions(), arguments, "lab", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.lab import laboratory
     from solera.report.console import results_console

@@ -76,3 +76,9 @@ def test_mistakes_in_one_line(arguments: list[str], says: str, tmp_path: Path):
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_help_names_the_experiments_with_one_of_them_too(tmp_path):
+    shown = [solera("lab", *names, "--help", cwd=tmp_path).stdout for names in ([], ["bias"])]
+    assert shown[0] == shown[1]
+    assert "`fixed_point`:" in shown[0]
