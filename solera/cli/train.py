@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from solera.running import Result
 
 DATA = (".jsonl", ".parquet")
+"""What problems come in, and no config."""
 HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
 config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
 
