@@ -231,7 +231,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     folder = folder or make_folder(config, beginning, own)
     start = time.perf_counter()
     with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        store = Ledger(place_of(config.store.url, folder))
+        store = Ledger(place_of(config.store.url, folder, config.run.name))
         closing.callback(store.close)
         if resumed:
             state = checkpoint.state if checkpoint else None

@@ -33,8 +33,8 @@ def find(path: str) -> str:
         return str(EMBEDDED)
     folder = Path(path).expanduser()
     if path and os.path.isdir(folder):  # unlike Path's, false for a name too long or with a NUL
-        if not (folder / "config.json").is_file() and not (folder / ADAPTER).is_file():
-            hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / "config.json").is_file() else ""
+        if not _is_model(folder):
+            hint = f"; did you mean {folder / 'model'}?" if _is_model(folder / "model") else ""
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model{hint}")
         return str(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
@@ -43,6 +43,10 @@ def find(path: str) -> str:
     if os.path.isdir(folder.parent):
         raise SoleraError(f"model {path}: there is no such folder in {folder.parent}")
     return path
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file() or (folder / ADAPTER).is_file()
 
 
 def obtain(path: str) -> str:

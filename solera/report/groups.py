@@ -27,7 +27,7 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
         run.notes.append("store.db is missing: there are no groups to look into.")
         return []
     try:
-        with reading(place_of(url, run.path)) as opened:
+        with reading(place_of(url, run.path, run.setting("run", "name"))) as opened:
             chosen = list(_chosen(opened, count, _group_size(run)))
             if not chosen:
                 run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")

@@ -33,10 +33,19 @@ BUSY_SECONDS = 30
 """How long one waits for another process that writes to the same SQLite file."""
 
 
-def place_of(url: str | None, folder: Path) -> Place:
-    """The store of the run in `folder`, whose config has `store.url`."""
+def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
+    """The store of the run in `folder`, whose config has `store.url` and `run.name`.
+
+    A schema does not follow its run's folder: under another name it would be a store of its own, and two runs that
+    share one would undo each other's steps.
+    """
     if url is None:
         return folder / "store.db"
+    if name not in (None, folder.absolute().name):
+        raise SoleraError(
+            f"{folder}: its rollouts are in the schema {name!r}, by run.name in its config.toml: call the folder "
+            f"{name} again"
+        )
     try:
         return Postgres(make_url(url).set(drivername="postgresql+psycopg"), folder.absolute().name)
     except ArgumentError as error:
@@ -47,21 +56,26 @@ def place_in(folder: Path) -> Place:
     """The store of a run that was begun."""
     if not (folder / "config.toml").is_file():
         raise SoleraError(f"{folder}: no config.toml, so it is not the folder of a run")
-    place = place_of(load(folder / "config.toml").store.url, folder)
-    if isinstance(place, Path) and not place.is_file():
+    config = load(folder / "config.toml")
+    place = place_of(config.store.url, folder, config.run.name)
+    if not (place.is_file() if isinstance(place, Path) else _has_schema(place)):
         raise SoleraError(f"{place}: no such store")
     return place
 
 
 def refuse_taken(place: Place) -> None:
     """A new run needs a store of its own."""
-    if isinstance(place, Postgres):
-        engine = _postgres(place)
+    if isinstance(place, Postgres) and _has_schema(place):
+        raise SoleraError(f"{place} exists already: choose another --run.name, or drop that schema")
+
+
+def _has_schema(place: Postgres) -> bool:
+    engine = _postgres(place)
+    try:
         with transaction_of(engine, place) as connection:
-            taken = inspect(connection).has_schema(place.run)
+            return inspect(connection).has_schema(place.run)
+    finally:
         engine.dispose()
-        if taken:
-            raise SoleraError(f"{place} exists already: choose another --run.name, or drop that schema")
 
 
 def open_engine(place: Place) -> Engine:

@@ -1,8 +1,12 @@
 """Stores of other versions and in other places: brought up to date, kept apart, or refused in one line."""
 
+import re
+import shutil
 import sqlite3
 import time
+import uuid
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,10 +14,12 @@ from sqlalchemy import inspect
 
 from solera.config import parse
 from solera.errors import SoleraError
+from solera.report.groups import sample_groups
+from solera.report.run_folder import read_run
 from solera.report.sinks import read_metrics
-from solera.running import train
-from solera.store.database import open_for_reading, place_of
-from solera.store.ledger import Ledger
+from solera.running import resume, train
+from solera.store.database import open_for_reading, place_in, place_of
+from solera.store.ledger import Ledger, open_store
 from solera.store.migrations import VERSION
 from tests.store.test_ledger import drawn, rollouts
 
@@ -152,3 +158,29 @@ def test_another_process_that_writes_for_too_long_is_told(tmp_path, monkeypatch,
         other.execute("COMMIT")
     assert store.add(rollouts("a")) == [1]
     store.close()
+
+
+def test_a_folder_of_another_name_is_not_given_a_schema_of_its_own(tmp_path, postgres):
+    run = parse(RUN.format(root=tmp_path, name=f"moved-{uuid.uuid4().hex[:8]}", store=f'url = "{postgres}"'), "test")
+    folder = train(run).folder
+    other = folder.rename(tmp_path / f"{folder.name}-elsewhere")
+    shutil.rmtree(other / "model")
+    said = f"its rollouts are in the schema '{folder.name}', by run.name in its config.toml: call the folder"
+    for use in (partial(open_store, other), partial(resume, other), partial(place_in, other)):
+        with pytest.raises(SoleraError, match=re.escape(said)):
+            use()
+    told = read_run(other)
+    assert sample_groups(told, 3) == [] and said in told.notes[-1]
+    import psycopg
+
+    with psycopg.connect(postgres.replace("+psycopg", "")) as database:
+        names = {name for (name,) in database.execute("SELECT schema_name FROM information_schema.schemata")}
+    assert folder.name in names and other.name not in names
+    assert not isinstance(place_in(other.rename(folder)), Path)
+
+
+def test_a_schema_that_was_dropped_is_not_made_again_by_an_import(tmp_path, postgres):
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "config.toml").write_text(f'[run]\nname = "gone"\n[store]\nurl = "{postgres}"\n')
+    with pytest.raises(SoleraError, match=r"schema .gone.*: no such store"):
+        open_store(tmp_path / "gone")
