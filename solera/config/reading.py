@@ -19,6 +19,7 @@ Place = Callable[..., str]
 KEY = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
 DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
 """A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
+UNSET = "unset"
 
 
 def load(path: Path | str) -> Config:
@@ -127,25 +128,24 @@ def _keys(dotted: str) -> tuple[str, ...]:
 def dump(config: Config) -> str:
     """The config as TOML that `parse` reads back. Unset fields stand as comments, so that the file is complete."""
     lines = []
-    for room in dataclasses.fields(config):
-        lines.append(f"[{room.name}]")
-        values = getattr(config, room.name)
-        for key in dataclasses.fields(values):
-            value = getattr(values, key.name)
-            lines.append(f"# {key.name} is unset" if value is None else f"{key.name} = {_toml(value)}")
+    for room, fields in itertools.groupby(fields_of(config).items(), lambda field: field[0].partition(".")[0]):
+        lines.append(f"[{room}]")
+        for name, value in fields:
+            key = name.partition(".")[2]
+            lines.append(f"# {key} is {UNSET}" if value == UNSET else f"{key} = {value}")
         lines.append("")
     return "\n".join(lines)
 
 
 def fields_of(config: Config) -> dict[str, str]:
-    """Every field as it stands in a file.
+    """Every field as it stands in a file, room by room.
 
     >>> fields_of(Config())["learn.warmup"], fields_of(Config())["run.name"]
     ('10', 'unset')
     """
     rooms = {room.name: getattr(config, room.name) for room in dataclasses.fields(config)}
     return {
-        f"{name}.{key.name}": "unset" if (value := getattr(room, key.name)) is None else _toml(value)
+        f"{name}.{key.name}": UNSET if (value := getattr(room, key.name)) is None else _toml(value)
         for name, room in rooms.items()
         for key in dataclasses.fields(room)
     }

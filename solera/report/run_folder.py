@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.beginning import read_beginning
+from solera.config.reading import UNSET
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 
@@ -63,7 +64,7 @@ def _note_edits(path: Path, config: dict[str, dict[str, Any]], notes: list[str])
     if begun is not None and config:
         named = (name.partition(".") for name in begun.settings)
         given = {f"{room}.{name}": config.get(room, {}).get(name) for room, _, name in named}
-        written = {name: "unset" if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
+        written = {name: UNSET if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
         notes.extend(f"{sentence}. The settings shown are the last." for sentence in begun.edited(written))
 
 
