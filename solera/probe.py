@@ -19,6 +19,9 @@ from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
 
+TOKEN_ORDER = "rollouts"
+"""Order of the tokens in a checkpoint's probe. Checkpoints without it followed the micro-batches of their run."""
+
 
 class Probe:
     """Held-out prompts, a group each, written right after a sync, while learner and engine hold the same weights.
@@ -108,9 +111,13 @@ class Probe:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; the responses themselves are in the store."""
-        return {"ids": [rollout.id for rollout in self._rollouts], "alpha_logp_T": self._alpha_logp_T}
+        ids = [rollout.id for rollout in self._rollouts]
+        return {"ids": ids, "alpha_logp_T": self._alpha_logp_T, "order": TOKEN_ORDER}
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state.get("order") != TOKEN_ORDER:
+            self.say("an older Solera wrote this checkpoint's probe; updates are judged again after the next sync")
+            return
         self._keep(self.store.fetch(state["ids"]))
         self._alpha_logp_T = state["alpha_logp_T"]
 

@@ -1,5 +1,6 @@
 """The probe on the real parts: held out, never learned from, judged by the formula, and without effect on the run."""
 
+import dataclasses
 import sqlite3
 
 import numpy as np
@@ -99,6 +100,31 @@ def test_nothing_learned_is_no_improvement(parts):
     found = loop.probe.judge(proximal)
     assert found["improvement/estimate"] == found["improvement/state"] == found["probe/tv_sequence"] == 0
     assert (found["improvement/mean_w"], found["probe/ess"]) == pytest.approx((1, 1), abs=1e-12)
+
+
+@pytest.mark.parametrize("cut", [{"pack_tokens": 0}, {"micro_batch_tokens": 48}], ids=str)
+def test_a_run_resumed_with_other_micro_batches_compares_the_same_tokens(parts, cut):
+    loop, said = parts
+    loop.probe.renew(SyncState())
+    state = loop.probe.state()
+    loop.learner.config = dataclasses.replace(loop.learner.config, **cut)
+    loop.learner.version += 1
+    loop.probe.restore(state)
+    found = loop.probe.judge(loop.probe.score(0))
+    assert found["probe/ess"] == pytest.approx(1, abs=1e-6)
+    assert found["probe/tv_token"] == pytest.approx(0, abs=1e-6)
+    assert not said
+
+
+def test_the_probe_of_an_older_checkpoint_is_not_compared_and_the_run_says_so(parts):
+    loop, said = parts
+    loop.probe.renew(SyncState())
+    state = loop.probe.state()
+    del state["order"]
+    loop.probe.renew(SyncState(count=1, engine_version=loop.learner.version))  # ends the probe, writes no other
+    loop.probe.restore(state)
+    assert loop.probe.score(0) is None
+    assert len(said) == 1 and "next sync" in said[0]
 
 
 def test_a_policy_that_the_probe_does_not_cover_is_said_once(parts):

@@ -87,7 +87,9 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Log-probabilities of the tokens of some rollouts; the same rollouts come in the same order at every scoring."""
+    """Log-probabilities of the tokens of some rollouts: rollout by rollout, and within one in the order they were
+    written. The order does not depend on how the rollouts were cut into micro-batches, so two scorings of the same
+    rollouts can be subtracted token by token."""
 
     logp_T: Tensor
     behaviour_logp_T: Tensor
@@ -200,11 +202,12 @@ class Learner:
 
     @torch.no_grad()
     def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
-        """What the current policy makes of responses, none of them empty. Nothing is learned."""
+        """Score responses, none of them empty, under the current policy. Nothing is learned."""
         micros = self._cut(rollouts)
         logps = [self._score(self.working, micro.to(self.model.device))[0].cpu() for micro in micros]
         behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
-        return Scored(torch.cat(logps), torch.cat(behaviours), torch.cat(responses))
+        response_T, order_T = torch.cat(responses).sort(stable=True)  # a response never spans two micro-batches
+        return Scored(torch.cat(logps)[order_T], torch.cat(behaviours)[order_T], response_T)
 
     def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.

@@ -165,6 +165,42 @@ def test_a_response_of_several_sequences_is_one_response(tiny):
         assert_same(several, one)
 
 
+def written_out(model: LanguageModel, rollouts: tuple[Rollout, ...]) -> list[tuple[int, float, float]]:
+    """Response, log π at the run's temperature and log α of every token, by one plain forward pass a sequence."""
+    found = []
+    for number, rollout in enumerate(rollouts):
+        for sequence in rollout.sequences:
+            ids = torch.tensor(sequence.token_ids_T.tolist())
+            with torch.no_grad():
+                logits = model.module(input_ids=ids[None]).logits[0]
+            for t in np.flatnonzero(sequence.mask_T):
+                logp = torch.log_softmax(logits[t - 1] / TEMPERATURE, -1)[ids[t]].item()
+                found.append((number, logp, float(sequence.behaviour_logp_T[t])))
+    return found
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["padded", "end to end"])
+@pytest.mark.parametrize(
+    "cut",
+    [{}, {"micro_batch_tokens": 40}, {"micro_batch_tokens": 12}, {"micro_batch_tokens": 1}, {"pack_tokens": 0},
+     {"pack_tokens": 9, "micro_batch_tokens": 25}],
+    ids=str,
+)  # fmt: skip
+def test_scored_tokens_come_in_the_order_of_the_rollouts_however_they_are_cut(tiny, cut, flat):
+    """With ragged lengths, shared prompts, a repeated response, and a response of two sequences among them."""
+    drawn = [rollout for group in make_groups() for rollout in group.rollouts if rollout.length]
+    several = dataclasses.replace(drawn[4], sequences=(drawn[9].sequences[0], drawn[2].sequences[0]))
+    rollouts = (*drawn[5:], several, drawn[3], *drawn[:5])
+    model = tiny
+    if flat:
+        model = tiny.copy(torch.float64).with_plans()
+    scored = make_learner(model, **cut).score(rollouts)
+    number, logp, behaviour = zip(*written_out(tiny, rollouts), strict=True)
+    assert scored.response_T.tolist() == list(number)
+    assert scored.logp_T.tolist() == pytest.approx(logp, abs=1e-9)
+    assert scored.behaviour_logp_T.tolist() == pytest.approx(behaviour, abs=1e-6)
+
+
 def test_masked_groups_leave_the_denominator_too(tiny):
     groups = make_groups()
     without = [group for group in groups if group.prompt_key != "prompt/3"]
