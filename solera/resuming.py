@@ -41,7 +41,7 @@ def _call(folder: Path, own: Sequence[str]) -> str:
 def _settings_of(folder: Path) -> Config:
     """The resolved config that a run's folder holds."""
     file = folder / "config.toml"
-    config = configuration.load(file)
+    config = configuration.load_resolved(file)
     if config.run.name is None:
         raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
     try:

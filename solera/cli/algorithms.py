@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 from solera.cli.options import filled, wrapped
 from solera.config import ObjectiveConfig, help_of
 from solera.errors import SoleraError
-from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, Row, find, needs_reference, resolve
+from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, Row, find, optional, resolve
 
 HELP = """Without a name, what each objective is for. With one, its formula, constants and reference, and all of its
 fields: what each means, the value it takes where it is left unset, and what it may be replaced by.
@@ -58,11 +58,11 @@ def _page(name: str) -> str:
     acting = {f.name: getattr(resolved, f.name) for f in dataclasses.fields(resolved) if f.name != "name"}
     lines = [_summary(name, row), "", "fields, as --objective.FIELD or under [objective]:"]
     for field, value in acting.items():
-        if value is not None:
+        if value is not None or field in optional(resolved):
             choices = [choice for hint in get_args(hints[field]) for choice in get_args(hint)]
             among = f" (of {', '.join(map(str, choices))})" if choices else ""
             lines += [
-                filled(f"  {field} = {_word(value)}{among}", "    "),
+                filled(f"  {field} {'is unset' if value is None else f'= {_word(value)}'}{among}", "    "),
                 filled(f"      {explained[field]}", " " * 6),
             ]
     return "\n".join([*lines, *_further(resolved)])
@@ -79,8 +79,6 @@ def _further(resolved: ObjectiveConfig) -> list[str]:
                 lines.append(filled(f"  {field} = {_word(choice)} brings {', '.join(idle)}", "    "))
     if resolved.beta == 0:
         lines.append(f"  beta above 0 brings {', '.join((*KL_FIELDS, *REFERENCE_UPDATES))}")
-    elif needs_reference(resolved):
-        lines.append(f"  the reference policy moves with {' or '.join(REFERENCE_UPDATES)}")
     return ["", "with another choice:", *lines] if lines else []
 
 

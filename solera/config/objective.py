@@ -51,12 +51,16 @@ class ObjectiveConfig:
     """Lower clip: at ratios below 1 − this."""
     epsilon_high: float | None = None
     """Upper clip: at ratios above 1 + this."""
+    dual_clip: float | None = None
+    """Bound on large ratios: where the advantage is negative, a token with a ratio above this has no gradient
+    (dual-clip PPO; TRL's `delta`). Above 1. Unset means no such bound; verl and Trinity-RFT use 3."""
     ring_low: float | None = None
     """Ring clip: below 1 − this a token counts again where its advantage is positive."""
     ring_high: float | None = None
     """Ring clip: above 1 + this a token counts again where its advantage is negative."""
     centre: ClipCentre | None = None
-    """Centre of the clip band: `one`, or `proximal`, the ratio of the policy before this batch."""
+    """Centre ρ' of the clip band: `one` (1, as in `grpo`), or `proximal`, the ratio that the batch began with (π_k/α).
+    `proximal` bounds how far this batch moves the policy, however old the data is."""
     level: ClipLevel | None = None
     """Whether ratios are of each token or of the whole response."""
     weight_temperature: float | None = None
@@ -83,6 +87,9 @@ class ObjectiveConfig:
     """Lowest reward of a response to imitate."""
     delta: float | None = None
     """Shift of the baseline in the advantage `shifted`; below 0 it leans towards imitation."""
+    whiten_epsilon: float | None = None
+    """Added to the variance of a group's rewards in the advantage `whiten`. Keep it far below that variance: it is a
+    floor on the standard deviation, and rewards that differ less than the floor get small advantages."""
     advantage_tau: float | None = None
     """Temperature of the advantage `logavgexp`."""
     regulariser: RegulariserName | None = None

@@ -28,6 +28,17 @@ def load(path: Path | str) -> Config:
     return overlay(Config(), tables, places(text, str(path)))
 
 
+def load_resolved(path: Path) -> Config:
+    """Read the config.toml that a run wrote, and give fields that are newer than the file the value they had then.
+
+    A run writes every field, set or unset. So a field that the file does not mention did not exist yet.
+    """
+    config = load(path)
+    if config.objective.advantage == "whiten" and "whiten_epsilon" not in _text(path):
+        return override(config, "objective", whiten_epsilon=1e-4)
+    return config
+
+
 def _text(path: Path) -> str:
     try:
         data = path.read_bytes()

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from solera.diagnosis.verdict import INCONCLUSIVE, state
-from solera.objectives.advantage import WHITEN_EPSILON, group_mean, group_sum
+from solera.objectives.advantage import group_mean, group_sum
 
+EPSILON = 1e-4
+"""ε of σ = √(Var + ε): it keeps the bounds finite where all rewards are equal. Advantages have their own."""
 NORMAL_95 = 1.96
 STRAYS = 3.0
 """Standard errors by which the mean of w may miss 1 by chance."""
@@ -23,7 +25,7 @@ NEGLIGIBLE = 0.05
 def deviation(alpha_B: Tensor, reward_B: Tensor) -> Tensor:
     """`σ = √(Var_α r + ε)`"""
     mean = (alpha_B * reward_B).sum()
-    return ((alpha_B * (reward_B - mean).square()).sum() + WHITEN_EPSILON).sqrt()
+    return ((alpha_B * (reward_B - mean).square()).sum() + EPSILON).sqrt()
 
 
 def surrogate(alpha_B: Tensor, w_B: Tensor, reward_B: Tensor) -> Tensor:
@@ -114,7 +116,7 @@ def _pooled_bound(
     """`lower_bound` from samples: `(J(π)−J(α))/σ − factor·(1−σ)/σ·TV(π, α) − factor·TV(π_k, α)`, means over prompts."""
     beyond_alpha = group_estimates(w_B, torch.ones_like(w_B), reward_B, group_B, groups).mean().item()
     variance_P = group_estimates(reward_B, torch.zeros_like(w_B), reward_B, group_B, groups)
-    sigma = math.sqrt(variance_P.mean().item() + WHITEN_EPSILON)
+    sigma = math.sqrt(variance_P.mean().item() + EPSILON)
     tv, proximal_tv = (_by_group((1 - w).clamp_min(0), group_B, groups).mean().item() for w in (w_B, proximal_w_B))
     return beyond_alpha / sigma - factor * ((1 - sigma) / sigma * tv + proximal_tv)
 

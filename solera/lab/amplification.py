@@ -18,8 +18,7 @@ from solera.diagnosis.exact import token_logp
 from solera.lab.drawing import COLOURS, FAINT, INK, canvas, name_below, sheet
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
-from solera.lab.problem import Data, Track, ascent, bandit
-from solera.objectives.advantage import WHITEN_EPSILON
+from solera.lab.problem import EPSILON, Data, Track, ascent, bandit
 
 CASES = ((0.1, 2.0), (0.3, 1.0), (0.001, 5.0))
 """Success rate of π_ref, and β: two resting places; certain success; a cycle."""
@@ -41,17 +40,17 @@ def _variance(x: float) -> float:
 
 def step(x: float, ref: float, beta: float) -> float:
     """The closed form: logit of p_n from that of p_{n−1}."""
-    return ref + 1 / (beta * math.sqrt(_variance(x) + WHITEN_EPSILON))
+    return ref + 1 / (beta * math.sqrt(_variance(x) + EPSILON))
 
 
 def slope(x: float, beta: float) -> float:
     """Derivative of `step`; a fixed point attracts where it lies between −1 and 1."""
-    return -_variance(x) * (1 - 2 * success(x)) / (2 * beta * (_variance(x) + WHITEN_EPSILON) ** 1.5)
+    return -_variance(x) * (1 - 2 * success(x)) / (2 * beta * (_variance(x) + EPSILON) ** 1.5)
 
 
 def fixed_points(ref: float, beta: float) -> list[float]:
     """All logits that `step` leaves where they are, to the fineness of a grid."""
-    highest = ref + 1 / (beta * math.sqrt(WHITEN_EPSILON)) + 1
+    highest = ref + 1 / (beta * math.sqrt(EPSILON)) + 1
     grid = [ref + (highest - ref) * i / 4000 for i in range(4001)]
     return [
         bisect(lambda x: step(x, ref, beta) - x, a, b)
@@ -75,7 +74,7 @@ def optimised(x: float, ref: float, beta: float) -> float:
     The data is one group that holds failures and successes in α's proportion, as near as 2000 responses come.
     """
     rate = Fraction(success(x)).limit_denominator(LARGEST_GROUP)
-    objective = named("grpo", epsilon_low=1.0, epsilon_high=1e9, beta=beta)
+    objective = named("grpo", epsilon_low=1.0, epsilon_high=1e9, beta=beta, whiten_epsilon=EPSILON)
     space, behaviour_SV, reward_B = bandit((1 - float(rate), float(rate)), (0.0, 1.0))
     data = Data(space, reward_B, token_logp(space, behaviour_SV), token_logp(space, _policy(ref)))
     count = torch.tensor([rate.denominator - rate.numerator, rate.numerator])

@@ -15,8 +15,7 @@ from solera.diagnosis.exact import groups, policy_gradient, response_logp
 from solera.lab.drawing import COLOURS, INK, canvas, sheet
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
-from solera.lab.problem import WRONG_ARM, Estimate, Track, bandit, cosine, estimate, written_by
-from solera.objectives.advantage import WHITEN_EPSILON
+from solera.lab.problem import EPSILON, WRONG_ARM, Estimate, Track, bandit, cosine, estimate, written_by
 from solera.objectives.objective import Objective
 
 ADVANTAGES = ("mean", "leave_one_out", "whiten", "whiten_bessel")
@@ -32,7 +31,8 @@ def measure(options: LabOptions, track: Track) -> dict[str, Any]:
     sizes = SIZES[:3] if options.quick else SIZES
     rows = []
     for advantage in track(ADVANTAGES, "groups"):
-        objective = named("reinforce", advantage=advantage, zero_variance_mask=False)
+        own = {"whiten_epsilon": EPSILON} if advantage == "whiten" else {}
+        objective = named("reinforce", advantage=advantage, zero_variance_mask=False, **own)
         rows += [{"advantage": advantage, "size": size, **_figures(objective, advantage, size)} for size in sizes]
     return {"success_rates": list(SUCCESS_RATES), "rows": rows}
 
@@ -42,7 +42,7 @@ def _figures(objective: Objective, advantage: str, size: int) -> dict[str, Any]:
     found, wanted, scale, noise = [], [], [], []
     for p in SUCCESS_RATES:
         expected, exact = on_policy(objective, (1 - p, p), (0.0, 1.0), size)
-        target = exact / math.sqrt(p * (1 - p) + WHITEN_EPSILON) if whitened else exact
+        target = exact / math.sqrt(p * (1 - p) + EPSILON) if whitened else exact
         found.append(expected.mean_SV)
         wanted.append(target)
         scale.append(((expected.mean_SV * target).sum() / target.square().sum()).item())

@@ -14,6 +14,8 @@ Track = Callable[[Iterable, str], Iterable]
 """Goes through an iterable, and shows how far it is."""
 
 COPIES = 20
+EPSILON = 1e-4
+"""ε of σ = √(p(1−p) + ε) where the lab looks at success rates near 0 and 1: with less, fixed points have no digits."""
 WRONG_ARM = ((0.3, 0.6, 0.1), (0.0, 0.8, 1.0))
 """α's probabilities and the rewards of the bandit on which unclipped REINFORCE prefers arm 2. (FORMULAS, oracle 5)"""
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from solera.objectives.ratio import sum_by
 
-WHITEN_EPSILON = 1e-4
+BESSEL_EPSILON = 1e-4
+"""What TRL adds to the standard deviation."""
 
 Advantage = Callable[[Tensor, Tensor, int], Tensor]
 
@@ -49,10 +50,10 @@ def mean(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     return reward_B - group_mean(reward_B, group_B, groups)
 
 
-def whiten(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
-    """`A_i = (r_i − mean(r)) / √(var(r) + ε)`, var divided by the group's size, ε = 1e-4. (Mroueh et al.)"""
+def whiten(reward_B: Tensor, group_B: Tensor, groups: int, *, whiten_epsilon: float) -> Tensor:
+    """`A_i = (r_i − mean(r)) / √(var(r) + ε)`, var divided by the group's size. (Mroueh et al.)"""
     centred_B = mean(reward_B, group_B, groups)
-    return centred_B / (group_mean(centred_B.square(), group_B, groups) + WHITEN_EPSILON).sqrt()
+    return centred_B / (group_mean(centred_B.square(), group_B, groups) + whiten_epsilon).sqrt()
 
 
 def whiten_bessel(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
@@ -60,7 +61,7 @@ def whiten_bessel(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     centred_B = mean(reward_B, group_B, groups)
     others_B = (group_size(group_B, groups) - 1).clamp_min(1)
     var_B = group_sum(centred_B.square(), group_B, groups)[group_B] / others_B
-    return centred_B / (var_B.sqrt() + WHITEN_EPSILON)
+    return centred_B / (var_B.sqrt() + BESSEL_EPSILON)
 
 
 def leave_one_out(reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:

@@ -25,6 +25,8 @@ from solera.config import (
     resolve_task,
 )
 from solera.errors import SoleraError
+from solera.objectives.peers import PEER_FIELDS, PEER_NAMES
+from solera.objectives.values import check_values
 
 YAO = "Yao et al., arXiv 2509.24203"
 MROUEH = "Mroueh et al., arXiv 2505.22257"
@@ -74,11 +76,13 @@ RING = {**BAND, "ring_low": 0.6, "ring_high": 2.0}
 WIDE_RING = {"epsilon_low": 0.6, "epsilon_high": 2.0, "ring_low": 0.8, "ring_high": 4.0}
 AROUND_PROXIMAL = ("decoupled", "tis", "mis")
 """Terms whose clip is around the policy before the batch."""
+DUAL_CLIP_TERMS = ("ppo", "off_policy", "gspo", *AROUND_PROXIMAL, "m2po", "dppo")
+"""Terms whose gradient passes through a ratio that nothing bounds where the advantage is negative."""
 PLAIN = {"clip": "none", "weight": "none"}
 TEMPERED = {"clip": "none", "weight": "exp_advantage"}
 
 PARTS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
-    "advantage": {"shifted": {"delta": -0.1}, "logavgexp": {"advantage_tau": 1.0}},
+    "advantage": {"whiten": {"whiten_epsilon": 1e-8}, "shifted": {"delta": -0.1}, "logavgexp": {"advantage_tau": 1.0}},
     "clip": {"one_side": BAND, "two_side": BAND, "ring": RING},
     "weight": {"exp_advantage": {"adaptive_temperature": False}},
     "adaptive_temperature": {False: {"weight_temperature": 1.0}},
@@ -132,8 +136,10 @@ TABLE: dict[str, Row] = {
         "where GRPO's preference for long wrong answers and easy prompts must go", "Liu et al., arXiv 2503.20783", BAND,
     ),
     "off_policy_grpo": Row(
-        "off_policy", "whiten", "sequence_mean", "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL",
-        "an engine synced every v batches", MROUEH, {"epsilon": 0.2, "centre": "one", "level": "token"},
+        "off_policy", "whiten", "sequence_mean",
+        "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL, ρ' = 1, or π_k/α with centre proximal",
+        "an engine synced every v batches; with centre one, the default, it is grpo", MROUEH,
+        {"epsilon": 0.2, "centre": "one", "level": "token"},
     ),
     "gspo": Row(
         "gspo", "whiten", "sequence_mean", "−min(sA, clip(s, 1−ε_l, 1+ε_h)·A), s = exp(mean(ℓ−b))",
@@ -142,7 +148,7 @@ TABLE: dict[str, Row] = {
     ),
     "cispo": Row(
         "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "rare tokens that a clip would silence",
-        "MiniMax, arXiv 2506.13585", {"cap": 5.0},
+        "MiniMax, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786", {"cap": 5.0},
     ),
     "topr": Row(
         "topr", "mean", "token_mean", "−sg(a)·A·ℓ, a = 1 where A > 0, else min(w, 1)",
@@ -161,11 +167,13 @@ TABLE: dict[str, Row] = {
     ),
     "mis": Row(
         "mis", "whiten", "token_mean", "decoupled with q where weight_low ≤ q ≤ weight_high, else 0",
-        "as tis, where single tokens differ much", "Liu et al., 2025 (masked IS)",
+        "as tis, where single tokens differ much", "IcePop, Ling Team, arXiv 2510.18855",
         {**BAND, "weight_low": 0.5, "weight_high": 2.0},
     ),
     "m2po": Row(
-        "m2po", "whiten", "token_mean", "−ρA on all tokens but those of largest (log ρ)², until its mean is ≤ bound",
+        "m2po", "whiten", "token_mean",
+        "−ρA on the tokens kept. Candidates, driven away from their author (A > 0 and ρ > 1, or A < 0 and ρ < 1), are "
+        "dropped, largest (log ρ)² first, until its mean over those left is ≤ second_moment",
         "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
     ),
     "dppo": Row(
@@ -221,8 +229,10 @@ TABLE: dict[str, Row] = {
 
 def find(name: str) -> Row:
     if name not in TABLE:
-        close = difflib.get_close_matches(name, TABLE, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "there is no such objective"
+        plain = name.lower().replace("-", "_")
+        close = difflib.get_close_matches(plain, TABLE, n=3)
+        meant = f"did you mean {' or '.join(close)}?" if close else "there is no such objective"
+        hint = PEER_NAMES.get(plain, meant)
         raise SoleraError(f"objective.name is {name!r}; {hint} (solera algorithms lists all {len(TABLE)})")
     return TABLE[name]
 
@@ -279,12 +289,19 @@ def needs_behaviour(config: ObjectiveConfig) -> bool:
     return in_term or weighted_kl or config.regulariser in ("k2_token", "k2_sequence")
 
 
+def optional(resolved: ObjectiveConfig) -> list[str]:
+    """Fields that act once they are set, and have no default."""
+    dual_clip = ["dual_clip"] if find(resolved.name).term in DUAL_CLIP_TERMS else []
+    return [*dual_clip, *(REFERENCE_UPDATES if needs_reference(resolved) else ())]
+
+
 def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
     """A field that was set though it has no default here: some may act all the same."""
-    if name == "unknown_behaviour" and needs_behaviour(resolved):
+    term = find(resolved.name).term
+    if name in optional(resolved) or (name == "unknown_behaviour" and needs_behaviour(resolved)):
         return
-    if name in REFERENCE_UPDATES and needs_reference(resolved):
-        return
+    if (term, name) in PEER_FIELDS:
+        raise SoleraError(f"objective.{name} is not used by {resolved.name}: {PEER_FIELDS[term, name]}")
     if name in (*KL_FIELDS, *REFERENCE_UPDATES) and "beta" in find(resolved.name).defaults():
         raise SoleraError(f"objective.{name} needs a reference policy: set objective.beta above 0 or remove it")
     for field, choices in PARTS.items():
@@ -292,7 +309,7 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
         if owners and getattr(resolved, field) is not None:
             raise SoleraError(f"objective.{name} acts with objective.{field} = {' or '.join(owners)} only: remove it")
     acting = [field for field, value in vars(resolved).items() if value is not None and field != name]
-    raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it{alike(name, acting)}")
+    raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it{alike(name, acting, 2)}")
 
 
 def resolve_config(config: Config) -> Config:
@@ -312,42 +329,8 @@ def resolve_config(config: Config) -> Config:
     return dataclasses.replace(config, objective=objective, task=task, evaluate=evaluate)
 
 
-RANGES: Mapping[str, tuple[float, float, str]] = {
-    "epsilon": (1e-300, float("inf"), "above 0: an empty band clips everything"),
-    "epsilon_low": (0, 1, "between 0 and 1: ratios are never negative"),
-    "epsilon_high": (0, float("inf"), "at least 0"),
-    "ring_low": (0, 1, "between 0 and 1: ratios are never negative"),
-    "ring_high": (0, float("inf"), "at least 0"),
-    "beta": (0, float("inf"), "at least 0"),
-    "entropy_bonus": (0, float("inf"), "at least 0"),
-    "ref_period": (1, float("inf"), "at least 1"),
-    "ref_ema": (1e-300, 1 - 1e-16, "between 0 and 1, both excluded"),
-    "regulariser_weight": (1e-300, float("inf"), "above 0: at 0 it does nothing"),
-    "weight_temperature": (1e-300, float("inf"), "above 0"),
-    "advantage_tau": (1e-300, float("inf"), "above 0"),
-    "tau": (1e-300, float("inf"), "above 0"),
-    "tau_positive": (1e-300, float("inf"), "above 0"),
-    "tau_negative": (1e-300, float("inf"), "above 0"),
-    "cap": (1e-300, float("inf"), "above 0"),
-    "weight_low": (0, float("inf"), "at least 0"),
-    "weight_high": (1e-300, float("inf"), "above 0"),
-    "second_moment": (0, float("inf"), "at least 0"),
-    "tolerance": (0, 1, "between 0 and 1: it bounds a difference of probabilities"),
-}
-"""Lowest and highest value of a field, both allowed, and how to say so."""
-
-
 def _check(c: ObjectiveConfig) -> None:
-    for name, (low, high, wanted) in RANGES.items():
-        value = getattr(c, name)
-        if value is not None and not low <= value <= high:
-            raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
-    if c.ref_period is not None and c.ref_ema is not None:
-        raise SoleraError("objective.ref_period and objective.ref_ema both move the reference: choose one")
-    if c.kl == "k1" and c.kl_weight == "none":
-        raise SoleraError(
-            "objective.kl = k1 without weight has no gradient in expectation: use k3, or kl_weight = importance"
-        )
+    check_values(c)
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
     row = find(c.name)
@@ -363,14 +346,6 @@ def _check(c: ObjectiveConfig) -> None:
             "objective.adaptive_temperature balances tokens, whose number cancels under sequence_mean: choose another "
             "aggregation"
         )
-    if c.ring_low is not None and c.epsilon_low is not None and c.ring_low < c.epsilon_low:
-        raise SoleraError(f"objective.ring_low is {c.ring_low}; it must be at least epsilon_low, {c.epsilon_low}")
-    if c.ring_high is not None and c.epsilon_high is not None and c.ring_high < c.epsilon_high:
-        raise SoleraError(f"objective.ring_high is {c.ring_high}; it must be at least epsilon_high, {c.epsilon_high}")
-    if c.weight_low is not None and c.weight_high is not None and c.weight_low >= c.weight_high:
-        raise SoleraError(f"objective.weight_low is {c.weight_low}; it must be below weight_high, {c.weight_high}")
-    if c.epsilon_low == c.epsilon_high == 0:
-        raise SoleraError("objective.epsilon_low and epsilon_high are both 0: an empty band clips everything; widen it")
 
 
 def notices(config: Config) -> list[str]:
@@ -380,7 +355,8 @@ def notices(config: Config) -> list[str]:
         return []
     if c.centre == "proximal" or find(c.name).term in AROUND_PROXIMAL:
         return [
-            "with one pass and one minibatch the clip cannot act: around the policy before the batch, every ratio is 1"
+            "with one pass and one minibatch the clip band cannot act: around the policy before the batch, every ratio "
+            "is 1"
         ]
     if _always_fresh(config):
         return [

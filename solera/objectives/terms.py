@@ -29,17 +29,27 @@ class Term:
     ratio_T: Tensor | None = None
 
 
-def clipped_surrogate(ratio_T: Tensor, low_T: Tensor, high_T: Tensor, advantage_T: Tensor) -> Term:
-    """`−min(ρA, clip(ρ, low, high)·A)`; bounds are inclusive: on the edge the gradient is whole."""
+def clipped_surrogate(
+    ratio_T: Tensor, low_T: Tensor, high_T: Tensor, advantage_T: Tensor, dual_clip: float | None = None
+) -> Term:
+    """`−min(ρA, clip(ρ, low, high)·A)`; with a dual clip c, where A < 0, `−max(min(ρA, clip(ρ)·A), c·A)`.
+
+    Bounds are inclusive: on the edge the gradient is whole. (Ye et al., arXiv 1912.09729, for the dual clip)
+    """
     silenced_T = ((advantage_T > 0) & (ratio_T > high_T)) | ((advantage_T < 0) & (ratio_T < low_T))
     bound_T = torch.where(advantage_T > 0, high_T, low_T)
+    if dual_clip is not None:
+        beyond_T = (advantage_T < 0) & (torch.maximum(ratio_T, low_T) > dual_clip)
+        silenced_T, bound_T = silenced_T | beyond_T, bound_T.masked_fill(beyond_T, dual_clip)
     loss_T = -torch.where(silenced_T, bound_T, ratio_T) * advantage_T
     return Term(loss_T, ratio_T.detach().masked_fill(silenced_T, 0.0), silenced_T, ratio_T.detach())
 
 
-def clipped_around_one(ratio_T: Tensor, epsilon_low: float, epsilon_high: float, advantage_T: Tensor) -> Term:
+def clipped_around_one(
+    ratio_T: Tensor, epsilon_low: float, epsilon_high: float, advantage_T: Tensor, dual_clip: float | None
+) -> Term:
     one_T = torch.ones_like(ratio_T)
-    return clipped_surrogate(ratio_T, one_T - epsilon_low, one_T + epsilon_high, advantage_T)
+    return clipped_surrogate(ratio_T, one_T - epsilon_low, one_T + epsilon_high, advantage_T, dual_clip)
 
 
 def weighted_likelihood(tokens: Tokens, weight_T: Tensor) -> Tensor:
@@ -168,21 +178,22 @@ def sft(tokens: Tokens) -> Term:
 # Clipped surrogates.
 
 
-def ppo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
+def ppo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> Term:
     """`−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)`. (Schulman et al., 2017)"""
-    return clipped_around_one(tokens.ratio("token"), epsilon_low, epsilon_high, tokens.advantage_T)
+    return clipped_around_one(tokens.ratio("token"), epsilon_low, epsilon_high, tokens.advantage_T, dual_clip)
 
 
-def off_policy(tokens: Tokens, *, epsilon: float, centre: str, level: str) -> Term:
+def off_policy(tokens: Tokens, *, epsilon: float, centre: str, level: str, dual_clip: float | None = None) -> Term:
     """`−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A)`, ρ' = 1 or π_k/α. (Mroueh et al., section 4)"""
     ratio_T = tokens.ratio(level)
     centre_T = torch.ones_like(ratio_T) if centre == "one" else tokens.proximal_ratio(level).detach()
-    return clipped_surrogate(ratio_T, (centre_T - epsilon).clamp_min(0), centre_T + epsilon, tokens.advantage_T)
+    low_T, high_T = (centre_T - epsilon).clamp_min(0), centre_T + epsilon
+    return clipped_surrogate(ratio_T, low_T, high_T, tokens.advantage_T, dual_clip)
 
 
-def gspo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
+def gspo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> Term:
     """`−min(sA, clip(s)·A)`, s = exp(mean_t(ℓ−b)) of the response, gradient through it. (Zheng et al., 2025)"""
-    return clipped_around_one(tokens.ratio("geometric"), epsilon_low, epsilon_high, tokens.advantage_T)
+    return clipped_around_one(tokens.ratio("geometric"), epsilon_low, epsilon_high, tokens.advantage_T, dual_clip)
 
 
 def cispo(tokens: Tokens, *, cap: float) -> Term:
@@ -198,39 +209,44 @@ def topr(tokens: Tokens, *, level: str) -> Term:
     return Term(weighted_likelihood(tokens, weight_T), weight_T)
 
 
-def decoupled(tokens: Tokens, *, epsilon_low: float, epsilon_high: float) -> Term:
-    """`−sg(q)·min(uA, clip(u)·A)`, u = π_θ/π_k, q = π_k/α. (Hilton et al., 2022)"""
-    return _decoupled(tokens, tokens.proximal_ratio(), epsilon_low, epsilon_high)
+def decoupled(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> Term:
+    """`−sg(q)·min(uA, clip(u)·A)`, u = π_θ/π_k, q = π_k/α. (Hilton et al., 2022) A dual clip bounds u, not q."""
+    return _decoupled(tokens, tokens.proximal_ratio(), epsilon_low, epsilon_high, dual_clip)
 
 
-def tis(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_high: float) -> Term:
-    """`decoupled` with min(q, cap) for q."""
-    return _decoupled(tokens, tokens.proximal_ratio().clamp_max(weight_high), epsilon_low, epsilon_high)
+def tis(
+    tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_high: float, dual_clip: float | None = None
+) -> Term:
+    """`decoupled` with min(q, weight_high) for q."""
+    return _decoupled(tokens, tokens.proximal_ratio().clamp_max(weight_high), epsilon_low, epsilon_high, dual_clip)
 
 
-def mis(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_low: float, weight_high: float) -> Term:
-    """`decoupled` with q where low ≤ q ≤ high, else 0."""
+def mis(
+    tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_low: float, weight_high: float,
+    dual_clip: float | None = None,
+) -> Term:  # fmt: skip
+    """`decoupled` with q where weight_low ≤ q ≤ weight_high, else 0. (IcePop)"""
     q_T = tokens.proximal_ratio().detach()
     outside_T = (q_T < weight_low) | (q_T > weight_high)
-    term = _decoupled(tokens, q_T.masked_fill(outside_T, 0.0), epsilon_low, epsilon_high)
+    term = _decoupled(tokens, q_T.masked_fill(outside_T, 0.0), epsilon_low, epsilon_high, dual_clip)
     assert term.silenced_T is not None and term.ratio_T is not None
     judged_T = torch.where(outside_T, q_T, term.ratio_T)
     return Term(term.loss_T, term.weight_T, term.silenced_T | outside_T, judged_T)
 
 
-def _decoupled(tokens: Tokens, q_T: Tensor, epsilon_low: float, epsilon_high: float) -> Term:
+def _decoupled(tokens: Tokens, q_T: Tensor, epsilon_low: float, epsilon_high: float, dual_clip: float | None) -> Term:
     q_T = q_T.detach()
     u_T = bounded_exp(tokens.logp_T - tokens.proximal_logp_T)
-    term = clipped_around_one(u_T, epsilon_low, epsilon_high, tokens.advantage_T)
+    term = clipped_around_one(u_T, epsilon_low, epsilon_high, tokens.advantage_T, dual_clip)
     assert term.weight_T is not None
     return Term(q_T * term.loss_T, q_T * term.weight_T, term.silenced_T, term.ratio_T)
 
 
-def m2po(tokens: Tokens, *, second_moment: float) -> Term:
+def m2po(tokens: Tokens, *, second_moment: float, dual_clip: float | None = None) -> Term:
     """`−ρA` but for tokens driven further from α whose (log ρ)² lies beyond the minibatch's threshold."""
     assert tokens.statistic is not None, "the threshold is taken over the minibatch"
     dropped_T = _driven_away(tokens) & (tokens.log_ratio_T.detach().square() > tokens.statistic)
-    return _masked_surrogate(tokens, dropped_T)
+    return _masked_surrogate(tokens, dropped_T, dual_clip)
 
 
 def second_moment_threshold(tokens: Tokens, *, second_moment: float) -> Tensor:
@@ -247,10 +263,10 @@ def second_moment_threshold(tokens: Tokens, *, second_moment: float) -> Tensor:
     return (edges[kept] + edges[kept + 1]) / 2
 
 
-def dppo(tokens: Tokens, *, tolerance: float) -> Term:
+def dppo(tokens: Tokens, *, tolerance: float, dual_clip: float | None = None) -> Term:
     """`−ρA` but for tokens driven further from α whose probability moved by more than the tolerance."""
     moved_T = (bounded_exp(tokens.logp_T.detach()) - bounded_exp(tokens.behaviour_logp_T)).abs()
-    return _masked_surrogate(tokens, (moved_T > tolerance) & _driven_away(tokens))
+    return _masked_surrogate(tokens, (moved_T > tolerance) & _driven_away(tokens), dual_clip)
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> Term:
@@ -268,11 +284,15 @@ def _driven_away(tokens: Tokens) -> Tensor:
     return ((advantage_T > 0) & (log_ratio_T > 0)) | ((advantage_T < 0) & (log_ratio_T < 0))
 
 
-def _masked_surrogate(tokens: Tokens, masked_T: Tensor) -> Term:
-    """`−ρA`, 0 where masked."""
+def _masked_surrogate(tokens: Tokens, masked_T: Tensor, dual_clip: float | None) -> Term:
+    """`−ρA`, 0 where masked; with a dual clip c, where A < 0, `−max(ρA, c·A)`."""
     ratio_T = tokens.ratio("token")
-    kept_T = ratio_T.masked_fill(masked_T, 0.0)
-    return Term(-kept_T * tokens.advantage_T, kept_T.detach(), masked_T, ratio_T.detach())
+    kept_T, silenced_T = ratio_T.masked_fill(masked_T, 0.0), masked_T
+    if dual_clip is not None:
+        beyond_T = (tokens.advantage_T < 0) & (kept_T > dual_clip)
+        kept_T, silenced_T = kept_T.masked_fill(beyond_T, dual_clip), masked_T | beyond_T
+    weight_T = ratio_T.detach().masked_fill(silenced_T, 0.0)
+    return Term(-kept_T * tokens.advantage_T, weight_T, silenced_T, ratio_T.detach())
 
 
 TERMS: dict[str, Callable[..., Term]] = {

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from solera.config import load
+from solera.config import load_resolved
 from solera.errors import SoleraError
 from solera.files import write_whole
 from solera.sweep.plan import Plan, PlannedRun
@@ -58,7 +58,7 @@ def refuse_changed(plan: Plan) -> None:
     for run in plan.runs():
         if not (run.folder / "config.toml").exists():
             continue
-        made = load(run.folder / "config.toml")
+        made = load_resolved(run.folder / "config.toml")
         for room in dataclasses.fields(made):
             before, now = getattr(made, room.name), getattr(run.config, room.name)
             for field in dataclasses.fields(before):

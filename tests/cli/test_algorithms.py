@@ -26,6 +26,15 @@ def test_shows_one_with_its_formula_and_fields():
     assert "did you mean rec_ring" in wrong.stderr
 
 
+def test_shows_fields_that_act_once_they_are_set():
+    shown = solera("algorithms", "grpo").stdout
+    assert "\n  whiten_epsilon = 1e-08\n" in shown
+    assert "\n  dual_clip is unset\n" in shown
+    assert "ref_period is unset" not in shown
+    assert "\n  ref_period is unset\n" in solera("algorithms", "opmd_kimi").stdout
+    assert "dual_clip" not in solera("algorithms", "cispo").stdout
+
+
 def test_a_terminal_without_greek_gets_its_names():
     done = solera("algorithms", "grpo", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr

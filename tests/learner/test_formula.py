@@ -37,7 +37,7 @@ def advantages(group: Group, name: str) -> dict[int, float]:
         return {}
     mean = sum(rewards) / len(rewards)
     variance = sum((r - mean) ** 2 for r in rewards) / len(rewards)
-    scale = math.sqrt(variance + 1e-4) if name == "whiten" else 1.0
+    scale = math.sqrt(variance + 1e-8) if name == "whiten" else 1.0
     return {r.id: (r.reward - mean) / scale for r in graded}
 
 

@@ -79,12 +79,20 @@ def q_sequence(response: Response, options: dict[str, Any]) -> float:
 Term = tuple[Tensor, bool]
 
 
-def surrogate(ratio: Tensor, low: float, high: float, A: float) -> Term:
+def surrogate(ratio: Tensor, low: float, high: float, A: float, options: dict[str, Any]) -> Term:
     """−min(ratio·A, clip(ratio, low, high)·A): a constant where the clip acts."""
     clipped = min(max(ratio.item(), low), high)
     if clipped * A < ratio.item() * A:
-        return number(-clipped * A), True
-    return -ratio * A, False
+        return dual_clipped((number(-clipped * A), True), A, options)
+    return dual_clipped((-ratio * A, False), A, options)
+
+
+def dual_clipped(term: Term, A: float, options: dict[str, Any]) -> Term:
+    """Where A < 0 the term is at least c·A before its sign: a loss of at most −c·A, a constant where that binds."""
+    c = options["dual_clip"]
+    if c is None or A >= 0 or -term[0].item() >= c * A:
+        return term
+    return number(-c * A), True
 
 
 def rec_keeps(ratio: float, A: float, options: dict[str, Any]) -> bool:
@@ -147,7 +155,7 @@ def off_policy(member: Member, t: int, options: dict[str, Any]) -> Term:
         ratio = w(response, options)
         centre = q_sequence(response, options) if options["centre"] == "proximal" else 1.0
     epsilon = options["epsilon"]
-    return surrogate(ratio, max(centre - epsilon, 0.0), centre + epsilon, member.advantage)
+    return surrogate(ratio, max(centre - epsilon, 0.0), centre + epsilon, member.advantage, options)
 
 
 def topr(member: Member, t: int, options: dict[str, Any]) -> Term:
@@ -168,7 +176,7 @@ def decoupled(member: Member, t: int, options: dict[str, Any]) -> Term:
         zeroed = not options["weight_low"] <= weight <= options["weight_high"]
         weight = 0.0 if zeroed else weight
     low, high = 1 - options["epsilon_low"], 1 + options["epsilon_high"]
-    loss, clipped = surrogate(u(member.response, t), low, high, member.advantage)
+    loss, clipped = surrogate(u(member.response, t), low, high, member.advantage, options)
     return weight * loss, zeroed or clipped
 
 
@@ -194,7 +202,7 @@ def m2po(member: Member, t: int, bound: float, options: dict[str, Any]) -> Term:
     square = log_rho(member.response, t, options).item() ** 2
     if carries_further(member.advantage, ratio.item()) and square > bound:
         return number(0.0), True
-    return -ratio * member.advantage, False
+    return dual_clipped((-ratio * member.advantage, False), member.advantage, options)
 
 
 def dppo(member: Member, t: int, options: dict[str, Any]) -> Term:
@@ -204,7 +212,7 @@ def dppo(member: Member, t: int, options: dict[str, Any]) -> Term:
     then = exp_clamped(number(behaviour(response, t, options))).item()
     if abs(now - then) > options["tolerance"] and carries_further(member.advantage, ratio.item()):
         return number(0.0), True
-    return -ratio * member.advantage, False
+    return dual_clipped((-ratio * member.advantage, False), member.advantage, options)
 
 
 def sapo(member: Member, t: int, options: dict[str, Any]) -> Term:
@@ -221,11 +229,11 @@ def policy_term(  # noqa: PLR0911
     if term == "rec":
         return rec(member, t, temperature, options)
     if term == "ppo":
-        return surrogate(rho(response, t, options), low, high, A)
+        return surrogate(rho(response, t, options), low, high, A, options)
     if term == "off_policy":
         return off_policy(member, t, options)
     if term == "gspo":
-        return surrogate(s(response, options), low, high, A)
+        return surrogate(s(response, options), low, high, A, options)
     if term == "cispo":
         return -min(rho(response, t, options).item(), options["cap"]) * A * response.logp[t], False
     if term == "topr":

@@ -76,7 +76,7 @@ def advantages(rewards: list[float], options: dict[str, Any]) -> list[float]:  #
     if kind == "mean":
         return [r - mean for r in rewards]
     if kind == "whiten":
-        return [(r - mean) / math.sqrt(var + 1e-4) for r in rewards]
+        return [(r - mean) / math.sqrt(var + options["whiten_epsilon"]) for r in rewards]
     if kind == "whiten_bessel":
         return [(r - mean) / (math.sqrt(var * G / (G - 1)) + 1e-4) for r in rewards]
     if kind == "leave_one_out":

@@ -4,6 +4,8 @@ from typing import Any
 
 SHARED: dict[str, Any] = {
     "advantage_tau": 1.0,
+    "whiten_epsilon": 1e-8,
+    "dual_clip": None,
     "delta": -0.1,
     "epsilon": 0.2,
     "epsilon_low": 0.2,

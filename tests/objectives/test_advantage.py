@@ -1,11 +1,12 @@
 """Advantages against numbers worked out by hand."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from solera.config import AdvantageName
+from solera.config import AdvantageName, ObjectiveConfig
 from solera.objectives.advantage import (
     ADVANTAGES,
     leave_one_out,
@@ -18,6 +19,8 @@ from solera.objectives.advantage import (
     whiten_bessel,
     zero_variance,
 )
+from solera.objectives.objective import compose
+from solera.objectives.table import resolve
 
 REWARD_B = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 5.0], dtype=torch.float64)
 GROUP_B = torch.tensor([0, 0, 1, 0, 0, 1])  # group 0: 1 0 0 0, group 1: 5 5
@@ -29,9 +32,31 @@ def test_mean_subtracts_the_groups_own_mean():
 
 def test_whiten_divides_by_the_population_deviation():
     # Group 0: mean 1/4, variance (9/16 + 3/16)/4 = 3/16.
-    deviation = math.sqrt(3 / 16 + 1e-4)
-    expected = [0.75 / deviation, -0.25 / deviation, 0.0, -0.25 / deviation, -0.25 / deviation, 0.0]
-    assert whiten(REWARD_B, GROUP_B, 2).tolist() == pytest.approx(expected, abs=1e-15)
+    for epsilon in (1e-8, 1e-4, 1 / 16):
+        deviation = math.sqrt(3 / 16 + epsilon)
+        expected = [0.75 / deviation, -0.25 / deviation, 0.0, -0.25 / deviation, -0.25 / deviation, 0.0]
+        found = whiten(REWARD_B, GROUP_B, 2, whiten_epsilon=epsilon)
+        assert found.tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def test_whitened_rewards_have_no_scale():
+    # Three of eight are right: mean 3/8, variance 15/64, so that A = (5/8)/√(15/64) = 5/√15 of a right answer.
+    reward_B = torch.tensor([1.0] * 3 + [0.0] * 5, dtype=torch.float64)
+    group_B = torch.zeros(8, dtype=torch.int64)
+    advantage = compose(resolve(ObjectiveConfig("grpo"))).advantage
+    for scale in (1.0, 0.01, 1000.0):
+        assert advantage(scale * reward_B, group_B, 1)[0].item() == pytest.approx(5 / math.sqrt(15), rel=3e-4)
+    # With 1e-4 the standard deviation has a floor of 0.01: 0.00625/√(0.0001·15/64 + 0.0001) = 0.625/√(79/64).
+    floored = compose(resolve(ObjectiveConfig("grpo", whiten_epsilon=1e-4))).advantage
+    assert floored(0.01 * reward_B, group_B, 1)[0].item() == pytest.approx(0.625 / math.sqrt(79 / 64))
+
+
+def test_equal_rewards_have_no_advantage_whatever_their_mean_is_rounded_to():
+    for epsilon in (1e-12, 1e-8):
+        for value in (0.1, 0.7, 1 / 3, 123.4):
+            reward_B = torch.full((7,), value, dtype=torch.float64)
+            found = whiten(reward_B, torch.zeros(7, dtype=torch.int64), 1, whiten_epsilon=epsilon)
+            assert found.abs().max() < 1e-6
 
 
 def test_the_other_baselines():
@@ -50,7 +75,7 @@ def test_the_other_baselines():
 
 def test_a_group_of_one_has_no_advantage_where_the_baseline_is_its_own():
     lone = torch.tensor([3.0], dtype=torch.float64), torch.tensor([0]), 1
-    for advantage in (mean, whiten, whiten_bessel, leave_one_out):
+    for advantage in (mean, partial(whiten, whiten_epsilon=1e-8), whiten_bessel, leave_one_out):
         assert advantage(*lone).item() == 0.0
     assert logavgexp(*lone, advantage_tau=0.7).item() == pytest.approx(0.0, abs=1e-15)
     assert shifted(*lone, delta=-0.1).item() == pytest.approx(0.1)
@@ -85,7 +110,7 @@ def test_advantages_of_a_group_sum_to_zero_and_do_not_depend_on_the_order_of_row
     reward_B = torch.rand(40, generator=generator, dtype=torch.float64)
     group_B = torch.randint(0, 7, (40,), generator=generator)
     order = torch.randperm(40, generator=generator)
-    for advantage in (mean, whiten, whiten_bessel, leave_one_out):
+    for advantage in (mean, partial(whiten, whiten_epsilon=1e-8), whiten_bessel, leave_one_out):
         advantage_B = advantage(reward_B, group_B, 7)
         for p in range(7):
             assert abs(advantage_B[group_B == p].sum().item()) < 1e-12

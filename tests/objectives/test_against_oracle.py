@@ -16,6 +16,7 @@ Options = dict[str, Any]
 WITHOUT_TOKENS = ("opmd_kimi", "opmd_pairwise")
 REC = [name for name, row in TABLE.items() if row["term"] == "rec"]
 BANDED = ("ppo", "gspo", "decoupled", "tis", "mis")
+DUAL_CLIPPED = (*BANDED, "off_policy", "m2po", "dppo")
 NEEDS_NO_BEHAVIOUR = [
     "reinforce", "rloo", "red_drop", "red_weight", "red_weight_adaptive", "opmd", "asymre", "sft", *WITHOUT_TOKENS,
 ]  # fmt: skip
@@ -44,6 +45,8 @@ OWN: dict[str, list[Options]] = {
 def advantages() -> list[Options]:
     names = ("mean", "whiten", "whiten_bessel", "leave_one_out", "logavgexp")
     return [{"advantage": name} for name in names] + [
+        {"advantage": "whiten", "whiten_epsilon": 1e-4},
+        {"advantage": "whiten", "whiten_epsilon": 0.5},
         {"advantage": "logavgexp", "advantage_tau": 0.3},
         {"advantage": "raw", "zero_variance_mask": False},
         {"advantage": "shifted", "zero_variance_mask": False},
@@ -106,6 +109,8 @@ def combinations(name: str) -> list[Options]:
         found += of_rec(name)
     if name == "red_drop":
         found += of_red_drop()
+    if term in DUAL_CLIPPED:
+        found += [{"dual_clip": c} for c in (1.05, 3.0)]
     if term in BANDED or (name in REC and TABLE[name].get("clip")):
         found += [{"epsilon_low": 0.3, "epsilon_high": 0.5}]
     return found
@@ -142,6 +147,27 @@ def test_bounds_are_inclusive(name: str) -> None:
         bounds = edges if options.get("clip") == "ring" else band
         for seed in range(4):
             assert_agree(name, batches.edges(seed), seed, f"edges, seed {seed}", **options, **bounds)
+
+
+@pytest.mark.parametrize("kind", ["plain", "stale", "huge", "edges", "on_policy"])
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row["term"] in DUAL_CLIPPED])
+def test_dual_clip(name: str, kind: str) -> None:
+    batch = batches.KINDS[kind]
+    variants: list[Options] = [{}, {"advantage": "mean"}, {"beta": 0.3, "aggregation": "token_mean"}]
+    if name == "off_policy_grpo":
+        variants += [{"centre": "proximal"}, {"level": "sequence"}, {"level": "sequence", "centre": "proximal"}]
+    for seed, options in enumerate(variants):
+        for c in (1.0001, 1.5, 3.0, 1e6):
+            assert_agree(name, batch(seed), seed, f"{kind}, seed {seed}", dual_clip=c, **options)
+
+
+@pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row["term"] in BANDED])
+def test_the_bound_of_the_dual_clip_is_inclusive(name: str) -> None:
+    edges = batches.edge_options()
+    band = {"epsilon_low": edges["epsilon_low"], "epsilon_high": edges["epsilon_high"]}
+    for seed in range(4):
+        for c in (1 + edges["epsilon_high"], 1 + edges["ring_high"]):
+            assert_agree(name, batches.edges(seed), seed, f"edges, seed {seed}", dual_clip=c, **band)
 
 
 @pytest.mark.parametrize("advantage", ["mean", "whiten", "whiten_bessel", "leave_one_out", "logavgexp"])

@@ -10,7 +10,7 @@ from tests.objectives.oracle_groups import advantages
 from tests.objectives.oracle_names import SHARED
 
 LN2 = math.log(2.0)
-WHITE = 0.5 / math.sqrt(0.25 + 1e-4)  # the whitened advantage of one success and one failure
+WHITE = 0.5 / math.sqrt(0.25 + 1e-8)  # the whitened advantage of one success and one failure
 
 
 def response(reward, logp, log_ratio=None, log_q=None, d=None, uniform=0.5, entropy=None) -> oracle.Response:
@@ -53,6 +53,13 @@ BY_HAND = [
     ("reinforce", {"aggregation": "fixed_length"}, 1 / 16),
     ("rloo", {}, 2 / 3),
     ("grpo", {}, ((-1.2 - 0.5) / 2 + 4) * WHITE / 2),
+    ("grpo", {"whiten_epsilon": 0.75}, ((-1.2 - 0.5) / 2 + 4) * 0.5 / 2),
+    ("grpo", {"dual_clip": 3.0}, ((-1.2 - 0.5) / 2 + 3) * WHITE / 2),
+    ("off_policy_grpo", {"dual_clip": 3.0, "centre": "proximal"}, ((-2 - 0.5) / 2 + 3) * WHITE / 2),
+    ("gspo", {"dual_clip": 3.0}, (-1 + 3) * WHITE / 2),
+    ("decoupled", {"dual_clip": 3.0}, (-2.5 * 0.8 - 0.5 + 3) * WHITE / 3),
+    ("m2po", {"dual_clip": 3.0}, (-0.5 + 3) * WHITE / 3),
+    ("dppo", {"dual_clip": 5.0}, (-0.5 + 4) * WHITE / 3),
     ("dapo", {}, (-1.28 - 0.5 + 4) * WHITE / 3),
     ("dr_grpo", {}, (-1.2 - 0.5 + 4) * 0.5 / 16),
     ("off_policy_grpo", {}, ((-1.2 - 0.5) / 2 + 4) * WHITE / 2),
@@ -220,7 +227,7 @@ def test_advantages():
     log_mean = math.log((1 + 2 * math.e + math.e**2) / 4)
     for kind, first in {
         "mean": -1.0,
-        "whiten": -1 / math.sqrt(0.5001),
+        "whiten": -1 / math.sqrt(0.50000001),
         "whiten_bessel": -1 / (math.sqrt(2 / 3) + 1e-4),
         "leave_one_out": -4 / 3,
         "logavgexp": -log_mean,

@@ -1,5 +1,7 @@
 """The table of names: defaults from one place, and refusals that say what to change."""
 
+import dataclasses
+import re
 import runpy
 from pathlib import Path
 
@@ -18,7 +20,8 @@ from solera.config import (
 )
 from solera.errors import SoleraError
 from solera.objectives.objective import compose
-from solera.objectives.table import TABLE, notices, resolve, resolve_config
+from solera.objectives.peers import PEER_FIELDS, PEER_NAMES
+from solera.objectives.table import TABLE, notices, optional, resolve, resolve_config
 
 
 def test_unset_fields_come_from_the_row():
@@ -123,12 +126,85 @@ def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
         (ObjectiveConfig("rec_ring_is", ring_low=0.1), "at least epsilon_low"),
         (ObjectiveConfig("grpo", keep_denominator=True), "acts with objective.drop = random or worst only"),
         (ObjectiveConfig("mis", weight_low=3.0), "below weight_high"),
+        (ObjectiveConfig("grpo", whiten_epsilon=0.0), "whiten_epsilon is 0.0; it must be at least 1e-12"),
+        (ObjectiveConfig("grpo", whiten_epsilon=-1e-8), "at least 1e-12"),
+        (ObjectiveConfig("dr_grpo", whiten_epsilon=1e-8), "acts with objective.advantage = whiten only: remove it"),
+        (ObjectiveConfig("grpo", advantage="whiten_bessel", whiten_epsilon=1e-8), "advantage = whiten only"),
+        (ObjectiveConfig("sft", whiten_epsilon=1e-8), "whiten_epsilon is not used by sft: remove it"),
+        *((ObjectiveConfig("grpo", dual_clip=c), f"dual_clip is {c}; it must be above 1") for c in (1.0, 0.5, -3.0)),
+        (ObjectiveConfig("cispo", dual_clip=3.0), r"not used by cispo: remove it; objective.cap bounds its ratios"),
+        (ObjectiveConfig("sapo", dual_clip=3.0), "not used by sapo: remove it; its gate bounds large ratios"),
+        (ObjectiveConfig("topr", dual_clip=3.0), "not used by topr: remove it; its weights are at most 1"),
+        *(
+            (ObjectiveConfig(name, dual_clip=3.0), f'not used by {name}: set objective.clip = "two_side"')
+            for name in ("reinforce", "rec_oneside_is", "rec_ring_nois_wide", "red_drop")
+        ),
+        *(
+            (ObjectiveConfig(name, dual_clip=3.0), f"objective.dual_clip is not used by {name}: remove it")
+            for name in ("opmd", "opmd_kimi", "opmd_pairwise", "sft")
+        ),
     ],
 )
 def test_what_cannot_act_is_refused_in_one_line(config, says):
     with pytest.raises(SoleraError, match=says) as refusal:
         resolve(config)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("ppo", "use grpo"), ("PPO", "use grpo"), ("vanilla", 'grpo with aggregation = "token_mean" and dual_clip = 3'),
+        ("bnpo", 'grpo with aggregation = "token_mean"'), ("gpg", "is reinforce"), ("rec", "or one of rec_"),
+        ("icepop", "mis with weight_low = 0.5 and weight_high = 5"), ("IcePop", "mis with weight_low"),
+        ("dro", "opmd_k2 with regulariser_weight = dro_beta / 2"), ("luspo", 'gspo with aggregation = "sequence_sum"'),
+        ("GRPO", "did you mean grpo"), ("dr-grpo", "did you mean dr_grpo"), ("quux", "there is no such objective"),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_library_is_answered_with_ours(name, says):
+    with pytest.raises(SoleraError) as refusal:
+        resolve(ObjectiveConfig(name))
+    assert str(refusal.value).startswith(f"objective.name is {name!r}; ")
+    assert says in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("cispo", {"epsilon_high": 0.28}, "set objective.cap"), ("cispo", {"epsilon": 0.2}, "set objective.cap"),
+        ("cispo", {"epsilon_low": 0.2}, "no lower bound"), ("tis", {"cap": 2.0}, "set objective.weight_high"),
+        ("mis", {"cap": 2.0}, "set objective.weight_high"), ("decoupled", {"cap": 2.0}, "choose tis"),
+        ("dppo", {"epsilon_low": 0.2}, "set objective.tolerance"), ("grpo", {"delta": 4.0}, "objective.dual_clip"),
+        ("dapo", {"delta": 4.0}, "objective.dual_clip"), ("gspo", {"delta": 4.0}, "objective.dual_clip"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_library_is_answered_with_ours(name, fields, says):
+    with pytest.raises(SoleraError) as refusal:
+        resolve(ObjectiveConfig(name, **fields))
+    assert str(refusal.value).startswith(f"objective.{next(iter(fields))} is not used by {name}: ")
+    assert says in str(refusal.value)
+
+
+def test_what_the_answers_name_exists():
+    fields = {field.name for field in dataclasses.fields(ObjectiveConfig)}
+    for name, answer in PEER_NAMES.items():
+        assert name not in TABLE
+        assert set(re.findall(r"(\w+) = ", answer)) <= fields
+    for (term, field), answer in PEER_FIELDS.items():
+        assert term in {row.term for row in TABLE.values()}
+        assert field in fields
+        assert set(re.findall(r"objective\.(\w+)", answer)) <= fields
+
+
+def test_a_dual_clip_is_off_unless_set():
+    names = {name for name in TABLE if "dual_clip" in optional(resolve(ObjectiveConfig(name)))}
+    assert names == {
+        "grpo", "dapo", "dr_grpo", "off_policy_grpo", "gspo", "decoupled", "tis", "mis", "m2po", "dppo",
+    }  # fmt: skip
+    for name in names:
+        assert resolve(ObjectiveConfig(name)).dual_clip is None
+        assert resolve(ObjectiveConfig(name, dual_clip=3.0)).dual_clip == 3.0
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,26 @@ def test_clip_fraction_counts_silenced_tokens_among_those_with_an_advantage():
     assert (account + account).metrics() == pytest.approx(expected)
 
 
+def test_a_dual_clip_silences_a_huge_ratio_of_negative_advantage():
+    # log ρ = 25 counts as 20. Without the bound that token's gradient is e²⁰ = 4.9e8; with it 0, and its loss is 3.
+    zeros = torch.zeros(4, dtype=torch.float64)
+    logp_T = torch.tensor([25.0, 25.0, 0.5, -25.0], dtype=torch.float64, requires_grad=True)
+    tokens = Tokens(logp_T, zeros, zeros, zeros, torch.arange(4), single_tokens([-1.0, 1.0, -1.0, -1.0]))
+    plain = ppo(tokens, epsilon_low=0.2, epsilon_high=0.2)
+    plain.loss_T.sum().backward()
+    assert logp_T.grad.tolist() == pytest.approx([math.exp(20), 0.0, math.exp(0.5), 0.0])
+    logp_T.grad = None
+    bounded = ppo(tokens, epsilon_low=0.2, epsilon_high=0.2, dual_clip=3.0)
+    bounded.loss_T.sum().backward()
+    assert bounded.loss_T.tolist() == pytest.approx([3.0, -1.2, math.exp(0.5), 0.8])
+    assert logp_T.grad.tolist() == pytest.approx([0.0, 0.0, math.exp(0.5), 0.0])
+    metrics = compose(resolve(ObjectiveConfig("grpo", dual_clip=3.0))).loss(tokens)[1].metrics()
+    expected = {
+        "clip/fraction": 3 / 4, "clip/high": 2 / 4, "clip/low": 1 / 4, "clip/positive": 1.0, "clip/negative": 2 / 3,
+    }  # fmt: skip
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+
+
 def test_every_name_of_the_config_has_a_function():
     assert set(KL_ESTIMATORS) == set(KLName.__args__)
     assert set(AGGREGATIONS) == set(AggregationName.__args__)

@@ -1,0 +1,45 @@
+"""Names and fields that users of other libraries type, and what to use in Solera instead. No torch.
+
+`docs/coming-from.md` has the whole of it.
+"""
+
+from collections.abc import Mapping
+
+PEER_NAMES: Mapping[str, str] = {
+    "ppo": "use grpo: PPO's clipped loss, with the rewards of a group in place of a critic",
+    "vanilla": 'verl\'s vanilla loss is grpo with aggregation = "token_mean" and dual_clip = 3',
+    "bnpo": 'TRL\'s bnpo is grpo with aggregation = "token_mean"',
+    "luspo": 'TRL\'s luspo is gspo with aggregation = "sequence_sum"',
+    "vespo": "TRL's vespo is not here; topr and gspo weigh whole responses too",
+    "gpg": "verl's gpg is reinforce: no ratio and no clip",
+    "dro": "verl's dro is opmd_k2 with regulariser_weight = dro_beta / 2",
+    "icepop": "IcePop is mis with weight_low = 0.5 and weight_high = 5",
+    "dppo_tv": "verl's dppo_tv is dppo with tolerance = clip_ratio",
+    "rec": "use reinforce, which has no clip, or one of rec_{oneside,twoside,ring}_{is,nois}",
+    "importance_sampling": 'Trinity-RFT\'s importance_sampling is reinforce with weight = "importance"',
+    "raft": "Trinity-RFT's raft is sft, which imitates the responses whose reward reaches objective.threshold",
+    "default": (
+        'prime-rl\'s default loss is dppo with advantage = "mean", tolerance = 0.2, regulariser = "k2_token" and '
+        "regulariser_weight = 0.001"
+    ),
+}
+"""What an objective of another library is called here, by the name it has there."""
+
+CISPO_CAP = "set objective.cap, the largest ratio: TRL's epsilon_high as it is, 1 + clip_ratio_high of verl"
+DPPO_TOLERANCE = "set objective.tolerance, the largest change of a token's probability (verl's clip_ratio)"
+TRL_DELTA = "TRL's delta is objective.dual_clip (objective.delta shifts the advantage `shifted`)"
+PEER_FIELDS: Mapping[tuple[str, str], str] = {
+    ("cispo", "epsilon"): CISPO_CAP,
+    ("cispo", "epsilon_high"): CISPO_CAP,
+    ("cispo", "epsilon_low"): "remove it; its ratios have no lower bound",
+    ("cispo", "dual_clip"): "remove it; objective.cap bounds its ratios",
+    ("tis", "cap"): "set objective.weight_high, the largest weight",
+    ("mis", "cap"): "set objective.weight_high, above which a weight counts as 0",
+    ("decoupled", "cap"): "choose tis, whose objective.weight_high bounds the weight",
+    **{("dppo", name): DPPO_TOLERANCE for name in ("epsilon", "epsilon_low", "epsilon_high")},
+    ("topr", "dual_clip"): "remove it; its weights are at most 1",
+    ("sapo", "dual_clip"): "remove it; its gate bounds large ratios",
+    ("rec", "dual_clip"): 'set objective.clip = "two_side", which leaves out large ratios of either advantage',
+    **{(term, "delta"): TRL_DELTA for term in ("ppo", "gspo", "off_policy", "decoupled", "tis", "mis")},
+}
+"""What to do about a field that a term does not use, by term and field."""
