@@ -70,8 +70,9 @@ def trl_advantage(generation: Generation, scale_rewards: str) -> Tensor:
 
 
 def trl_token_loss(
-    generation: Generation, loss_type: str, level: str, advantage_B: Tensor, beta: float, bias_correction: bool
-) -> Tensor:
+    generation: Generation, loss_type: str, level: str, advantage_B: Tensor, beta: float, bias_correction: bool,
+    delta: float | None,
+) -> Tensor:  # fmt: skip
     """The loss of each token, or of each response where ratios are of whole responses. `[B, T]` or `[B, 1]`"""
     advantage_B1, mask_BT = advantage_B[:, None], generation.mask_BT.double()
     log_ratio_BT = generation.logp_BT - generation.old_logp_BT
@@ -85,7 +86,8 @@ def trl_token_loss(
         loss_BT = -torch.sigmoid(tau_B1 * (ratio_BT - 1)) * 4 / tau_B1 * advantage_B1
     else:
         clipped_BT = ratio_BT.clamp(1 - EPSILON, 1 + EPSILON_HIGH)
-        loss_BT = -torch.min(ratio_BT * advantage_B1, clipped_BT * advantage_B1)
+        bounded_BT = ratio_BT if delta is None else ratio_BT.clamp(max=delta)
+        loss_BT = -torch.min(bounded_BT * advantage_B1, clipped_BT * advantage_B1)
     if beta:
         d_BT = generation.ref_logp_BT - generation.logp_BT
         kl_BT = d_BT.exp() - d_BT - 1
@@ -95,11 +97,11 @@ def trl_token_loss(
 
 def trl_loss(
     generation: Generation, loss_type: str, *, level: str = "token", scale_rewards: str = "group", beta: float = 0.0,
-    bias_correction: bool = True, micro_batches: int = 1,
+    bias_correction: bool = True, micro_batches: int = 1, delta: float | None = None,
 ) -> Tensor:  # fmt: skip
     """One optimiser step with `steps_per_generation = gradient_accumulation_steps = micro_batches`."""
     advantage_B = trl_advantage(generation, scale_rewards)
-    loss_BT = trl_token_loss(generation, loss_type, level, advantage_B, beta, bias_correction)
+    loss_BT = trl_token_loss(generation, loss_type, level, advantage_B, beta, bias_correction, delta)
     mask_BT = generation.mask_BT.double()
     total = torch.zeros((), dtype=torch.float64)
     for rows in torch.arange(P * G).chunk(micro_batches):
@@ -186,6 +188,21 @@ def test_kl_to_the_reference(generation, loss_type, bias_correction, kl_weight):
 def test_ratios_of_whole_responses(generation, loss_type, aggregation):
     ours = solera_loss(generation, name="gspo", aggregation=aggregation, **BAND, **BESSEL)
     assert_same(generation, ours, trl_loss(generation, loss_type, level="sequence"))
+
+
+@pytest.mark.parametrize("delta", [1 + EPSILON_HIGH, 1.6, 4.0])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo"])
+def test_delta_is_the_dual_clip(generation, loss_type, delta):
+    ours = solera_loss(generation, **TRANSLATED[loss_type], dual_clip=delta)
+    assert_same(generation, ours, trl_loss(generation, loss_type, delta=delta))
+    ours = solera_loss(generation, **TRANSLATED[loss_type], dual_clip=delta, beta=BETA)
+    assert_same(generation, ours, trl_loss(generation, loss_type, delta=delta, beta=BETA))
+
+
+def test_delta_bounds_ratios_of_whole_responses(generation):
+    delta = 1 + EPSILON_HIGH
+    ours = solera_loss(generation, name="gspo", dual_clip=delta, **BAND, **BESSEL)
+    assert_same(generation, ours, trl_loss(generation, "grpo", level="sequence", delta=delta))
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
