@@ -172,8 +172,8 @@ TABLE: dict[str, Row] = {
     ),
     "m2po": Row(
         "m2po", "whiten", "token_mean",
-        "−ρA on the tokens kept. Candidates, driven away from their author (A > 0 and ρ > 1, or A < 0 and ρ < 1), are "
-        "dropped, largest (log ρ)² first, until its mean over those left is ≤ second_moment",
+        "−ρA, 0 where dropped. Only tokens driven away from their author (A > 0 and ρ > 1, or A < 0 and ρ < 1) can be "
+        "dropped: those of largest (log ρ)², until its mean over the rest of them is ≤ second_moment",
         "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
     ),
     "dppo": Row(

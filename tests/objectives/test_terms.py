@@ -110,6 +110,18 @@ def test_off_policy_with_centre_one_is_ppo_and_with_centre_proximal_where_alpha_
     assert torch.allclose(proximal.loss_T, ppo(on_policy, epsilon_low=0.2, epsilon_high=0.2).loss_T, atol=1e-15)
 
 
+@pytest.mark.parametrize("fields", [{}, {"dual_clip": 1.5}, {"beta": 0.1, "advantage": "mean"}])
+def test_off_policy_grpo_with_its_default_centre_is_grpo_exactly(fields):
+    for seed in range(5):
+        outcomes = []
+        for name in ("grpo", "off_policy_grpo"):
+            tokens = random_tokens(seed, spread=1.5)
+            loss, account = compose(resolve(ObjectiveConfig(name, **fields))).loss(tokens)
+            loss.backward()
+            outcomes.append((loss.item(), tokens.logp_T.grad.tolist(), account.metrics()))
+        assert outcomes[0] == outcomes[1]
+
+
 def test_on_the_edge_of_the_band_the_gradient_is_whole():
     logp_T = torch.zeros(2, dtype=torch.float64, requires_grad=True)
     zeros = torch.zeros(2, dtype=torch.float64)
