@@ -25,21 +25,21 @@ PEER_NAMES: Mapping[str, str] = {
 }
 """What an objective of another library is called here, by the name it has there."""
 
-CISPO_CAP = "set objective.cap, the largest ratio: TRL's epsilon_high as it is, 1 + clip_ratio_high of verl"
-DPPO_TOLERANCE = "set objective.tolerance, the largest change of a token's probability (verl's clip_ratio)"
+CISPO_CAP = "its largest ratio is objective.cap: TRL's epsilon_high as it is, 1 + clip_ratio_high of verl"
+DPPO_TOLERANCE = "its bound is objective.tolerance, the largest change of a token's probability (verl's clip_ratio)"
 TRL_DELTA = "TRL's delta is objective.dual_clip (objective.delta shifts the advantage `shifted`)"
 PEER_FIELDS: Mapping[tuple[str, str], str] = {
     ("cispo", "epsilon"): CISPO_CAP,
     ("cispo", "epsilon_high"): CISPO_CAP,
-    ("cispo", "epsilon_low"): "remove it; its ratios have no lower bound",
-    ("cispo", "dual_clip"): "remove it; objective.cap bounds its ratios",
-    ("tis", "cap"): "set objective.weight_high, the largest weight",
-    ("mis", "cap"): "set objective.weight_high, above which a weight counts as 0",
-    ("decoupled", "cap"): "choose tis, whose objective.weight_high bounds the weight",
+    ("cispo", "epsilon_low"): "its ratios have no lower bound",
+    ("cispo", "dual_clip"): "objective.cap bounds its ratios",
+    ("tis", "cap"): "its largest weight is objective.weight_high",
+    ("mis", "cap"): "its weights count as 0 above objective.weight_high",
+    ("decoupled", "cap"): "tis bounds the weight, by objective.weight_high",
     **{("dppo", name): DPPO_TOLERANCE for name in ("epsilon", "epsilon_low", "epsilon_high")},
-    ("topr", "dual_clip"): "remove it; its weights are at most 1",
-    ("sapo", "dual_clip"): "remove it; its gate bounds large ratios",
-    ("rec", "dual_clip"): 'set objective.clip = "two_side", which leaves out large ratios of either advantage',
+    ("topr", "dual_clip"): "its weights are at most 1",
+    ("sapo", "dual_clip"): "its gate bounds large ratios",
+    ("rec", "dual_clip"): 'objective.clip = "two_side" leaves out large ratios of either advantage',
     **{(term, "delta"): TRL_DELTA for term in ("ppo", "gspo", "off_policy", "decoupled", "tis", "mis")},
 }
-"""What to do about a field that a term does not use, by term and field."""
+"""Why a term does not use a field, and what to use instead, by term and field."""

@@ -26,7 +26,7 @@ from solera.config import (
 )
 from solera.errors import SoleraError
 from solera.objectives.peers import PEER_FIELDS, PEER_NAMES
-from solera.objectives.values import check_values
+from solera.objectives.values import RANGES, check_together
 
 YAO = "Yao et al., arXiv 2509.24203"
 MROUEH = "Mroueh et al., arXiv 2505.22257"
@@ -301,7 +301,7 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
     if name in optional(resolved) or (name == "unknown_behaviour" and needs_behaviour(resolved)):
         return
     if (term, name) in PEER_FIELDS:
-        raise SoleraError(f"objective.{name} is not used by {resolved.name}: {PEER_FIELDS[term, name]}")
+        raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it; {PEER_FIELDS[term, name]}")
     if name in (*KL_FIELDS, *REFERENCE_UPDATES) and "beta" in find(resolved.name).defaults():
         raise SoleraError(f"objective.{name} needs a reference policy: set objective.beta above 0 or remove it")
     for field, choices in PARTS.items():
@@ -330,7 +330,11 @@ def resolve_config(config: Config) -> Config:
 
 
 def _check(c: ObjectiveConfig) -> None:
-    check_values(c)
+    for name, (low, high, wanted) in RANGES.items():
+        value = getattr(c, name)
+        if value is not None and not low <= value <= high:
+            raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
+    check_together(c)
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
     row = find(c.name)

@@ -32,12 +32,8 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
 """Lowest and highest value of a field, both allowed, and how to say so."""
 
 
-def check_values(c: ObjectiveConfig) -> None:
-    """Refuse values that no objective can use, alone or beside each other."""
-    for name, (low, high, wanted) in RANGES.items():
-        value = getattr(c, name)
-        if value is not None and not low <= value <= high:
-            raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
+def check_together(c: ObjectiveConfig) -> None:
+    """Refuse values that cannot stand beside each other, whatever the objective."""
     if c.ref_period is not None and c.ref_ema is not None:
         raise SoleraError("objective.ref_period and objective.ref_ema both move the reference: choose one")
     if c.kl == "k1" and c.kl_weight == "none":

@@ -136,7 +136,7 @@ def test_an_objective_without_a_ratio_does_not_ask_who_wrote_the_data():
         (ObjectiveConfig("sapo", dual_clip=3.0), "not used by sapo: remove it; its gate bounds large ratios"),
         (ObjectiveConfig("topr", dual_clip=3.0), "not used by topr: remove it; its weights are at most 1"),
         *(
-            (ObjectiveConfig(name, dual_clip=3.0), f'not used by {name}: set objective.clip = "two_side"')
+            (ObjectiveConfig(name, dual_clip=3.0), f'not used by {name}: remove it; objective.clip = "two_side"')
             for name in ("reinforce", "rec_oneside_is", "rec_ring_nois_wide", "red_drop")
         ),
         *(
@@ -172,17 +172,17 @@ def test_a_name_of_another_library_is_answered_with_ours(name, says):
 @pytest.mark.parametrize(
     ("name", "fields", "says"),
     [
-        ("cispo", {"epsilon_high": 0.28}, "set objective.cap"), ("cispo", {"epsilon": 0.2}, "set objective.cap"),
-        ("cispo", {"epsilon_low": 0.2}, "no lower bound"), ("tis", {"cap": 2.0}, "set objective.weight_high"),
-        ("mis", {"cap": 2.0}, "set objective.weight_high"), ("decoupled", {"cap": 2.0}, "choose tis"),
-        ("dppo", {"epsilon_low": 0.2}, "set objective.tolerance"), ("grpo", {"delta": 4.0}, "objective.dual_clip"),
+        ("cispo", {"epsilon_high": 0.28}, "its largest ratio is objective.cap"), ("cispo", {"epsilon": 0.2}, "its largest ratio is objective.cap"),
+        ("cispo", {"epsilon_low": 0.2}, "no lower bound"), ("tis", {"cap": 2.0}, "objective.weight_high"),
+        ("mis", {"cap": 2.0}, "objective.weight_high"), ("decoupled", {"cap": 2.0}, "tis bounds the weight"),
+        ("dppo", {"epsilon_low": 0.2}, "its bound is objective.tolerance"), ("grpo", {"delta": 4.0}, "objective.dual_clip"),
         ("dapo", {"delta": 4.0}, "objective.dual_clip"), ("gspo", {"delta": 4.0}, "objective.dual_clip"),
     ],
 )  # fmt: skip
 def test_a_field_of_another_library_is_answered_with_ours(name, fields, says):
     with pytest.raises(SoleraError) as refusal:
         resolve(ObjectiveConfig(name, **fields))
-    assert str(refusal.value).startswith(f"objective.{next(iter(fields))} is not used by {name}: ")
+    assert str(refusal.value).startswith(f"objective.{next(iter(fields))} is not used by {name}: remove it; ")
     assert says in str(refusal.value)
 
 
