@@ -172,10 +172,10 @@ def test_a_name_of_another_library_is_answered_with_ours(name, says):
 @pytest.mark.parametrize(
     ("name", "fields", "says"),
     [
-        ("cispo", {"epsilon_high": 0.28}, "its largest ratio is objective.cap"), ("cispo", {"epsilon": 0.2}, "its largest ratio is objective.cap"),
+        ("cispo", {"epsilon_high": 0.28}, "is objective.cap"), ("cispo", {"epsilon": 0.2}, "is objective.cap"),
         ("cispo", {"epsilon_low": 0.2}, "no lower bound"), ("tis", {"cap": 2.0}, "objective.weight_high"),
         ("mis", {"cap": 2.0}, "objective.weight_high"), ("decoupled", {"cap": 2.0}, "tis bounds the weight"),
-        ("dppo", {"epsilon_low": 0.2}, "its bound is objective.tolerance"), ("grpo", {"delta": 4.0}, "objective.dual_clip"),
+        ("dppo", {"epsilon_low": 0.2}, "is objective.tolerance"), ("grpo", {"delta": 4.0}, "objective.dual_clip"),
         ("dapo", {"delta": 4.0}, "objective.dual_clip"), ("gspo", {"delta": 4.0}, "objective.dual_clip"),
     ],
 )  # fmt: skip
