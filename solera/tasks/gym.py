@@ -1,13 +1,13 @@
 """Every generated task of the package reasoning-gym, with its own graders.
 
-The package runs in other processes only (`judges.py`): some of its graders evaluate what they are given, and what it
+The package runs in other processes only (`judges.py`): some of its graders run an answer as Python code, and what it
 generates depends on the order of sets, which is fixed there. One question in four is held out, by a hash of it alone.
 """
 
 import math
 import re
-from collections.abc import Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import count as count_up
 from typing import Any
@@ -32,6 +32,9 @@ LANES = 2**22
 LONGEST = 10_000
 """Characters of an answer that are graded."""
 _WORDED = re.compile(r"\s*\\(?:text|textbf|mathrm)\s?\{([^{}]*)\}\s*")
+_HARMLESS = re.compile(
+    r"(?:[\w+\-*/%=<>^,:;!?|&~$#)]|\.(?![^\W\d])|(?:^|(?<=[-+*/%=<>^,(|&~]))\()*", re.ASCII
+)  # brackets and dots only where they begin no call and name no attribute
 NONSENSE = "qwxz {["
 NONSENSE_SCORE = 0.5
 """From here on nonsense has passed, and the task's grader is not asked any more."""
@@ -130,10 +133,23 @@ async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -
     if answer is None or len(answer) > LONGEST:
         return 0.0
     try:
-        score = await _gym().judge("score", *problem, answer.strip())
+        score = await _gym().judge("grader", problem, (answer.strip(),), could_be_code(answer))
     except NoVerdictError:
         return 0.0
-    return min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
+    # Code in the answer may have made it up, and of any type.
+    return min(max(score, 0.0), 1.0) if type(score) is float and math.isfinite(score) else 0.0
+
+
+def could_be_code(answer: str) -> bool:
+    """Whether Python, or sympy's parser, could call something when it evaluates the answer.
+
+    It cannot in numbers, words, and brackets that stand first or after an operator: a call has its brackets after a
+    name or an expression. What is not surely harmless could be code.
+
+    >>> [could_be_code(answer) for answer in ("12.5", "(3 + 4) * 2", "A is a knave.", "Q _ _", "exit()", "[x.y]")]
+    [False, False, False, False, True, True]
+    """
+    return not _HARMLESS.fullmatch("".join(answer.split()))
 
 
 def given_answer(text: str, finished: bool) -> str | None:
@@ -190,10 +206,12 @@ def questions(name: str, level: int | None, first: int, count: int) -> list[str]
     return [_entry(name, level, position)["question"] for position in range(first, first + count)]
 
 
-def score(name: str, level: int | None, position: int, answer: str) -> float:
+def grader(name: str, level: int | None, position: int) -> Callable[[str], float]:
+    """The task's own score of an answer to one problem."""
     if _passes_nonsense(name, level, position):
-        return float(answer.casefold() == str(_entry(name, level, position)["answer"]).casefold())
-    return _score(name, level, position, answer)
+        right = str(_entry(name, level, position)["answer"]).casefold()
+        return lambda answer: float(answer.casefold() == right)
+    return partial(_score, name, level, position)
 
 
 @lru_cache(maxsize=4096)

@@ -1,21 +1,41 @@
 """The other side of `judges.py`: a process that answers one question a line. `python -m solera.tasks.judge MODULE`
 
-Whatever a text makes a package do (compute for ever, take all memory, write files, print, kill its parent), it does in
-a child of this process: one that dies is replaced by another in no time, with the packages loaded.
+Some packages evaluate an answer as Python. So a child of this process grades answers, and the child may do nothing but
+compute (`sandbox`). It talks to this process alone. It is killed after an answer that could be code, and where it
+takes too long, dies or talks nonsense. The next child is a fork of this process, with the packages loaded.
 """
 
+import gc
 import importlib
 import json
 import math
-import mmap
 import os
 import resource
+import secrets
+import select
+import signal
 import sys
-from typing import Any, TextIO
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 from solera.errors import one_line
+from solera.tasks.sandbox import confine, python_files, seal
 
 MEMORY = 4 * 2**30
+LARGEST = 2**24
+"""Bytes of a reply."""
+OPEN_FILES = 256
+PATIENCE = 10
+"""A child that waits instead of computing is killed after so many times its limit."""
+TOKEN = 16
+"""Characters before a child's question and its reply."""
+REPLIES = 3
+"""The file that a child replies to."""
+
+Reply = dict[str, Any]
 
 
 def main() -> None:
@@ -27,36 +47,141 @@ def main() -> None:
     except ImportError as error:
         print(json.dumps({"missing": error.name, "why": one_line(error)}), file=replies, flush=True)
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print(json.dumps({"value": None}), file=replies, flush=True)
-    asked = mmap.mmap(-1, 1)  # shared with the child: whether it owes a reply
-    while not _served(module, replies, asked):
-        if asked[0]:
-            print(json.dumps({"error": "it computed for too long, or its process died"}), file=replies, flush=True)
-            asked[0] = 0
+    judge = Judge(module)
+    print(json.dumps({"value": None, "unprotected": _limit()}), file=replies, flush=True)
+    for line in sys.stdin.buffer:
+        print(json.dumps(judge.reply(line)), file=replies, flush=True)
 
 
-def _served(module: Any, replies: TextIO, asked: mmap.mmap) -> bool:
-    """Whether a child has answered everything there was to ask."""
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1] == 0
-    for line in sys.stdin:
-        asked[0] = 1
-        token, function, arguments, seconds = json.loads(line)
-        spent = math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
-        resource.setrlimit(resource.RLIMIT_CPU, (spent + seconds, resource.RLIM_INFINITY))  # beyond it, SIGXCPU
-        reply = json.dumps({"token": token} | _reply(module, function, arguments))
-        asked[0] = 0
-        print(reply, file=replies, flush=True)
-    os._exit(0)
+def _limit() -> list[str]:
+    """Give up what no grader needs. Returns what cannot be given up here."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel ends graders first
+    missing = confine(python_files())
+    for kind, most in (("AS", MEMORY), ("FSIZE", 0), ("CORE", 0), ("NOFILE", OPEN_FILES)):
+        resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
+    gc.collect()
+    gc.freeze()  # a child then copies fewer pages
+    return missing
 
 
-def _reply(module: Any, function: str, arguments: list[Any]) -> dict[str, Any]:
+class BrokenChildError(Exception):
+    """The child took too long, died, or sent something that is no reply."""
+
+
+class Judge:
+    """Answers questions about one module, and has a child that grades."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._child: Child | None = None
+
+    def reply(self, line: bytes) -> Reply:
+        """To a question: call a function here, or, with an answer to grade, call in the child what it returns."""
+        function, given, answer, seconds, could_be_code = json.loads(line)
+        if answer is None:
+            return self._called(function, given, seconds)
+        if self._child is None:
+            prepared = self._called(function, given, seconds)  # the child finds it in the caches that it inherits
+            if "error" in prepared:
+                return prepared
+            self._child = Child(self._module)
+        try:
+            reply = self._child.reply(line, PATIENCE * seconds)
+        except BrokenChildError as error:
+            reply, could_be_code = {"error": str(error)}, True
+        if could_be_code:
+            self._child.end()
+            self._child = None
+        return reply
+
+    def _called(self, function: str, given: list[Any], seconds: int) -> Reply:
+        _limit_computing(seconds)
+        try:
+            return _tried(lambda: getattr(self._module, function)(*given))
+        finally:
+            resource.setrlimit(resource.RLIMIT_CPU, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class Child:
+    """A process in the sandbox that grades answers until it is killed."""
+
+    def __init__(self, module: Any) -> None:
+        (questions, self._questions), (self._replies, replies) = os.pipe(), os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            try:
+                os.dup2(questions, 0)
+                os.dup2(replies, REPLIES)
+                os.closerange(REPLIES + 1, OPEN_FILES)
+                seal()
+                _grade(module)
+            finally:
+                os._exit(1)
+        os.close(questions)
+        os.close(replies)
+
+    def reply(self, line: bytes, patience: float) -> Reply:
+        token = secrets.token_hex(8).encode()
+        with suppress(BrokenPipeError):  # it has died, which shows below
+            os.write(self._questions, token + line)
+        end, said = time.monotonic() + patience, b""
+        waiting = select.poll()
+        waiting.register(self._replies, select.POLLIN)
+        waiting.register(0, 0)  # only whether whoever asks is gone
+        while not said.endswith(b"\n"):
+            ready = waiting.poll(max(0.0, end - time.monotonic()) * 1000)
+            if any(file == 0 for file, _ in ready):
+                self.end()
+                raise SystemExit
+            if not ready:
+                raise BrokenChildError(f"it took longer than {patience:g} s")
+            part = os.read(self._replies, 1 << 16)
+            said += part
+            if not part or len(said) > LARGEST:
+                raise BrokenChildError("it computed for too long, or its process died")
+        return _checked(said, token)
+
+    def end(self) -> None:
+        os.close(self._questions)
+        os.close(self._replies)
+        os.kill(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+
+def _checked(said: bytes, token: bytes) -> Reply:
+    """A reply that hostile code may have written. The token only makes that harder: code can look for it in memory."""
+    if not said.startswith(token):
+        raise BrokenChildError("a reply was forged")
     try:
-        return {"value": getattr(module, function)(*arguments)}
+        reply = json.loads(said[TOKEN:])
+    except (ValueError, RecursionError) as error:
+        raise BrokenChildError("more than a reply came back") from error
+    if isinstance(reply, dict) and "value" in reply:
+        return {"value": reply["value"]}
+    if isinstance(reply, dict) and isinstance(reply.get("error"), str):
+        return {"error": reply["error"][:300]}
+    raise BrokenChildError("a reply was forged")
+
+
+def _grade(module: Any) -> None:
+    for line in os.fdopen(0, "rb", closefd=False):
+        function, given, answer, seconds, could_be_code = json.loads(line[TOKEN:])
+        _limit_computing(seconds, last=could_be_code)
+        reply = _tried(lambda: getattr(module, function)(*given)(*answer))  # noqa: B023
+        os.write(REPLIES, line[:TOKEN] + json.dumps(reply).encode() + b"\n")
+
+
+def _limit_computing(seconds: int, last: bool = False) -> None:
+    """From now on; beyond it SIGXCPU ends the process. Code can ignore that and raise the limit, unless this is the
+    `last`: then a second limit, which nobody can raise, ends it a second later."""
+    soft = seconds + math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1 if last else resource.RLIM_INFINITY))
+
+
+def _tried(call: Callable[[], Any]) -> Reply:
+    try:
+        return {"value": call()}
     except BaseException as error:  # packages time themselves out with errors that are no Exception
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import floor, log10
 from typing import Any
 from unicodedata import normalize
@@ -90,9 +90,11 @@ async def math(text: str, answer: object, finished: bool) -> bool:
     if len(final.text) <= LONGEST and words(final.text) == words(wanted):
         return True
     try:
-        return await judges(__name__, "math").judge("equal", final.text[-TAIL:], somewhere, wanted)
+        # math-verify reads LaTeX with a grammar. It evaluates only what consists of digits and operators.
+        verdict = await judges(__name__, "math").judge("grader", (wanted,), (final.text[-TAIL:], somewhere), False)
     except NoVerdictError:
         return False
+    return verdict is True
 
 
 def words(expression: str) -> str:
@@ -113,6 +115,11 @@ def prepare() -> None:
     import math_verify
 
     math_verify.verify(math_verify.parse(r"\boxed{1}"), math_verify.parse(r"\boxed{\frac{2}{2}}"))
+
+
+def grader(answer: str) -> Callable[[str, bool], bool]:
+    """`equal`, with this answer."""
+    return partial(equal, answer=answer)
 
 
 def equal(expression: str, is_text: bool, answer: str) -> bool:

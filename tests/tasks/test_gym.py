@@ -8,7 +8,7 @@ import pytest
 from solera.errors import SoleraError
 from solera.tasks.graders import GRADERS
 from solera.tasks.gym import Gym, check_gym, gym, is_held_out
-from solera.tasks.gym import score as in_process_score
+from solera.tasks.gym import grader as in_process_grader
 from solera.tasks.judges import MOST, NoVerdictError, judges
 from solera.tasks.mathematics import math
 from tests.tasks.parts import Letters
@@ -132,35 +132,39 @@ def test_nonsense_does_not_pass_where_the_packages_own_grader_lets_it():
     assert set(truths) == set(other)
     for position, truth in enumerate(truths):
         for text in (truth, truth.lower()):
-            assert in_process_score(name, None, position, text) == 1.0
+            assert in_process_grader(name, None, position)(text) == 1.0
         for text in (other[truth], "nonsense"):
-            assert in_process_score(name, None, position, text) == 0.0
+            assert in_process_grader(name, None, position)(text) == 0.0
+
+
+def hostile(function, *answer, limit=3):
+    return judges("tests.tasks.slow", "none").grade("hostile", (function,), answer, True, limit)
 
 
 def test_a_process_that_computes_or_sleeps_too_long_is_replaced():
     court = judges("tests.tasks.slow", "none")
-    for function in ("compute", "die", "fail", "leave", "forge"):
+    for function in ("compute", "compute_and_ignore_signals", "die", "fail", "leave", "forge"):
         with pytest.raises(NoVerdictError):
-            court.ask(function, limit=1)
-        assert court.ask("double", 21) == 42
+            hostile(function, limit=1)
+        assert hostile("double", 21) == 42
     for _ in range(2 * MOST):
-        court.ask("kill_the_parent")
+        with pytest.raises(NoVerdictError, match="PermissionError"):
+            hostile("kill_the_parent")
         with pytest.raises(NoVerdictError):
-            court.ask("die")
+            hostile("die")
     assert court.ask("double", 21) == 42
     start = time.monotonic()
     with pytest.raises(NoVerdictError, match="longer than"):
-        court.ask("sleep", limit=1)
+        hostile("sleep", limit=1)
     assert time.monotonic() - start < 60
-    assert court.ask("double", 4) == 8
+    assert hostile("double", 4) == 8
 
 
 @pytest.mark.parametrize("reply", ["null", "5", "[1]", '{"a": 1}', '{"value": 1, "token": 0}', "[" * 100_000, "word"])
 def test_a_forged_reply_is_no_verdict_and_does_not_stop_the_run(reply):
-    court = judges("tests.tasks.slow", "none")
     with pytest.raises(NoVerdictError):
-        court.ask("forge", reply)
-    assert court.ask("double", 21) == 42
+        hostile("forge", reply)
+    assert hostile("double", 21) == 42
 
 
 def test_a_package_that_is_not_there_is_named():

@@ -1,0 +1,110 @@
+"""A sandbox for code that nobody has read, by means of the Linux kernel alone: no root, no helper program.
+
+`confine` takes rights away from this process and from all that it starts later: files, network, programs, capabilities.
+`seal` then forbids new processes and signals. Neither can be undone. Each returns the protections that are missing
+here, in words, and never fails because of them: a caller decides whether to warn or to stop.
+
+A process that forks a child for each job calls `confine` once in itself, and `seal` in every child:
+
+    missing = confine(python_files())
+    if not os.fork():
+        seal()
+        exec(code)
+
+Call both while the process has one thread. Landlock does not reach threads that exist already.
+"""
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+from solera.tasks.sandbox import landlock, seccomp
+
+SYSTEM = (
+    "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime",
+    "/etc/ld.so.cache", "/sys/devices/system/cpu", "/dev/null", "/dev/zero", "/dev/urandom",
+)  # fmt: skip
+"""What shared libraries and Python's own modules read on any machine."""
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME")
+"""Environment variables that Python may need. No other is passed on: tokens and passwords live there."""
+_NO_NEW_PRIVILEGES, _PARENT_DEATH_SIGNAL, _KILL = 38, 1, 9
+_CAPABILITIES, _READ_ANY_FILE = 0x20080522, 1 << 2  # version 3 of the interface; CAP_DAC_READ_SEARCH
+
+
+def environment(**more: str) -> dict[str, str]:
+    """An environment for a process in the sandbox: what Python needs, and `more`. One thread for linear algebra, since
+    a forked process has only one."""
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return kept | {"HOME": "/nonexistent", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | more
+
+
+def python_files() -> set[Path]:
+    """Files and folders that Python reads: its library, its packages, and the package of every module loaded so far.
+
+    Folders of `sys.path` that hold no installed packages are left out: the folder of the user's project is one.
+    """
+    installed = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+    packages = (entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages", "lib-dynload"))
+    libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    found = {Path(place) for place in (*SYSTEM, *installed, *packages, *libraries, f"{sys.base_prefix}/lib") if place}
+    for name, module in list(sys.modules.items()):
+        if "." not in name:
+            found.update(map(Path, getattr(module, "__path__", None) or filter(None, [_file(module)])))
+    return {place for place in found if os.access(place, os.R_OK)}
+
+
+def _file(module: object) -> str | None:
+    place = getattr(module, "__file__", None)
+    return place if isinstance(place, str) else None
+
+
+def confine(readable: Iterable[Path], scratch: Path | None = None) -> list[str]:
+    """Limit this process and what it starts: it reads `readable` only, writes into `scratch` only, opens no socket,
+    runs no program, gains no rights and changes no other process but its own children.
+
+    Without `scratch` it writes nothing. In `scratch` the mode, owner and times of a file cannot be changed.
+    """
+    missing = []
+    if not _no_new_privileges() or not _drop_capabilities():
+        missing.append("rights cannot be given up, so an answer has all of yours")
+    if not landlock.restrict(readable, scratch):
+        missing.append("the kernel has no Landlock, so an answer can read your files")
+    if not (seccomp.supported() and seccomp.install(seccomp.confined(platform.machine(), scratch is not None))):
+        missing.append("the kernel or processor has no seccomp, so an answer can use the network, programs and files")
+    return missing
+
+
+def seal() -> list[str]:
+    """Forbid new processes and all signals; threads are allowed. The process dies with its parent."""
+    _control(_PARENT_DEATH_SIGNAL, _KILL)
+    installed = seccomp.supported() and seccomp.install(seccomp.sealed(platform.machine()))
+    return [] if installed else ["the kernel or processor has no seccomp, so an answer can start processes"]
+
+
+def _no_new_privileges() -> bool:
+    return _control(_NO_NEW_PRIVILEGES, 1)
+
+
+def _control(option: int, value: int) -> bool:
+    """prctl(2), where there is one."""
+    control = getattr(ctypes.CDLL(None), "prctl", None)
+    zero = ctypes.c_ulong(0)
+    return control is not None and control(option, ctypes.c_ulong(value), zero, zero, zero) == 0
+
+
+def _drop_capabilities() -> bool:
+    """Root is left without its powers, except that it may read files of other users: packages may belong to one."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "capset"):
+        return False
+    header = struct.pack("Ii", _CAPABILITIES, 0)
+    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable; the lower 32 bits and then the upper
+    if libc.capget(ctypes.create_string_buffer(header), held) != 0:
+        return False
+    kept = struct.unpack("6I", held.raw)[1] & _READ_ANY_FILE
+    return libc.capset(ctypes.create_string_buffer(header), struct.pack("6I", kept, kept, 0, 0, 0, 0)) == 0
