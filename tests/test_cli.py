@@ -71,7 +71,8 @@ def test_version():
         (["train", "--model.name", "x"], "model has path, compute, compile (see solera train --help)"),
         (["train", "--objective.epsilon", "0.3"], "did you mean epsilon_low or epsilon_high?"),
         (["train", "--run.steps", "many"], "--run.steps"),
-        (["train", "--sync.rule", "often"], "invalid choice 'often'"),
+        (["train", "--sync.rule", "often"], "--sync.rule is 'often' but must be one of every, never, adaptive"),
+        (["train", "--sync.v_max", "1.0", "2.0"], "--sync.v_max takes one value, not 2: ['1.0', '2.0']"),
         (["train", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["train", "--objective", "gropo"], "did you mean grpo"),
         (
@@ -111,6 +112,7 @@ def test_version():
         (["report", "nowhere", "--groups", "few"], "invalid int value: 'few'"),
         (["report", "nowhere", "--groups", "-1"], "--groups is -1; it must be at least 0"),
         (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3; did you mean --groups?"),
+        (["report", "nowhere", "--groups", "3", "4"], "unrecognized arguments: 4, behind --groups (see"),
         (["data", "reward", "nowhere", "--vlaue", "3"], "did you mean --value?"),
     ],
 )

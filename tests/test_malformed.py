@@ -8,9 +8,11 @@ import typing
 from pathlib import Path
 
 import pytest
+import tyro
 
 from solera import running
 from solera.cli import main, train
+from solera.cli.values import complaint
 from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
@@ -322,6 +324,61 @@ def test_wrong_options_are_refused(refused):
         option = arguments[0].split("=")[0]
         if len(arguments) <= 2 and re.match(r"--\w+\.\w+$", option):
             assert option.removeprefix("--").removesuffix("x")[:-1] in said, (arguments, said)
+
+
+def option_of(room: str, name: str) -> str:
+    short = {"model.path": "--model", "task.name": "--task", "objective.name": "--objective"}
+    return short.get(f"{room}.{name}", f"--{room}.{name}")
+
+
+LONG = ["x" * 5000, "9" * 5000, "a b " * 2000, "\u00e4" * 3000]
+
+
+def wrong_values() -> list[list[str]]:
+    """For every option: a value too many, none, and values that are long, empty or of another kind."""
+    found = []
+    for room, name, hint in FIELDS:
+        option, of = option_of(room, name), kind(hint)
+        if of is not tuple:
+            found += [[option], [option, "1.0", "2.0"], [option, "1", LONG[0]], [f"{option}=1", "2"]]
+        if of in (int, float, bool):
+            found += [[option, value] for value in ("", "x", "1 2", "-x", LONG[0], LONG[2], LONG[3])]
+        if of is int:
+            found += [[option, "1.5"], [option, LONG[1]]]
+        if typing.get_origin(of_choices(hint)) is typing.Literal:
+            found += [[option, value] for value in ("", "x", *LONG)]
+    return found + [
+        ["--learn.betas", *values] for values in (["0.9"], ["0.9", "0.9", "0.9"], ["a", "b"], [LONG[0]] * 2)
+    ]
+
+
+def of_choices(hint):
+    return next((one for one in typing.get_args(hint) if typing.get_origin(one) is typing.Literal), hint)
+
+
+def test_every_option_is_named_where_its_values_are_wrong():
+    for arguments in wrong_values():
+        said = complaint(Config, arguments, tyro.conf.FlagConversionOff)
+        option = arguments[0].partition("=")[0]
+        assert said is not None and said.startswith((f"{option} is ", f"{option} takes ")), (arguments, said)
+        assert len(said) < 300
+
+
+def test_the_command_says_the_same_in_one_line(refused):
+    for arguments in random.Random(2).sample(wrong_values(), 30):
+        assert refused("train", *arguments).startswith(f"solera: {arguments[0].partition('=')[0]} "), arguments
+    for text in LONG:
+        for option in ("--model", "--task", "--objective", "--run.name", "--task.path", "--reward.functions"):
+            said = refused("train", option, text)
+            assert option.removeprefix("--").partition(".")[0] in said.split("xxx")[0], said
+
+
+def test_right_values_are_no_complaint():
+    right = "--run.steps 5 --learn.betas 0.9 0.99 --learn.lr=1e-4 --model.compile False --collect.overlap None"
+    right += (
+        " --model a/b --model.path c --reward.weights --task.level None --sync.rule never --learn.weight_decay -0.5"
+    )
+    assert complaint(Config, right.split(), tyro.conf.FlagConversionOff) is None
 
 
 WRONG_COMMANDS = [

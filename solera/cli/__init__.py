@@ -20,6 +20,9 @@ COMMANDS = {
 }
 """Each command is a file of this room with `run(arguments) -> exit status`."""
 
+LONGEST_WORD, LONGEST = 400, 900
+"""Characters of a word and of a line that are shown: a value in it may have thousands."""
+
 USAGE = """usage: solera COMMAND [OPTIONS]
 
 Group-relative policy optimisation on experience of any age and origin.
@@ -62,8 +65,11 @@ def _complain(said: str, status: int, debug: bool) -> int:
     """One line, whatever names and values stand in it; with `debug`, after the traceback."""
     if debug:
         traceback.print_exc()
-    line = "".join(character if character.isprintable() else " " for character in said)
-    print(f"solera: {' '.join(line.split())}", file=sys.stderr)
+    words = "".join(character if character.isprintable() else " " for character in said).split()
+    line = " ".join(word if len(word) <= LONGEST_WORD else f"{word[:100]}..." for word in words)
+    if len(line) > LONGEST:  # what is wrong stands first, and what to do about it last
+        line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
+    print(f"solera: {line}", file=sys.stderr)
     return status
 
 

@@ -28,8 +28,19 @@ class Parser(argparse.ArgumentParser):
 
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         unknown = unknown or re.match(r"argument ACTION: invalid choice: '([^']*)'", message)
-        hint = alike(unknown[1], self._known(), 1) if unknown else ""
+        stray = re.match(r"unrecognized arguments: (\S+)", message)
+        hint = alike(unknown[1], self._known(), 1) if unknown else self._behind(stray[1]) if stray else ""
         raise SoleraError(f"{message}{hint} (see {self.prog} --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def _behind(self, stray: str) -> str:
+        """The option that a value too many stands behind."""
+        before = self._given[: self._given.index(stray)] if stray in self._given else []
+        options = [argument for argument in before if argument.startswith("--")]
+        return f", behind {options[-1]}" if options else ""
 
     def _known(self) -> list[str]:
         """The actions of this command, its options and theirs."""
@@ -50,6 +61,8 @@ def parse(
     """
     import tyro
 
+    from solera.cli.values import complaint as wrong_values
+
     arguments = [{"true": "True", "false": "False"}.get(argument, argument) for argument in arguments]  # as in TOML
     complaint, shown = io.StringIO(), Overheard()
     if {"-h", "--help"} & set(arguments):
@@ -66,8 +79,8 @@ def parse(
             print(f"{usage}\n\n{wrapped(description)}\n\n{options}", end="")
             raise
         said = _one_line(complaint.getvalue(), default)
-        if first:
-            said += _misplaced(said, arguments, command, first)
+        misplaced = _misplaced(said, arguments, command, first) if first else ""
+        said = f"{said}{misplaced}" if misplaced else wrong_values(type(default), arguments, flags) or said
         raise SoleraError(f"{said} (see solera {command} --help)") from None
 
 
@@ -116,23 +129,9 @@ def _one_line(box: str, default: Any) -> str:
     paragraphs = re.split(r"\n[─-]{3,}\n", "\n".join(lines))
     text = paragraphs[0].partition("\n")[2] if box.startswith("╭") else paragraphs[1]
     first = " ".join(text.split())
-    if number := _not_a_number(first, " ".join(lines)):
-        return number
     shown = first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
     unknown = re.match(r"Unrecognized options: --([\w.]+)", first)
     return shown + (_hint(unknown[1], box, default) if unknown else "")
-
-
-def _not_a_number(first: str, box: str) -> str | None:
-    """What Python and the parser say of it, in the words that a TOML file is given."""
-    option = re.match(r"Error parsing (--[\w.]+):", first)
-    kind = re.search(r"Argument helptext:.*?\b(INT|FLOAT)\b", box)
-    if option is None or kind is None:
-        return None
-    value = re.search(r"(?:base 10: |to float: | from \[| arguments:? )('.*?'|\[.*?\])(?=[]. ]|$)", first)
-    given = value[1] if value and len(value[1]) <= 100 else "too long a text"
-    wanted = {"INT": "a whole number", "FLOAT": "a number"}[kind[1]]
-    return f"{option[1]} is {given} but must be {f'a list, each {wanted}' if given.startswith('[') else wanted}"
 
 
 def _misplaced(said: str, arguments: list[str], command: str, ending: str) -> str:
