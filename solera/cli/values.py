@@ -19,7 +19,7 @@ class Option(NamedTuple):
 
     kind: Any
     """int, float, bool, str or a Literal."""
-    count: int | None
+    amount: int | None
     """How many values; `None`: any number."""
     optional: bool
     """Whether `None` may be given."""
@@ -72,12 +72,12 @@ def _option(hint: Any, valued: bool) -> Option:
 
 
 def _wrong(option: Option, values: list[str]) -> str | None:
-    if option.count is not None and len(values) != option.count:
-        takes = {0: "no value", 1: "one value"}.get(option.count, f"{option.count} values")
+    if option.amount is not None and len(values) != option.amount:
+        takes = {0: "no value", 1: "one value"}.get(option.amount, f"{option.amount} values")
         return f"takes {takes}" + (f", not {len(values)}: {shown(values)}" if values else ", and none was given")
     if (option.optional and values == ["None"]) or all(_fits(value, option.kind) for value in values):
         return None
-    several = option.count is None or option.count > 1
+    several = option.amount is None or option.amount > 1
     given = repr(values if several else values[0])
     given = given if len(given) <= LONGEST else "too long a text"
     return f"is {given} but must be {'a list, each ' if several else ''}{_wanted(option.kind)}"
