@@ -125,11 +125,11 @@ class Child:
         token = secrets.token_hex(8).encode()
         with suppress(BrokenPipeError):  # it has died, which shows below
             os.write(self._questions, token + line)
-        end, said = time.monotonic() + patience, b""
+        end, said, part = time.monotonic() + patience, b"", b""
         waiting = select.poll()
         waiting.register(self._replies, select.POLLIN)
         waiting.register(0, 0)  # only whether whoever asks is gone
-        while not said.endswith(b"\n"):
+        while b"\n" not in part:  # code may go on writing after its reply
             ready = waiting.poll(max(0.0, end - time.monotonic()) * 1000)
             if any(file == 0 for file, _ in ready):
                 self.end()

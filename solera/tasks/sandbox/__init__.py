@@ -17,6 +17,7 @@ Call both while the process has one thread. Landlock does not reach threads that
 import ctypes
 import os
 import platform
+import resource
 import struct
 import sys
 import sysconfig
@@ -83,7 +84,10 @@ def seal() -> list[str]:
     """Forbid new processes and all signals; threads are allowed. The process dies with its parent."""
     _control(_PARENT_DEATH_SIGNAL, _KILL)
     installed = seccomp.supported() and seccomp.install(seccomp.sealed(platform.machine()))
-    return [] if installed else ["the kernel or processor has no seccomp, so an answer can start processes"]
+    if installed:
+        return []
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # binds every user but root
+    return ["the kernel or processor has no seccomp, so an answer can start processes"]
 
 
 def _no_new_privileges() -> bool:
