@@ -126,6 +126,7 @@ class Judge:
         try:
             reply = self._reply(process, START)
         except NoVerdictError as error:
+            self._end()
             raise SoleraError(f"the grading process of {self._module} did not start: {error}") from error
         if "missing" in reply:
             self._end()
