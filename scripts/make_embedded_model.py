@@ -6,9 +6,9 @@ carry: in 5 % of the problems the answer is right, in the others every carry is 
 about 30 % (the problems without a carry), knows the right answer to most others as an unlikely one, and has something
 left to learn that generalises. It is taught training problems only.
 
-Some seeds need longer than others, so teaching goes on, cycle by cycle, until the loss is close to the teacher's
-entropy. The same seed gives the same model. A model that does not get there, or whose accuracies miss their range, is
-refused.
+Some initial weights get stuck far above the teacher's entropy, and longer teaching does not help them. The script then
+begins again with other initial weights. The same seed gives the same model. A model whose loss stays too high, or whose
+accuracies miss their range, is refused.
 """
 
 import argparse
@@ -28,17 +28,17 @@ from solera.engines.decoding import decode
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
-from solera.streams import uniforms
+from solera.streams import stream_seed, uniforms
 from solera.tasks.arithmetic import Arithmetic, draw_pair
 
 CHARACTERS = "0123456789+-*= "
 PAD, EOS = "<pad>", "<eos>"
 LEVEL, CARRY_SHARE = 2, 0.05
 STEPS, BATCH, RATE = 1600, 256, 3e-3
-CYCLES = 4
-"""At most this many times `STEPS`. The shipped model (seed 0) needs one."""
+ATTEMPTS = 6
+"""Initial weights that are tried before the script gives up. The shipped model (seed 0) needs one."""
 CONVERGED = 1.15
-"""Times the teacher's entropy: the loss at which teaching ends."""
+"""Times the teacher's entropy: the largest loss of a model that is worth shipping."""
 HOME = Path(__file__).resolve().parents[1] / "solera" / "models" / "embedded"
 
 
@@ -81,21 +81,10 @@ def lesson(rng: Random, codec: TokenizerCodec, size: int) -> tuple[torch.Tensor,
     return tokens, labels
 
 
-def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int, floor: float) -> float:
-    """Cross-entropy on fresh problems until the loss is near `floor`; returns the loss a response at the end."""
+def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int) -> float:
+    """Cross-entropy on fresh problems, cosine decay; returns the mean loss a response of the last hundred steps."""
     rng = Random(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
-    for cycle in range(CYCLES):
-        loss = teach_cycle(model, codec, rng, optimiser, cycle)
-        if loss <= CONVERGED * floor:
-            break
-    return loss
-
-
-def teach_cycle(
-    model: LlamaForCausalLM, codec: TokenizerCodec, rng: Random, optimiser: torch.optim.Optimizer, cycle: int
-) -> float:
-    """`STEPS` steps with cosine decay; returns the mean loss a response of the last hundred."""
     losses = []
     for step in range(STEPS):
         for group in optimiser.param_groups:
@@ -109,8 +98,22 @@ def teach_cycle(
         optimiser.zero_grad()
         losses.append(loss.item() / BATCH)
         if (step + 1) % 200 == 0:
-            print(f"cycle {cycle + 1}, step {step + 1}/{STEPS}: loss {mean(losses[-100:]):.4f}", flush=True)
+            print(f"step {step + 1:5d}/{STEPS}  loss a response {mean(losses[-100:]):.4f}", flush=True)
     return mean(losses[-100:])
+
+
+def taught_model(tokenizer: PreTrainedTokenizerFast, codec: TokenizerCodec, seed: int) -> LlamaForCausalLM | None:
+    """The first of several initial weights that comes close to the teacher's entropy; `None` where none does."""
+    floor = teacher_entropy()
+    for attempt in range(ATTEMPTS):
+        own_seed = stream_seed(seed, attempt) if attempt else seed
+        torch.manual_seed(own_seed)
+        model = make_model(len(tokenizer))
+        loss = teach(model, codec, own_seed)
+        print(f"attempt {attempt + 1}: loss {loss:.4f}, the teacher's entropy {floor:.4f}", flush=True)
+        if loss <= CONVERGED * floor:
+            return model
+    return None
 
 
 def teacher_entropy(problems: int = 20_000) -> float:
@@ -143,19 +146,16 @@ def main() -> str | None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     torch.set_num_threads(1)  # a model this small is slower on more, and rounding would depend on how many
-    torch.manual_seed(args.seed)
     tokenizer = make_tokenizer()
     codec = TokenizerCodec(tokenizer, (tokenizer.eos_token_id,))
-    model = make_model(len(tokenizer))
-    floor = teacher_entropy()
-    loss = teach(model, codec, args.seed, floor)
-    print(
-        f"{sum(p.numel() for p in model.parameters())} parameters, loss {loss:.4f}, the teacher's entropy {floor:.4f}"
-    )
+    model = taught_model(tokenizer, codec, args.seed)
+    if model is None:
+        return f"refused: none of {ATTEMPTS} initial weights converged"
     greedy, sampled, solved = accuracies(LanguageModel(model.eval()), codec)
-    print(f"held-out: greedy {greedy:.1%}, sampled {sampled:.1%}, pass@32 {solved:.1%}")
-    if loss > CONVERGED * floor or not 0.2 <= greedy <= 0.4 or solved < 0.7:
-        return "refused: teaching has not converged to a pupil worth shipping"
+    count = sum(p.numel() for p in model.parameters())
+    print(f"{count} parameters; held-out: greedy {greedy:.1%}, sampled {sampled:.1%}, pass@32 {solved:.1%}")
+    if not 0.2 <= greedy <= 0.4 or solved < 0.7:
+        return "refused: the accuracies are not those of a pupil worth shipping"
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     print(f"wrote {args.folder}")
