@@ -3,14 +3,19 @@
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from solera.beginning import read_beginning
+from solera.config import load
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 from solera.records import Rollout, Use
 from solera.report.run_folder import RunFolder
-from solera.report.text import Piece, TextReader, pieces, text_reader
+from solera.report.text import Piece, TextReader, pieces, shortened, text_reader
 from solera.store.database import place_of
 from solera.store.reading import Reading, UsedGroup, reading
+from solera.tasks.answers import AnswerOf, answers_of
 
 GROUPS = 80
 """Groups of each run in a page, unless asked otherwise."""
@@ -32,8 +37,8 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
             if not chosen:
                 run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")
                 return []
-            text = text_reader(run)
-            return [_plain(opened.with_sequences(used), text) for used in chosen]
+            text, answer = text_reader(run), _answers(run)
+            return [_plain(opened.with_sequences(used), text, answer) for used in chosen]
     except SoleraError as error:
         run.notes.append(f"There are no groups to look into: {error}.")
         return []
@@ -63,11 +68,25 @@ def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
     return [group for one_round in rounds for group in one_round]
 
 
-def _plain(used: UsedGroup, text: TextReader) -> dict[str, Any]:
+def _answers(run: RunFolder) -> AnswerOf:
+    """What the run's task expects; where that is not known, nothing, and a note says why."""
+    if not run.config or "task" in run.own_code:  # a note tells of the config; a task of one's own is code
+        return lambda key: None
+    try:
+        config, begun = load(run.path / "config.toml"), read_beginning(run.path)
+        return answers_of(resolve_config(config).task, Path(begun.started_in) if begun else Path())
+    except SoleraError as error:
+        run.notes.append(f"Expected answers are not shown: {error}.")
+        return lambda key: None
+
+
+def _plain(used: UsedGroup, text: TextReader, answer: AnswerOf) -> dict[str, Any]:
+    expected = answer(used.group.prompt_key)
     return {
         "step": used.version,
         "key": used.group.prompt_key,
         "prompt": text(_cuts(used.group.rollouts[0])[0][0]),
+        "expected": None if expected is None else shortened(expected),
         "differs": used.differs,
         "masked": used.masked,
         "members": [_member(*pair, text) for pair in zip(used.group.rollouts, used.uses, strict=True)],

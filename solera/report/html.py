@@ -9,10 +9,14 @@ from typing import Any
 
 from solera.errors import SoleraError
 from solera.files import write_whole
+from solera.report.diagnosis import compared, diagnose
 from solera.report.groups import GROUPS, sample_groups
-from solera.report.panels import panels_for
+from solera.report.panels import Panel, is_flat, panels_for
 from solera.report.run_folder import RunFolder, read_run
 from solera.report.summary import columns, main_figures, settings
+
+UPLOT = "1.6.32"
+"""Version of the chart library in page/vendor."""
 
 
 def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Path:
@@ -29,15 +33,22 @@ def _data(runs: list[RunFolder], groups: int) -> dict[str, Any]:
     known, other = panels_for(metric for run in shown for metric in run["metrics"])
     return {
         "made": time.strftime("%Y-%m-%d %H:%M"),
+        "uplot": UPLOT,
+        "compared": compared({run["name"]: read for run, read in zip(shown, runs, strict=True)}),
         "runs": shown,
-        "panels": [dataclasses.asdict(panel) for panel in known],
-        "other": [dataclasses.asdict(panel) for panel in other],
+        "panels": [_panel(panel, shown) for panel in known],
+        "other": [_panel(panel, shown) for panel in other],
         "settings": settings(runs),
     }
 
 
+def _panel(panel: Panel, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**dataclasses.asdict(panel), "flat": is_flat(panel, [run["metrics"] for run in runs])}
+
+
 def _run(run: RunFolder, name: str, groups: int) -> dict[str, Any]:
-    parts = {**columns(run), **main_figures(run), "groups": sample_groups(run, groups)}
+    diagnosed = dataclasses.asdict(diagnose(run))
+    parts = {**columns(run), **main_figures(run), "diagnosis": diagnosed, "groups": sample_groups(run, groups)}
     return {"name": name, **parts, "notes": run.notes}
 
 
@@ -48,18 +59,27 @@ def _names(runs: list[RunFolder]) -> list[str]:
 
 
 def render(data: dict[str, Any]) -> str:
-    """The page with its data inside. No text of a response can end the script it stands in: there is no `<` in it."""
+    """The report's page with its data inside."""
+    scripts = {name: part(f"{name}.js") for name in ("groups", "page")}
+    return filled(part("page.html"), scripts, data)
+
+
+def filled(page: str, parts: dict[str, str], data: dict[str, Any]) -> str:
+    """A page with charts: the library, the style and the page's own parts, each in its place, and the data.
+
+    No text of a response can end the script it stands in: there is no `<` in it.
+    """
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    page = part("page.html")
-    for name, content in {
-        "style": part("style.css"),
-        "charts": part("charts.js"),
-        "groups": part("groups.js"),
-        "page": part("page.js"),
-        "data": embedded,  # last: what stands in it is never taken for a place to fill
-    }.items():
+    library = {"uplot_style": part("vendor/uPlot.min.css"), "uplot": _library()}
+    own = {"style": part("style.css"), "charts": part("charts.js"), **parts}
+    for name, content in {**library, **own, "data": embedded}.items():  # data last: nothing in it is a place to fill
         page = page.replace(f"/* {name} */", content, 1)
     return page
+
+
+def _library() -> str:
+    """uPlot with its licence, which every copy must carry."""
+    return f"/*\n{part('vendor/uPlot.LICENSE')}*/\n{part('vendor/uPlot.iife.min.js')}"
 
 
 def part(name: str) -> str:

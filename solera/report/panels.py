@@ -1,7 +1,8 @@
 """Which metric is drawn where. One that no panel names gets a panel of its own, so that none is lost."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from solera.diagnosis.verdict import STATE_WORDS
 
@@ -14,34 +15,50 @@ class Panel:
     metrics: dict[str, str]
     explains: str = ""
     stepped: bool = False
-    """Values hold until the next one; they are not smoothed."""
+    """Values hold until the next one. They are not smoothed."""
     syncs: bool = False
     """Mark the steps at which the engine was given weights."""
     read_out: dict[str, str] = field(default_factory=dict)
-    """Metrics that are read at the pointer and not drawn."""
+    """Metrics that are shown at the pointer and not drawn."""
     words: dict[str, dict[int, str]] = field(default_factory=dict)
-    """Metrics whose values are read as words."""
+    """Metrics whose values are shown as words."""
     apart: bool = False
-    """Each value stands for itself: points, which no line joins."""
-    interval: tuple[str, str] | None = None
-    """The metrics that are the ends of the first one's interval."""
+    """Each value stands for itself: points without a line."""
+    intervals: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Metrics with an interval, and the metrics that are its ends: drawn as a band, or as bars on points."""
+    right: tuple[str, ...] = ()
+    """Metrics with an axis of their own, on the right."""
+    axes: tuple[str, str] = ("", "")
+    """Names of the left and the right axis, where there are both."""
+    percent: tuple[str, ...] = ()
+    """Metrics that are shares, shown in percent."""
     pictured: bool = False
     """Drawn in `plot.png` as well."""
     floor: float = 0
     """What its axis reaches there at least: smaller values are rounding."""
+
+    @property
+    def shown(self) -> set[str]:
+        """Every metric that has a place in the panel."""
+        ends = (end for pair in self.intervals.values() for end in pair)
+        return {*self.metrics, *self.read_out, *ends}
 
 
 PANELS = (
     Panel(
         "Does it learn?",
         {"eval/pass@1": "held-out accuracy", "reward/mean": "reward of the batch"},
-        "Accuracy is of the learner's weights on problems it never trains on; reward is of the responses drawn.",
+        "Left axis: accuracy of the learner's weights on problems it never trains on. Right axis: mean reward of the "
+        "responses in the batch, with the weights of its parts.",
+        right=("reward/mean",),
+        axes=("accuracy", "reward"),
+        percent=("eval/pass@1",),
         pictured=True,
     ),
     Panel(
         "How old is the data it learns from?",
         {"age/mean": "mean age", "age/max": "oldest response"},
-        "Batches learned from since a response was written. The strip below marks every sync.",
+        "Batches learned from since a response was written. Marks below the axis are weight syncs.",
         stepped=True,
         syncs=True,
         read_out={"sync/version": "engine holds version"},
@@ -75,7 +92,7 @@ PANELS = (
         "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
         "engine's policy: certified where all of it lies above 0, harmful where it lies below, else inconclusive.",
         apart=True,
-        interval=("improvement/low", "improvement/high"),
+        intervals={"improvement/estimate": ("improvement/low", "improvement/high")},
         read_out={
             "improvement/low": "from",
             "improvement/high": "to",
@@ -118,6 +135,11 @@ PANELS = (
             "tokens/probe": "written for a probe",
         },
     ),
+    Panel(
+        "Loss",
+        {"learn/loss": "loss"},
+        "The loss that was minimised, penalties included. It need not fall while the policy improves.",
+    ),
     Panel("Entropy of the policy", {"policy/entropy": "entropy"}, "Nats a token. Near 0 nothing new is tried."),
     Panel("Gradient norm", {"learn/grad_norm": "before clipping"}, "Mean over the step's optimiser steps."),
     Panel("Learning rate", {"learn/lr": "learning rate"}, stepped=True),
@@ -126,14 +148,17 @@ PANELS = (
 )
 
 FAMILIES = {
-    "origin_tokens": ("Who wrote what it learns from?", "Share of the tokens in the loss, by who wrote them."),
-    "origin_weight": ("Whose text moves the policy?", "Share of the gradient: the sum of |∂loss/∂log π| over tokens."),
-    "origin_clipped": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip silenced."),
-    "age_tokens": ("How old are its tokens?", "Share of the tokens in the loss, by age in batches."),
-    "age_weight": ("How old is what moves the policy?", "Share of the gradient, by age."),
-    "age_clipped": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
+    "eval/pass@1/": ("Which part of the mixture does it learn?", "Held-out accuracy on the problems of each part."),
+    "origin_tokens/": ("Who wrote what it learns from?", "Share of the tokens in the loss, by who wrote them."),
+    "origin_weight/": ("Whose text moves the policy?", "Share of the gradient: the sum of |∂loss/∂log π| over tokens."),
+    "origin_clipped/": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip silenced."),
+    "age_tokens/": ("How old are its tokens?", "Share of the tokens in the loss, by age in batches."),
+    "age_weight/": ("How old is what moves the policy?", "Share of the gradient, by age."),
+    "age_clipped/": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
 }
-"""Panels with a curve for every metric of a name before the stroke; left out where there would be one curve."""
+"""Panels with a curve for every metric whose name begins so; left out where there would be one curve."""
+REWARD = "reward/"
+NO_PARTS = ("reward/mean", "reward/zero_variance_fraction")
 
 TIME = "time/"
 """Metrics whose sums are shown as one bar a run, and drawn nowhere else."""
@@ -142,14 +167,55 @@ TIME = "time/"
 def panels_for(metrics: Iterable[str]) -> tuple[list[Panel], list[Panel]]:
     """The panels above that have something to draw, and one for every metric that they leave out."""
     logged = list(dict.fromkeys(metrics))
-    families = [_family(name, *words, logged) for name, words in FAMILIES.items()]
+    families = [_family(prefix, *words, logged) for prefix, words in FAMILIES.items()]
+    several = [panel for panel in families if len(panel.metrics) > 1]
     known = [panel for panel in PANELS if panel.metrics.keys() & set(logged)]
-    known += [panel for panel in families if len(panel.metrics) > 1]
-    placed = {name for panel in (*PANELS, *families) for name in (*panel.metrics, *panel.read_out)}
-    other = [name for name in logged if name not in placed and not name.startswith(TIME)]
-    return known, [Panel(name, {name: name}) for name in sorted(other)]
+    known[1:1] = [*_reward_parts(logged), *(panel for panel in several if panel.percent)]
+    known += [panel for panel in several if not panel.percent]
+    known = [_with_intervals(panel, logged) for panel in known]
+    placed = {name for panel in (*PANELS, *families, *known) for name in panel.shown}
+    other = [name for name in sorted(logged) if name not in placed and not name.startswith(TIME)]
+    alone = [_with_intervals(Panel(name, {name: name}), other) for name in other]
+    ends = {end for panel in alone for pair in panel.intervals.values() for end in pair}
+    return known, [panel for panel in alone if panel.title not in ends]
 
 
-def _family(name: str, title: str, explains: str, logged: list[str]) -> Panel:
-    labels = {metric: metric.partition("/")[2] for metric in sorted(logged) if metric.startswith(f"{name}/")}
-    return Panel(title, labels, explains)
+def _family(prefix: str, title: str, explains: str, logged: list[str]) -> Panel:
+    labels = {metric: metric.removeprefix(prefix) for metric in sorted(logged) if metric.startswith(prefix)}
+    return Panel(title, labels, explains, percent=tuple(labels) if prefix.startswith("eval/") else ())
+
+
+def _reward_parts(logged: list[str]) -> list[Panel]:
+    """Where the reward has several parts: the whole, and each of them."""
+    parts = {name: name.removeprefix(REWARD) for name in sorted(logged) if name.startswith(REWARD)}
+    parts = {name: label for name, label in parts.items() if name not in NO_PARTS}
+    whole = {"reward/mean": "whole reward"} if "reward/mean" in logged else {}
+    explains = "Mean of each part over the responses that have it, its weight applied."
+    return [Panel("What is the reward made of?", whole | parts, explains)] if parts else []
+
+
+def _with_intervals(panel: Panel, logged: list[str]) -> Panel:
+    """With the intervals of its metrics that were logged under their names and `_low` and `_high`."""
+    ends = {name: (f"{name}_low", f"{name}_high") for name in panel.metrics}
+    found = {name: pair for name, pair in ends.items() if {*pair} <= {*logged}}
+    return replace(panel, intervals=panel.intervals | found) if found else panel
+
+
+def interval_ends(metrics: Iterable[str]) -> dict[str, str]:
+    """Metrics that are the end of an interval, and the metric that the interval belongs to.
+
+    >>> interval_ends(["a/b", "a/b_low", "a/b_high", "c/d_low"])
+    {'a/b_low': 'a/b', 'a/b_high': 'a/b'}
+    """
+    panels = (panel for kind in panels_for(metrics) for panel in kind)
+    return {end: name for panel in panels for name, pair in panel.intervals.items() for end in pair}
+
+
+def is_flat(panel: Panel, runs: list[dict[str, Any]]) -> bool:
+    """Whether nothing that the panel draws changes in any run; `runs` are the columns of each.
+
+    >>> is_flat(Panel("", {"a": ""}), [{"a": {"values": [2, 2]}}, {"a": {"values": [3]}}])
+    True
+    """
+    drawn = [run[name]["values"] for run in runs for name in panel.metrics if name in run]
+    return all(len(set(values)) < 2 for values in drawn)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.beginning import read_beginning
+from solera.config import DrawConfig, writes
 from solera.config.reading import UNSET
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
@@ -33,6 +34,14 @@ class RunFolder:
     def setting(self, room: str, name: str) -> Any:
         """A field of the config as it was written; `None` where it is unset or unknown."""
         return self.config.get(room, {}).get(name)
+
+    @property
+    def generates(self) -> bool:
+        """Whether its policy wrote anything. Only a run that has an engine does."""
+        draw = self.config.get("draw", {})
+        policy, shares = draw.get("policy"), draw.get("shares")
+        known = DrawConfig(policy or "fresh", shares=tuple(map(str, shares)) if isinstance(shares, list) else ())
+        return writes(known)
 
     def points(self, metric: str) -> list[tuple[float, float]]:
         """(step, value) wherever the metric was logged and is finite."""

@@ -1,6 +1,7 @@
 """What a page says of a run besides its curves: its columns of numbers, its main figures, its settings."""
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -9,44 +10,60 @@ from solera.config import Config, override
 from solera.diagnosis.verdict import HARMFUL, STATE_WORDS
 from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
-from solera.report.panels import TIME
-from solera.report.run_folder import Row, RunFolder
+from solera.report.decimation import MOST_POINTS, decimated, means
+from solera.report.panels import TIME, interval_ends
+from solera.report.run_folder import RunFolder
 from solera.report.stalling import compares, stall
 
-MOST_ROWS = 2_000
-"""Steps of a run that a page holds; of a longer run it holds every second, third … step and every evaluation."""
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
+"""Of the tokens trained on; every other waste is of those that were not."""
 CHOOSING = {"task": ("name", "path"), "objective": ("name",)}
 """Fields that other fields' defaults depend on."""
-"""Of the tokens trained on; every other waste is of those that were not."""
 
 
 def columns(run: RunFolder) -> dict[str, Any]:
-    """Steps, and for each metric a list of as many values, `None` where it was not logged or is not finite."""
-    rows = _thinned(run)
+    """The curves of a run. `steps` holds each list of steps once; a metric names its list by place.
+
+    A curve of more points than a page needs is decimated, and comes with its `means`: steps and values to smooth.
+    """
     names = dict.fromkeys(name for row in run.rows for name in row if name != "step")
     infinite = [name for name in names if not all(math.isfinite(row.get(name, 0)) for row in run.rows)]
     if infinite:
         run.notes.append(f"Some values are not finite and are not drawn: {', '.join(infinite)}.")
-    return {
-        "steps": [row["step"] for row in rows],
-        "metrics": {name: [_number(row.get(name)) for row in rows] for name in names},
-    }
+    if len(run.rows) > MOST_POINTS:
+        run.notes.append(f"A curve here has at most {MOST_POINTS:,} points: the lowest and highest of many steps.")
+    lists: dict[tuple[float, ...], int] = {}
+    middle_of = interval_ends(names)
+    metrics = {name: _column(run, name, middle_of.get(name, name), lists) for name in names}
+    return {"steps": [list(steps) for steps in lists], "metrics": metrics, "syncs": _syncs(run)}
 
 
-def _thinned(run: RunFolder) -> list[Row]:
-    every = -(-len(run.rows) // MOST_ROWS)
-    if every <= 1:
-        return run.rows
-    run.notes.append(f"The curves show one step in {every} and every evaluation, to keep the page small.")
-    return [row for i, row in enumerate(run.rows) if i % every == 0 or any(name.startswith("eval/") for name in row)]
+def _column(run: RunFolder, name: str, middle: str, lists: dict[tuple[float, ...], int]) -> dict[str, Any]:
+    """Ends of an interval are kept at the steps at which its middle is."""
+    points = run.points(name)
+    kept = decimated(points)
+    if middle != name:
+        steps = {step for step, _ in decimated(run.points(middle))}
+        kept = [point for point in points if point[0] in steps]
+    place = lists.setdefault(tuple(step for step, _ in kept), len(lists))
+    column: dict[str, Any] = {"steps": place, "values": [_number(value) for _, value in kept]}
+    if len(points) > len(kept):
+        column["means"] = [[_number(number) for number in numbers] for numbers in zip(*means(points), strict=True)]
+    return column
 
 
-def _number(value: float | None) -> float | None:
+def _number(value: float) -> float:
     """Six digits are more than a curve shows, and a third of the text."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    return float(f"{value:.6g}")
+
+
+def _syncs(run: RunFolder) -> list[float]:
+    """Steps at which the engine was given weights; of many every second, third … one."""
+    counts = [(-1.0, 0.0), *run.points("sync/count")]
+    steps = [after[0] for before, after in itertools.pairwise(counts) if after[1] > before[1]]
+    return steps[:: -(-len(steps) // MOST_POINTS) or 1]
 
 
 def main_figures(run: RunFolder) -> dict[str, Any]:
@@ -58,7 +75,6 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
     advantage, masked = (run.setting("objective", name) for name in ("advantage", "zero_variance_mask"))
     if stalled and "objective" not in run.own_code and compares(advantage, bool(masked)):
         run.notes.append(f"{stalled[0].upper()}{stalled[1:]}.")
-    synced = run.setting("sync", "rule") or "every"
     seconds = [name for name in dict.fromkeys(name for row in run.rows for name in row) if name.startswith(TIME)]
     learned = sum("tokens/trained" in row for row in run.rows)
     return {
@@ -69,9 +85,8 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
         "seconds": {name.removeprefix(TIME): run.total(name) for name in seconds},
         "facts": {
             "objective": run.setting("objective", "name"),
-            "v (sync period)": run.setting("sync", "period") if synced == "every" else synced,
+            **_pacing(run),
             "i (passes)": run.setting("learn", "passes"),
-            "offset": run.setting("collect", "offset"),
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
@@ -82,6 +97,15 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "tokens wasted": _wasted(run),
         },
     }
+
+
+def _pacing(run: RunFolder) -> dict[str, Any]:
+    """How old its data may be. A run that generates nothing has no engine: it has neither a sync period nor a lag."""
+    if not run.generates:
+        return {"data": "offline: nothing is generated"}
+    rule = run.setting("sync", "rule") or "every"
+    period = run.setting("sync", "period") if rule == "every" else rule
+    return {"v (sync period)": period, "offset": run.setting("collect", "offset")}
 
 
 def _verdicts(run: RunFolder) -> str | None:

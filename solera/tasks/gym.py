@@ -178,6 +178,18 @@ def check_gym(name: str, level: int | None) -> None:
         raise SoleraError(f"task gym:{name}{'' if level is None else f' at level {level}'}: {complaint}")
 
 
+def expected_answer(key: str) -> str | None:
+    """The answer that the task gives with the problem of this key; `None` where it gives none."""
+    match = re.fullmatch(r"gym:([^/@]+)(?:@([0-9]+))?/([0-9]+)", key)
+    if match is None:
+        return None
+    level = None if match[2] is None else int(match[2])
+    try:
+        return _gym().ask("answer", match[1], level, int(match[3]), limit=PATIENCE)
+    except NoVerdictError as error:
+        raise SoleraError(f"task gym:{match[1]}: its answers cannot be generated: {error}") from error
+
+
 def _gym() -> Judges:
     return judges(__name__, "gym")
 
@@ -204,6 +216,11 @@ def complaint(name: str, level: int | None) -> str | None:
 
 def questions(name: str, level: int | None, first: int, count: int) -> list[str]:
     return [_entry(name, level, position)["question"] for position in range(first, first + count)]
+
+
+def answer(name: str, level: int | None, position: int) -> str | None:
+    given = _entry(name, level, position)["answer"]
+    return None if given is None else str(given)
 
 
 def grader(name: str, level: int | None, position: int) -> Callable[[str], float]:

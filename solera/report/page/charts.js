@@ -1,14 +1,17 @@
+/* Charts over steps, drawn by uPlot. A page gives each chart its lines; what is hidden, smoothed or pointed at is common
+   to all of them. A line: {name, of, colour, dash, steps, values} and, where they apply, low and high (ends of an
+   interval), means (steps and values to smooth), right, percent, stepped, apart, words. */
 const data = JSON.parse(document.getElementById("data").textContent);
-const runs = data.runs;
 const hidden = new Set();
 const charts = [];
 const COLOURS = 8;
-const DASHES = 3;
-const SYNC = 2; /* its colour where colours tell metrics apart */
+const HEIGHT = 215;
+const MARK = 9;
+const view = { smooth: true };
 
 /* An element with attributes and children; strings become text, never HTML. */
 function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "path", "line", "circle", "text", "g"].includes(name);
+  const svg = ["svg", "path", "circle"].includes(name);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
@@ -16,8 +19,28 @@ function element(name, attributes = {}, ...children) {
   made.append(...children);
   return made;
 }
-const colour = (index) => `--colour: var(--c${index % COLOURS})`;
+
+/* Eight colours that colour-blind people can tell apart, then others around the wheel: no two are equal. */
+function hue(index) {
+  const turn = Math.round(index * 137.5) % 360;
+  return index < COLOURS ? `var(--c${index})` : `light-dark(oklch(0.5 0.15 ${turn}), oklch(0.78 0.13 ${turn}))`;
+}
+const colour = (index) => `--colour: ${hue(index)}`;
 const swatch = (index) => element("span", { class: "swatch", style: colour(index) });
+
+/* A canvas wants plain colours: ask what the page's style makes of one, now. */
+function paint(css, alpha = 1) {
+  const probe = document.getElementById("paint");
+  probe.style.color = css;
+  const found = getComputedStyle(probe).color;
+  return alpha === 1 ? found : `color-mix(in srgb, ${found} ${100 * alpha}%, transparent)`;
+}
+
+/* The dash of the n-th metric of a chart. No two are equal: a line, dashes, dots, then dashes with one more dot each. */
+function dash(index) {
+  const dots = (count) => Array.from({ length: count }, () => [2, 3]).flat();
+  return index === 0 ? [] : index === 1 ? [8, 4] : index === 2 ? [2, 3] : [9, 3, ...dots(index - 2)];
+}
 
 function figure(value) {
   if (value === null || value === undefined) return "–";
@@ -27,213 +50,265 @@ function figure(value) {
   if (size > 0 && size < 0.001) return value.toExponential(1);
   return String(+value.toPrecision(size >= 1000 ? 5 : 4));
 }
-
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
-  const found = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-6; i++) found.push(i * step);
-  return found;
-}
+const percent = (value) => (value === null || value === undefined ? "–" : `${+(100 * value).toFixed(1)} %`);
+const said = (line, value) => line.words?.[value] ?? (line.percent ? percent(value) : figure(value));
 
 /* The axis of values: from zero where that does not squeeze the curves into its upper third. A few values far above all
    others do not stretch it; they leave the chart at its top, which says how far. */
-function bounds(values) {
+function bounds(values, share) {
   if (!values.length) return [0, 1];
-  const sorted = [...values].sort((a, b) => a - b);
+  const sorted = values.sort((a, b) => a - b);
   const usual = sorted[Math.floor(0.985 * (sorted.length - 1))];
   let [low, high] = [sorted[0], sorted[sorted.length - 1]];
   if (usual > 0 && high > 3 * usual && high - low > 3 * (usual - low)) high = 1.5 * usual;
-  if (low >= 0 && low < 0.7 * high) low = 0;
+  if (low >= 0 && (low < 0.7 * high || share)) low = 0;
   if (low === high) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
   const pad = (high - low) * 0.06;
-  const top = high <= 1 && high > 0.9 ? 1 : high + pad;
+  const top = high <= 1 && high > 0.9 ? 1.02 : high + pad;
   return [low === 0 ? 0 : low - pad, top];
 }
 
-/* Gaussian mean over steps: its standard deviation is a fortieth of the longest run, the same in all. */
-function smoothed(points) {
-  const width = Math.max(1, Math.max(...runs.map((run) => run.steps.length)) / 40);
-  return points.map(([centre], place) => {
+/* Whether an axis should be logarithmic: all values are positive, and most of them span two decades. */
+function decades(values) {
+  const sorted = values.sort((a, b) => a - b), at = (share) => sorted[Math.floor(share * (sorted.length - 1))];
+  return sorted.length > 1 && sorted[0] > 0 && at(0.98) >= 100 * at(0.02);
+}
+
+/* Gaussian mean over steps. */
+function smoothed([steps, values], width) {
+  return [steps, steps.map((centre, place) => {
     let sum = 0, weights = 0;
     const add = (i) => {
-      const weight = Math.exp(-0.5 * ((points[i][0] - centre) / width) ** 2);
-      sum += weight * points[i][1];
+      const weight = Math.exp(-0.5 * ((steps[i] - centre) / width) ** 2);
+      sum += weight * values[i];
       weights += weight;
     };
-    for (let i = place; i >= 0 && centre - points[i][0] <= 2.5 * width; i--) add(i);
-    for (let i = place + 1; i < points.length && points[i][0] - centre <= 2.5 * width; i++) add(i);
-    return [centre, sum / weights];
-  });
+    for (let i = place; i >= 0 && centre - steps[i] <= 2.5 * width; i--) add(i);
+    for (let i = place + 1; i < steps.length && steps[i] - centre <= 2.5 * width; i++) add(i);
+    return sum / weights;
+  })];
 }
 
-function pointsOf(run, metric) {
-  const values = run.metrics[metric] || [];
-  return run.steps.map((step, i) => [step, values[i]]).filter(([, value]) => value !== null && value !== undefined);
+/* Place of the step nearest to the one wanted. */
+function nearest(steps, wanted) {
+  let [low, high] = [0, steps.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= wanted) low = middle; else high = middle;
+  }
+  return Math.abs(steps[high] - wanted) < Math.abs(steps[low] - wanted) ? high : low;
 }
 
-function syncSteps(run) {
-  return pointsOf(run, "sync/count").filter(([, count], i, all) => count > (i ? all[i - 1][1] : 0)).map(([step]) => step);
+/* A line as it is drawn, for legends. */
+function sample(line, css) {
+  const style = `--colour: ${css}`;
+  if (line.apart) return element("svg", { width: 14, height: 10, style }, element("circle", { class: line.dash ? "dot ring" : "dot", cx: 7, cy: 5, r: 3.5 }));
+  return element("svg", { width: 30, height: 10, style }, element("path", { class: "sample", d: "M1,5H29", "stroke-dasharray": dash(line.dash).join(" ") }));
 }
 
 class Chart {
-  constructor(panel) {
-    this.panel = panel;
-    this.labels = { ...panel.metrics };
-    this.metrics = this.distinct(Object.keys(panel.metrics).filter((name) => runs.some((run) => name in run.metrics)));
-    this.plot = element("div", { class: "plot" });
+  /* lines: what is drawn; read: lines shown at the pointer only; marks: [{colour, run, steps}] below the axis;
+     last: the step at which all charts of the page end. */
+  constructor({ title, explains = "", lines, read = [], marks = [], axes = ["", ""], last }) {
+    Object.assign(this, { title, lines: lines.filter((line) => line.steps.length), read, marks, axes, last });
+    this.several = new Set(this.lines.map((line) => line.of)).size > 1;
+    this.plot = element("div", { class: "plot", role: "img", "aria-label": this.spoken() });
     this.tip = element("div", { class: "tip", hidden: true });
-    this.host = element("figure", { class: "panel card" }, element("h3", {}, panel.title));
-    if (panel.explains) this.host.append(element("p", { class: "explains" }, panel.explains));
-    if (Object.keys(panel.metrics).length > 1) this.host.append(this.keys());
-    this.host.append(this.plot);
-    this.plot.addEventListener("pointermove", (event) => this.point(event));
-    this.plot.addEventListener("pointerdown", (event) => this.point(event));
-    this.plot.addEventListener("pointerleave", () => { this.tip.hidden = true; charts.forEach((c) => c.rule(null)); });
-    new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
+    this.scaleNote = element("span", { class: "tag", hidden: true }, "log scale");
+    this.host = element("figure", { class: "panel card" }, element("h3", {}, title, " ", this.scaleNote));
+    if (explains) this.host.append(element("p", { class: "explains" }, explains));
+    this.host.append(this.legend(), this.plot);
+    new ResizeObserver(() => this.fit()).observe(this.plot);
     charts.push(this);
   }
 
-  /* A metric that equals the first one everywhere would hide behind it: they share a curve and a label. */
-  distinct([first, ...others]) {
-    const equal = (name) => runs.every((run) => String(run.metrics[name]) === String(run.metrics[first]));
-    const same = others.filter(equal);
-    this.labels[first] = [first, ...same].map((name) => this.panel.metrics[name]).join(" = ");
-    return [first, ...others.filter((name) => !same.includes(name))];
+  spoken() {
+    const end = (line, at) => `${said(line, line.values.at(at))} at step ${line.steps.at(at)}`;
+    const told = this.lines.map((line) => `${[line.of, line.name].filter(Boolean).join(", ")}: ${end(line, 0)}, ${end(line, -1)}`);
+    return `${this.title} ${told.join("; ")}`;
   }
 
-  /* Its place on the panel, whether or not the others are there: its colour is the same in every run, and in plot.png. */
-  place(name) { return Object.keys(this.panel.metrics).indexOf(name); }
-
-  /* One run: a colour for each metric. Several: a colour for each run, and for each metric but the first a dash of its
-     own, or a ring. */
-  look(run, metric) { return runs.length > 1 ? run : metric; }
-
-  keys() {
-    const key = (label, m, mark) => element("span", {}, element("svg", {
-      width: 24, height: 8, style: runs.length > 1 ? "--colour: var(--ink)" : colour(m),
-    }, mark), label);
-    const mark = (m) => this.panel.apart ? element("circle", { class: this.kind(m, "dot"), cx: 12, cy: 4, r: 3 }) : element("path", { class: this.kind(m), d: "M1,4H23" });
-    const keys = this.metrics.map((name) => key(this.labels[name], this.place(name), mark(this.place(name))));
-    if (this.panel.syncs) keys.push(key("sync", SYNC, element("path", { class: "sync", d: "M12,0V8" })));
-    return element("div", { class: "keys" }, ...keys);
+  /* A sample of each line with its value at the pointer, else its last: by metric, and within it by run. */
+  legend() {
+    this.values = new Map(this.lines.map((line) => [line, element("output", {})]));
+    const names = [...new Set(this.lines.map((line) => line.name))];
+    const alone = names.length === 1;
+    const keys = names.map((name) => {
+      const same = this.lines.filter((line) => line.name === name);
+      const value = (line) => element("span", { class: "value", "data-run": line.run, title: line.of },
+        ...(alone && this.several ? [sample(line, hue(line.colour)), line.of] : this.several ? [swatch(line.colour)] : []), this.values.get(line));
+      const head = alone && this.several ? [] : [sample(same[0], this.several ? "var(--ink)" : hue(same[0].colour)), name];
+      return element("span", { class: "key" }, ...head, ...same.map(value));
+    });
+    if (this.marks.some((mark) => mark.steps.length)) keys.push(element("span", { class: "key" }, element("svg", { width: 8, height: 10, style: colour(this.marks[0].colour) }, element("path", { class: "sample", d: "M4,0V10" })), "sync"));
+    this.at = element("span", { class: "at soft" });
+    return element("div", { class: "keys" }, ...keys, this.at);
   }
 
-  kind(metric, shape = "curve") { return metric && runs.length > 1 ? `${shape} further dash${(metric - 1) % DASHES}` : shape; }
+  shown() { return this.lines.filter((line) => !hidden.has(line.run)); }
 
-  series() {
+  /* Values of an axis within what is shown of the steps. */
+  visible(right, scale) {
+    const within = (step) => scale?.min == null || (step >= scale.min && step <= scale.max);
     const found = [];
-    runs.forEach((run, r) => !hidden.has(r) && this.metrics.forEach((name) => {
-      const points = pointsOf(run, name), m = this.place(name);
-      const bars = m === 0 && this.panel.interval ? this.bars(run) : [];
-      if (points.length) found.push({ r, m, points, bars, sparse: points.length < Math.max(run.steps.length / 2, 3) });
-    }));
+    for (const line of this.shown()) {
+      if (!!line.right !== right) continue;
+      for (const values of [line.values, line.low, line.high]) values?.forEach((value, i) => value !== null && within(line.steps[i]) && found.push(value));
+    }
     return found;
   }
 
-  /* Each step's interval: where it is, and its two ends. */
-  bars(run) {
-    const [low, high] = this.panel.interval.map((name) => new Map(pointsOf(run, name)));
-    return [...low.keys()].filter((step) => high.has(step)).map((step) => [step, low.get(step), high.get(step)]);
-  }
-
   draw() {
-    const width = (this.width = this.plot.clientWidth);
-    if (!width) return;
-    const series = this.series();
-    const rugs = this.panel.syncs ? runs.map((run, r) => r).filter((r) => !hidden.has(r)) : [];
-    const height = 205 + rugs.length * 9;
-    const [left, right, top, bottom] = [48, 10, 8, 24 + (rugs.length ? rugs.length * 9 + 5 : 0)];
-    const last = Math.max(1, ...runs.flatMap((run) => run.steps.slice(-1)));
-    const values = series.flatMap((s) => [...s.points.map((p) => p[1]), ...s.bars.flatMap((bar) => bar.slice(1))]);
-    const highest = values.reduce((a, b) => Math.max(a, b), -Infinity);
-    const [low, high] = bounds(values);
-    this.x = (step) => left + (step / last) * (width - left - right);
-    this.y = (value) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
-    this.step = (pixel) => ((pixel - left) / (width - left - right)) * last;
-    this.base = height - bottom;
-    const svg = element("svg", { height, role: "img", "aria-label": this.panel.title });
-    for (const value of ticks(low, high, 5)) {
-      svg.append(element("line", { class: "grid", x1: left, x2: width - right, y1: this.y(value), y2: this.y(value) }));
-      svg.append(element("text", { x: left - 8, y: this.y(value) + 4, "text-anchor": "end" }, figure(+value.toPrecision(10))));
+    this.uplot?.destroy();
+    this.uplot = null;
+    if (!this.plot.clientWidth) return;
+    this.log = [false, true].map((right) => !this.shown().some((line) => line.percent && !!line.right === right) && decades(this.visible(right)));
+    this.scaleNote.hidden = !this.log.some(Boolean);
+    const tables = [[[0, this.last], [null, null]]], series = [{}, { show: false, scale: "y" }], bands = [];
+    for (const line of [...this.shown()].sort((a, b) => b.dash - a.dash)) this.add(line, tables, series, bands);
+    this.uplot = new uPlot(this.options(series, bands), uPlot.join(tables), this.plot);
+    this.plot.append(this.tip);
+    this.tell(null);
+  }
+
+  add(line, tables, series, bands) {
+    const common = { scale: line.right ? "right" : "y", spanGaps: true, points: { show: false } };
+    const put = (table, options) => { tables.push(table); return series.push({ ...common, ...options }) - 1; };
+    const css = hue(line.colour), few = line.steps.length < Math.max(3, this.last / 25);
+    if (line.apart) return put([line.steps, line.values], { paths: () => null });
+    if (line.low) {
+      const ends = [line.high, line.low].map((end) => put([line.steps, end], { stroke: "transparent", width: 0 }));
+      bands.push({ series: ends, fill: () => paint(css, 0.2) });
     }
-    for (const value of ticks(0, last, Math.min(8, width / 70)).filter(Number.isInteger)) {
-      const end = this.x(value) > width - right - 14 ? "end" : "middle";
-      svg.append(element("text", { x: this.x(value), y: height - 6, "text-anchor": end }, figure(value)));
-    }
-    const curves = element("svg", { x: left, y: top, width: width - left - right, height: this.base - top, viewBox: `${left} ${top} ${width - left - right} ${this.base - top}`, class: highest > high ? "cut" : "curves" });
-    if (this.panel.interval && low <= 0 && high >= 0) curves.append(element("line", { class: "zero", x1: left, x2: width - right, y1: this.y(0), y2: this.y(0) }));
-    for (const one of [...series].sort((a, b) => b.m - a.m || a.r - b.r)) this.curve(curves, one);
-    svg.append(curves);
-    if (highest > high) svg.append(element("text", { x: width - right, y: top + 4, "text-anchor": "end" }, `↑ up to ${figure(highest)}`));
-    rugs.forEach((r, row) => syncSteps(runs[r]).forEach((step) => svg.append(element("line", {
-      class: "sync", style: colour(this.look(r, SYNC)), x1: this.x(step), x2: this.x(step),
-      y1: this.base + 5 + row * 9, y2: this.base + 12 + row * 9,
-    }))));
-    this.line = element("line", { class: "rule", y1: top, y2: this.base, visibility: "hidden" });
-    svg.append(this.line);
-    this.plot.replaceChildren(svg, this.tip);
+    const paths = line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
+    const smooth = view.smooth && !line.stepped && !few && line.steps.length >= 30;
+    if (smooth && !(line.dash && this.several)) put([line.steps, line.values], { stroke: () => paint(css, 0.35), width: 1 });
+    const width = Math.max(1, this.last / 40);
+    const table = smooth ? smoothed(line.means ?? [line.steps, line.values], width) : [line.steps, line.values];
+    put(table, { stroke: () => paint(css), width: 2, dash: dash(line.dash), paths, points: { show: few, size: 6, width: 1, stroke: () => paint(css), fill: () => paint(css) } });
   }
 
-  curve(svg, { r, m, points, bars, sparse }) {
-    const style = colour(this.look(r, m));
-    const place = (step) => this.x(step) + (this.panel.apart ? 5 * (r - (runs.length - 1) / 2) : 0); /* runs of one seed are judged at the same steps */
-    for (const [step, low, high] of bars) svg.append(element("line", { class: "interval", style, x1: place(step), x2: place(step), y1: this.y(low), y2: this.y(high) }));
-    const dots = () => points.forEach(([step, value]) => svg.append(element("circle", { class: this.kind(m, "dot"), style, cx: place(step), cy: this.y(value), r: 3 })));
-    if (this.panel.apart) return dots();
-    const path = (list) => list.map(([step, value], i) => {
-      const [x, y] = [this.x(step).toFixed(1), this.y(value).toFixed(1)];
-      return i === 0 ? `M${x},${y}` : this.panel.stepped ? `H${x}V${y}` : `L${x},${y}`;
-    }).join("");
-    const smooth = document.getElementById("smooth").checked && !sparse && !this.panel.stepped && points.length >= 30;
-    if (smooth) svg.append(element("path", { class: `${this.kind(m)} raw`, style, d: path(points) }));
-    svg.append(element("path", { class: this.kind(m), style, d: path(smooth ? smoothed(points) : points) }));
-    if (sparse || points.length === 1) dots();
-  }
-
-  point(event) {
-    const place = event.clientX - this.plot.getBoundingClientRect().left;
-    const near = nearest(this.step(place));
-    if (near === null) return;
-    charts.forEach((chart) => chart.rule(near));
-    this.tip.replaceChildren(element("b", { style: "margin: 0" }, `step ${near}`), ...this.readOut(near));
-    this.tip.hidden = false;
-    const x = this.x(near), room = this.width - this.tip.offsetWidth;
-    this.tip.style.left = `${Math.max(0, Math.min(room, x < this.width / 2 ? x + 12 : x - this.tip.offsetWidth - 12))}px`;
-    this.tip.style.top = "4px";
-  }
-
-  readOut(step) {
-    const rows = [];
-    runs.forEach((run, r) => {
-      const at = run.steps.indexOf(step);
-      if (hidden.has(r) || at < 0) return;
-      const drawn = this.metrics.map((name) => [name, this.labels[name], colour(this.look(r, this.place(name)))]);
-      const only = Object.entries(this.panel.read_out).map(([name, label]) => [name, label, "--colour: transparent"]);
-      for (const [name, label, style] of [...drawn, ...only]) {
-        const value = (run.metrics[name] || [])[at];
-        if (value === null || value === undefined) continue;
-        const many = this.metrics.length + only.length > 1;
-        const said = runs.length > 1 ? (many ? `${run.name}: ${label}` : run.name) : label;
-        rows.push(element("div", {}, element("span", { class: "swatch", style }), element("span", {}, said), element("b", {}, (this.panel.words[name] || {})[value] ?? figure(value))));
-      }
+  options(series, bands) {
+    const rows = this.marks.filter((mark) => !hidden.has(mark.run)).length;
+    const soft = () => paint("var(--soft)"), faint = { stroke: () => paint("var(--line)"), width: 1 };
+    const font = '11.5px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif';
+    const used = [false, true].map((right) => this.lines.some((line) => !!line.right === right));
+    const share = (right) => this.lines.some((line) => line.percent && !!line.right === right);
+    const axis = (right) => ({
+      scale: right ? "right" : "y", side: right ? 1 : 3, stroke: soft, font, ticks: { show: false }, gap: 6,
+      grid: right && used[0] ? { show: false } : faint, label: used[0] && used[1] ? this.axes[+right] : undefined, labelSize: 16, labelGap: 2, labelFont: font,
+      values: (u, splits) => splits.map((value) => (value === null ? "" : share(right) ? percent(value) : figure(+value.toPrecision(10)))),
+      size: (u, values) => 12 + 6.5 * Math.max(3, ...(values ?? []).map((value) => value.length)),
     });
-    return rows;
+    const range = (right) => (u, low, high) => this.log[+right] ? uPlot.rangeLog(low ?? 0.1, high ?? 1, 10, true) : bounds(this.visible(right, u.scales.x), share(right));
+    return {
+      width: this.plot.clientWidth, height: HEIGHT + MARK * rows, series, bands, legend: { show: false }, padding: [8, used[1] ? 0 : 12, 0, 0],
+      scales: { x: { time: false }, y: { distr: this.log[0] ? 3 : 1, range: range(false) }, right: { distr: this.log[1] ? 3 : 1, range: range(true) } },
+      axes: [
+        { stroke: soft, font, grid: { show: false }, ticks: { show: false }, gap: 4 + MARK * rows, size: 22 + MARK * rows, label: "step", labelSize: 15, labelGap: -2, labelFont: font,
+          incrs: [1, 2, 5].flatMap((n) => [0, 1, 2, 3, 4, 5, 6, 7].map((power) => n * 10 ** power)).sort((a, b) => a - b), values: (u, splits) => splits.map(figure) },
+        ...[false, true].filter((right) => used[+right]).map(axis),
+      ],
+      cursor: { y: false, points: { show: false }, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false } },
+      hooks: { draw: [(u) => this.over(u)], setCursor: [(u) => this.tell(u.cursor.left >= 0 ? u.data[0][u.cursor.idx] : null)] },
+    };
   }
 
-  rule(step) {
-    if (!this.line) return;
-    this.line.setAttribute("visibility", step === null ? "hidden" : "visible");
-    if (step !== null) ["x1", "x2"].forEach((end) => this.line.setAttribute(end, this.x(step)));
+  /* What uPlot does not draw: points with their intervals, marks of syncs, how far up values go that are cut off. */
+  over(u) {
+    const { ctx } = u, ratio = uPlot.pxRatio, x = (step) => u.valToPos(step, "x", true);
+    const { left, top, width, height } = u.bbox, [first, final] = [u.scales.x.min, u.scales.x.max];
+    ctx.save();
+    const stroke = (css, x1, y1, x2, y2, size = 1.5) => { ctx.strokeStyle = paint(css); ctx.lineWidth = size * ratio; ctx.beginPath(); ctx.moveTo(x1, y1); ctx.lineTo(x2, y2); ctx.stroke(); };
+    this.marks.filter((mark) => !hidden.has(mark.run)).forEach((mark, row) => mark.steps.forEach((step) => {
+      if (step >= first && step <= final) stroke(hue(mark.colour), x(step), top + height + (3 + MARK * row) * ratio, x(step), top + height + (MARK + MARK * row) * ratio);
+    }));
+    const apart = this.shown().filter((line) => line.apart), zero = u.valToPos(0, "y", true);
+    if (apart.some((line) => line.low) && zero >= top && zero <= top + height) stroke("var(--soft)", left, zero, left + width, zero, 1);
+    const runs = [...new Set(apart.map((line) => line.run))]; /* runs of one seed are judged at the same steps: side by side */
+    ctx.beginPath(); ctx.rect(left, top, width, height); ctx.clip();
+    for (const line of apart) line.steps.forEach((step, i) => this.dot(u, line, i, x(step) + 5 * ratio * (runs.indexOf(line.run) - (runs.length - 1) / 2), stroke));
+    [false, true].forEach((right) => {
+      const scale = u.scales[right ? "right" : "y"], highest = this.visible(right, u.scales.x).reduce((a, b) => Math.max(a, b), -Infinity);
+      if (!(highest > scale.max)) return;
+      Object.assign(ctx, { fillStyle: paint("var(--soft)"), font: `${11.5 * ratio}px system-ui, sans-serif`, textAlign: "right", textBaseline: "top" });
+      ctx.fillText(`↑ up to ${figure(highest)}`, left + width - 2 * ratio, top + 2 * ratio);
+    });
+    ctx.restore();
+  }
+
+  dot(u, line, i, x, stroke) {
+    const y = (value) => u.valToPos(value, "y", true), { ctx } = u, css = hue(line.colour);
+    if (line.low && line.low[i] !== null && line.high[i] !== null) stroke(css, x, y(line.low[i]), x, y(line.high[i]));
+    ctx.beginPath();
+    ctx.arc(x, y(line.values[i]), 3.5 * uPlot.pxRatio, 0, 2 * Math.PI);
+    ctx.fillStyle = paint(line.dash ? "var(--card)" : css);
+    ctx.fill();
+    if (line.dash) { ctx.strokeStyle = paint(css); ctx.lineWidth = 1.5 * uPlot.pxRatio; ctx.stroke(); }
+  }
+
+  /* Legend and read-out at a step; without one, the last values. */
+  tell(step) {
+    this.at.textContent = step === null || step === undefined ? "" : `step ${figure(step)}`;
+    for (const [line, output] of this.values) {
+      output.textContent = hidden.has(line.run) ? "" : this.valueAt(line, step);
+      output.parentElement.hidden = hidden.has(line.run);
+    }
+    const rows = step == null ? [] : this.read.filter((line) => !hidden.has(line.run)).flatMap((line) => {
+      const place = line.steps.indexOf(step);
+      return place < 0 ? [] : [element("div", {}, element("span", {}, [this.several ? line.of : "", line.name].filter(Boolean).join(": ")), element("b", {}, said(line, line.values[place])))];
+    });
+    this.tip.replaceChildren(...rows);
+    this.tip.hidden = !rows.length || !this.plot.matches(":hover");
+    this.tip.classList.toggle("left", (this.uplot?.cursor.left ?? 0) > this.plot.clientWidth / 2);
+  }
+
+  valueAt(line, step) {
+    const place = step == null ? line.steps.length - 1 : nearest(line.steps, step);
+    const interval = line.low && line.low[place] !== null && line.high[place] !== null ? ` (${said(line, line.low[place]).replace(" %", "")}–${said(line, line.high[place])})` : "";
+    const elsewhere = step != null && line.steps[place] !== step ? ` at ${figure(line.steps[place])}` : "";
+    return said(line, line.values[place]) + interval + elsewhere;
+  }
+
+  fit() {
+    const width = this.plot.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    if (this.uplot) this.uplot.setSize({ width, height: this.uplot.height }); else this.draw();
   }
 }
 
-/* The step, of any run that is shown, nearest to a place on the axis. */
-function nearest(wanted) {
-  let best = null;
-  runs.forEach((run, r) => !hidden.has(r) && run.steps.forEach((step) => {
-    if (best === null || Math.abs(step - wanted) < Math.abs(best - wanted)) best = step;
-  }));
-  return best;
+const redraw = () => charts.forEach((chart) => chart.draw());
+
+/* A chart that nobody may look at is drawn when it is opened. */
+function folded(summary, make, attributes = {}) {
+  const details = element("details", attributes, element("summary", {}, ...summary));
+  details.addEventListener("toggle", () => details.append(...make()), { once: true });
+  return details;
+}
+
+function themeButton() {
+  const order = ["system", "light", "dark"], button = document.getElementById("theme");
+  const set = (name) => {
+    document.documentElement.dataset.theme = name;
+    button.textContent = { system: "◐ System", light: "☀ Light", dark: "☾ Dark" }[name];
+    redraw();
+  };
+  button.addEventListener("click", () => set(order[(order.indexOf(document.documentElement.dataset.theme) + 1) % 3]));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  set("system");
+}
+
+/* Chips that show and hide what has a colour of its own: runs, or cells of a sweep. */
+function chips(host, names, changed = () => {}) {
+  names.forEach((name, index) => {
+    const chip = element("button", { class: "chip", type: "button", title: "Show or hide", "aria-pressed": "true" }, swatch(index), name);
+    host.append(chip);
+    chip.addEventListener("click", () => {
+      if (!hidden.delete(index)) hidden.add(index);
+      chip.setAttribute("aria-pressed", String(!hidden.has(index)));
+      redraw();
+      changed(index);
+    });
+  });
 }

@@ -1,4 +1,10 @@
 const AT_ONCE = 16;
+const SORTS = {
+  step: ["step", "latest first", "earliest first"],
+  spread: ["spread of rewards", "largest first", "smallest first"],
+  age: ["age", "oldest first", "newest first"],
+  longest: ["length", "longest first", "shortest first"],
+};
 
 /* Groups to look into. Everything a model wrote goes in as text. */
 class Groups {
@@ -14,23 +20,44 @@ class Groups {
     const steps = [...new Set(this.all.map((group) => group.step))].sort((a, b) => a - b);
     this.run = this.select("Run", runs.map((run, r) => [r, run.name]), "all runs");
     this.step = this.select("Step", steps.map((step) => [step, `step ${step}`]), "all steps");
-    this.order = this.select("Order", [["spread", "most unequal first"], ["age", "oldest first"], ["longest", "longest first"]], "in order of steps");
     this.differ = element("input", { type: "checkbox" });
     this.search = element("input", { type: "search", placeholder: "search prompts and responses", "aria-label": "Search" });
-    const filters = element("div", { class: "filters" }, this.step, this.order, this.search, element("label", {}, this.differ, "only groups that differ"));
+    const filters = element("div", { class: "filters" }, this.step, this.search, element("label", {}, this.differ, "only groups that differ"));
     if (runs.length > 1) filters.prepend(this.run);
     filters.addEventListener("input", () => { this.limit = AT_ONCE; this.show(); });
-    host.append(element("p", { class: "soft", style: "margin-bottom: 10px" }, this.explained()), filters, this.count, this.list, this.more);
+    host.append(element("p", { class: "soft", style: "margin-bottom: 10px" }, this.explained()), filters, this.sorting(), this.count, this.list, this.more);
     this.limit = AT_ONCE;
     this.show();
+  }
+
+  /* Buttons that sort; pressed once more, the other way round. */
+  sorting() {
+    this.by = { key: "step", down: true };
+    this.buttons = Object.entries(SORTS).map(([key, [label]]) => {
+      const button = element("button", { class: "chip", type: "button", "data-sort": key }, label);
+      button.addEventListener("click", () => {
+        this.by = { key, down: this.by.key === key ? !this.by.down : true };
+        this.show();
+      });
+      return button;
+    });
+    return element("div", { class: "sorts", role: "group", "aria-label": "Sort groups" }, element("span", { class: "soft" }, "Sort by"), ...this.buttons);
+  }
+
+  showSorting() {
+    for (const button of this.buttons) {
+      const [label, down, up] = SORTS[button.dataset.sort], chosen = button.dataset.sort === this.by.key;
+      button.setAttribute("aria-pressed", String(chosen));
+      button.textContent = chosen ? `${label}: ${this.by.down ? `${down} ↓` : `${up} ↑`}` : label;
+    }
   }
 
   explained() {
     const many = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
     const taken = runs.map((run) => many(run.groups.length, "group") + (runs.length > 1 ? ` of ${run.name}` : "")
       + ` from ${many(new Set(run.groups.map((group) => group.step)).size, "step")}`);
-    return `A sample: ${taken.join(", ")}, evenly apart; of each step mostly groups whose rewards differ. ` +
-      "A bar is a response: its height the reward, blue an advantage above 0, orange one below, grey none.";
+    return `A sample: ${taken.join(", ")}, evenly spaced. From each step, mostly groups whose rewards differ. ` +
+      "Each bar is a response: its height is the reward; blue means an advantage above 0, orange below 0, grey none. The number is the mean reward ± its standard deviation in the group.";
   }
 
   spread(group) {
@@ -39,11 +66,11 @@ class Groups {
     const ages = group.members.map((m) => m.age).filter((age) => age !== null);
     return {
       mean: rewards.length ? mean : null,
-      spread: Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0)),
+      spread: Math.sqrt(rewards.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (rewards.length || 1)),
       age: ages.length ? Math.max(...ages) : null,
       ages: [...new Set([Math.min(...ages), Math.max(...ages)])].join("–"),
       longest: Math.max(...group.members.map((m) => m.length)),
-      text: [group.prompt, group.key, ...group.members.flatMap((m) => m.turns.map((turn) => turn.text))].join("\n").toLowerCase(),
+      text: [group.prompt, group.key, group.expected ?? "", ...group.members.flatMap((m) => m.turns.map((turn) => turn.text))].join("\n").toLowerCase(),
     };
   }
 
@@ -60,8 +87,9 @@ class Groups {
       && (this.step.value === "" || group.step === +this.step.value)
       && (!this.differ.checked || group.differs)
       && group.text.includes(words));
-    const by = this.order.value;
-    shown.sort((a, b) => (by ? (b[by] ?? -1) - (a[by] ?? -1) : 0) || a.step - b.step || a.r - b.r);
+    const { key, down } = this.by;
+    shown.sort((a, b) => (down ? 1 : -1) * ((b[key] ?? -1) - (a[key] ?? -1)) || b.step - a.step || a.r - b.r);
+    this.showSorting();
     this.count.textContent = shown.length === this.all.length ? "" : `${shown.length} of ${this.all.length} groups`;
     this.list.replaceChildren(...shown.slice(0, this.limit).map((group) => this.card(group, words)));
     this.more.hidden = shown.length <= this.limit;
@@ -78,8 +106,9 @@ class Groups {
     const summary = element("summary", {},
       element("span", { class: "soft when" }, `step ${group.step}${whose}`),
       element("span", { class: "opening" }, ...marked(opening(group), words)),
+      element("span", { class: "expected" }, ...(group.expected === null ? [] : ["expected ", element("b", {}, ...marked(group.expected, words))])),
       element("span", { class: "bars", "aria-hidden": "true" }, ...bars),
-      element("span", { class: "mean" }, `mean ${figure(group.mean)}${age}`),
+      element("span", { class: "mean" }, `${figure(group.mean)} ± ${figure(group.spread)}${age}`),
       element("span", { class: `tag${group.masked || !group.differs ? "" : " no"}` }, group.masked ? "masked" : "all equal"));
     const details = element("details", { class: "group card", style: colour(group.r) }, summary);
     details.addEventListener("toggle", () => details.children.length === 1 && details.append(this.inside(group, words)), { once: true });
@@ -94,6 +123,7 @@ class Groups {
     const largest = Math.max(...members.map((m) => Math.abs(m.advantage ?? 0)), 1e-9);
     return element("div", { class: "inside" },
       element("pre", { class: "prompt" }, ...marked(group.prompt, words)),
+      ...(group.expected === null ? [] : [element("p", { class: "answer" }, "Expected answer: ", element("span", { class: "text" }, ...marked(group.expected, words)))]),
       element("table", { class: "members" },
         element("thead", {}, element("tr", {}, ...heads.map((head, i) => element("th", { class: i ? "figure" : null }, head)))),
         element("tbody", {}, ...members.map((m) => this.member(m, largest, words)))));

@@ -1,20 +1,78 @@
 const byId = (id) => document.getElementById(id);
+const runs = data.runs;
+const last = Math.max(1, ...runs.flatMap((run) => run.steps.flatMap((steps) => steps.slice(-1))));
+const SYNC = 2; /* its colour where colours tell metrics apart */
 
 function runCard(run, r) {
   const [before, after] = run.accuracies;
-  const percent = (value) => `${(100 * value).toFixed(1)} %`;
   const accuracy = before
     ? [element("b", {}, percent(after[1])), element("span", { class: "soft" }, `held-out accuracy at step ${after[0]}${after[0] > before[0] ? `; ${percent(before[1])} at step ${before[0]}` : ""}`)]
     : [element("span", { class: "soft" }, "no evaluation")];
   const seconds = Object.values(run.seconds).reduce((a, b) => a + b, 0);
-  const facts = { ...run.facts, "time in steps": duration(seconds) };
+  const facts = Object.entries({ ...run.facts, "time in steps": duration(seconds) }).filter(([, value]) => value !== null);
   const state = `${run.learned}${run.planned ? ` of ${run.planned}` : ""} steps, ${run.finished ? "finished" : "not finished"}`;
   return element("article", { class: "run card", style: colour(r) },
     element("div", { class: "name" }, runs.length > 1 ? element("h3", {}, run.name) : "", element("span", { class: "state" }, state)),
     element("div", { class: "accuracy" }, ...accuracy),
-    element("dl", { class: "facts" }, ...Object.entries(facts).map(([name, value]) =>
+    element("dl", { class: "facts" }, ...facts.map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, figure(value))))),
     ...run.notes.map((note) => element("p", { class: "note" }, note)));
+}
+
+/* What each run comes to, in a sentence, and what deserves a look. */
+function showDiagnosis() {
+  if (data.compared) byId("diagnosis").append(element("p", { class: "says" }, data.compared));
+  runs.forEach((run, r) => {
+    const name = runs.length > 1 ? [swatch(r), element("b", {}, `${run.name}: `)] : [];
+    byId("diagnosis").append(element("p", { class: runs.length > 1 ? null : "says" }, ...name, run.diagnosis.sentence),
+      ...(run.diagnosis.attention.length ? [element("ul", { class: "attention" }, ...run.diagnosis.attention.map((one) => element("li", {}, one)))] : []));
+  });
+}
+
+/* A metric of a run as a line to draw. */
+function lineOf(panel, run, r, name, label, place) {
+  const column = run.metrics[name], steps = run.steps[column.steps];
+  const [low, high] = (panel.intervals[name] ?? []).map((end) => end in run.metrics ? valuesAt(run, end, steps) : undefined);
+  return {
+    run: r, of: runs.length > 1 ? run.name : "", name: label, colour: runs.length > 1 ? r : place, dash: place, steps, values: column.values,
+    low: high && low, high: low && high, means: column.means, right: panel.right.includes(name), percent: panel.percent.includes(name),
+    stepped: panel.stepped, apart: panel.apart, words: panel.words[name],
+  };
+}
+
+function valuesAt(run, name, steps) {
+  const column = run.metrics[name], own = run.steps[column.steps];
+  const found = new Map(own.map((step, i) => [step, column.values[i]]));
+  return steps.map((step) => found.get(step) ?? null);
+}
+
+/* A metric that equals the first one everywhere would hide behind it: they share a line and a label. */
+function distinct(panel) {
+  const names = Object.keys(panel.metrics).filter((name) => runs.some((run) => name in run.metrics));
+  const same = names.slice(1).filter((name) => runs.every((run) => JSON.stringify(run.metrics[name]) === JSON.stringify(run.metrics[names[0]])));
+  const first = [names[0], ...same].map((name) => panel.metrics[name]).join(" = ");
+  return names.filter((name) => !same.includes(name)).map((name, i) => [name, i ? panel.metrics[name] : first]);
+}
+
+function linesOf(panel, metrics) {
+  const places = Object.keys(panel.metrics);
+  return metrics.flatMap(([name, label]) => runs.flatMap((run, r) => name in run.metrics ? [lineOf(panel, run, r, name, label, places.indexOf(name))] : []));
+}
+
+function chartOf(panel) {
+  const marks = panel.syncs ? runs.map((run, r) => ({ run: r, colour: runs.length > 1 ? r : SYNC, steps: run.syncs })).filter((mark) => mark.steps.length) : [];
+  return new Chart({ ...panel, lines: linesOf(panel, distinct(panel)), read: linesOf(panel, Object.entries(panel.read_out)), marks, last }).host;
+}
+
+/* A panel in which nothing changes: its values in one line, its chart inside. */
+function flatPanel(panel) {
+  const told = linesOf(panel, distinct(panel)).map((line) => [line.of, line.name === panel.title ? "" : line.name, said(line, line.values.at(-1))].filter(Boolean).join(" "));
+  return folded([element("h3", {}, panel.title), element("span", { class: "soft" }, `${told.join(", ")} throughout`)], () => [chartOf(panel)], { class: "flat card" });
+}
+
+function showPanels(panels, host, flat) {
+  host.append(...panels.filter((panel) => !panel.flat).map(chartOf));
+  flat.append(...panels.filter((panel) => panel.flat).map(flatPanel));
 }
 
 function duration(seconds) {
@@ -68,44 +126,32 @@ function showSettings() {
   byId("config").append(settingsTable(data.settings, true));
 }
 
-function legend(groups) {
-  if (runs.length > 1) runs.forEach((run, r) => {
-    const chip = element("button", { class: "chip", type: "button", title: "Show or hide this run", "aria-pressed": "true" }, swatch(r), run.name);
-    byId("legend").append(chip);
-    chip.addEventListener("click", () => {
-      if (!hidden.delete(r)) hidden.add(r);
-      chip.setAttribute("aria-pressed", String(!hidden.has(r)));
-      byId("runs").children[r].classList.toggle("off", hidden.has(r));
-      charts.forEach((chart) => chart.draw());
-      groups.show();
-    });
-  });
-}
-
-function themeButton() {
-  const order = ["system", "light", "dark"];
-  const set = (name) => {
-    document.documentElement.dataset.theme = name;
-    byId("theme").textContent = { system: "◐ System", light: "☀ Light", dark: "☾ Dark" }[name];
-  };
-  byId("theme").addEventListener("click", () => set(order[(order.indexOf(document.documentElement.dataset.theme) + 1) % 3]));
-  set("system");
+function showCurves() {
+  showPanels(data.panels, byId("panels"), byId("flat"));
+  byId("curves").hidden = !data.panels.length && !data.other.length;
+  byId("smooth").addEventListener("input", () => { view.smooth = byId("smooth").checked; redraw(); });
+  timeBars();
+  if (!data.other.length) return;
+  byId("other").append(folded([`All other metrics (${data.other.length})`], () => {
+    const [grid, flat] = [element("div", { class: "panels small" }), element("div", { class: "flats" })];
+    showPanels(data.other, grid, flat);
+    return [grid, flat];
+  }));
 }
 
 function showPage() {
   const title = runs.length > 3 ? `${runs.length} runs compared` : runs.map((run) => run.name).join(" · ");
   byId("title").textContent = title;
   document.title = `${title} – Solera report`;
-  byId("footer").textContent = `Made ${data.made} by solera report.`;
+  byId("footer").textContent = `Made ${data.made} by solera report. Charts by uPlot ${data.uplot} (MIT licence).`;
+  showDiagnosis();
   byId("runs").append(...runs.map(runCard));
-  byId("panels").append(...data.panels.map((panel) => new Chart(panel).host));
-  byId("other").hidden = !data.other.length;
-  byId("other").firstElementChild.textContent = `All other metrics (${data.other.length})`;
-  byId("other").lastElementChild.append(...data.other.map((panel) => new Chart(panel).host));
-  byId("smooth").addEventListener("input", () => charts.forEach((chart) => chart.draw()));
-  byId("curves").hidden = !data.panels.length && !data.other.length;
-  timeBars();
-  legend(new Groups(byId("groups")));
+  showCurves();
+  const groups = new Groups(byId("groups"));
+  if (runs.length > 1) chips(byId("legend"), runs.map((run) => run.name), (r) => {
+    byId("runs").children[r].classList.toggle("off", hidden.has(r));
+    groups.show();
+  });
   showSettings();
   themeButton();
 }
