@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from solera.diagnosis.verdict import STATE_WORDS
+from solera.diagnosis.verdict import CERTIFIED, HARMFUL, STATE_WORDS
 from solera.protocols import Metrics
 
 Figure = tuple[str, str, Callable[[float], str]]
@@ -58,6 +59,8 @@ class Progressing:
         """Of what was drawn since the last line; text of others has no age."""
         self._judged = 0
         """Step of the last update that was judged: few are."""
+        self._verdicts: list[tuple[int, str]] = []
+        """Steps and verdicts that no line has told yet."""
         self._bar: Progress | None = None
         if console.is_terminal:
             wide = console.width >= WIDE
@@ -74,19 +77,23 @@ class Progressing:
         self._latest.update(metrics)
         if "improvement/state" in metrics:
             self._judged = step
+            self._verdicts.append((step, STATE_WORDS[round(metrics["improvement/state"])]))
         if "age/max" in metrics:
             self._oldest = max(self._oldest or 0.0, metrics["age/max"])
         wide = self.console.width >= WIDE
         if "eval/pass@1" in metrics:
             # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
-            fit = FIGURES if wide else [figure for figure in FIGURES if figure[0] != "syncs"]
+            left_out = {"update"} if wide else {"update", "syncs"}
+            fit = [figure for figure in FIGURES if figure[0] not in left_out]
             values = {name: value for name, value in self._latest.items() if name != "age/mean"}
             if self._oldest is not None:
                 values["age/mean"] = self._oldest
             figures = self._figures(values, fit).replace("age", "age ≤")
             number = str(step).rjust(len(str(self.steps)))
-            self.console.print(f"step {number}/{self.steps}  {figures}", highlight=False, soft_wrap=True)
-            self._oldest = None
+            line = f"step {number}/{self.steps}  {figures}"
+            told = verdict_words(self._verdicts, self.console.width - len(line) - 2)
+            self.console.print("  ".join(filter(None, (line, told))), highlight=False, soft_wrap=True)
+            self._oldest, self._verdicts = None, []
         if self._bar is not None:
             figures = self._figures(self._latest, FIGURES if wide else FIGURES[:-1])
             self._bar.update(self._task, completed=step, figures=figures)
@@ -98,6 +105,27 @@ class Progressing:
     def _figures(self, values: dict[str, float], shown: Sequence[Figure]) -> str:
         names = {"update": f"update {self._judged}"}
         return "  ".join(f"{names.get(name, name)} {form(values[key])}" for name, key, form in shown if key in values)
+
+
+def verdict_words(verdicts: Sequence[tuple[int, str]], room: int) -> str:
+    """Updates that were judged: each with its step where there is room for that, else how many of which kind.
+
+    >>> some = [(7, "certified"), (8, "harmful"), (9, "certified")]
+    >>> verdict_words(some[:1], 80), verdict_words(some, 80), verdict_words([], 80)
+    ('update 7 certified', 'updates 7 certified, 8 harmful, 9 certified', '')
+    >>> verdict_words(some, 36), verdict_words(some, 24)
+    ('updates 7-9: 2 certified, 1 harmful', 'updates 7-9: 1/3 harmful')
+    """
+    if len(verdicts) < 2:
+        return "".join(f"update {step} {word}" for step, word in verdicts)
+    counts, span = Counter(word for _, word in verdicts), f"updates {verdicts[0][0]}-{verdicts[-1][0]}"
+    worst = HARMFUL if counts[STATE_WORDS[HARMFUL]] else CERTIFIED
+    forms = (
+        "updates " + ", ".join(f"{step} {word}" for step, word in verdicts),
+        f"{span}: " + ", ".join(f"{counts[word]} {word}" for word in STATE_WORDS.values() if counts[word]),
+        f"{span}: {counts[STATE_WORDS[worst]]}/{len(verdicts)} {STATE_WORDS[worst]}",
+    )
+    return next((form for form in forms if len(form) <= room), forms[-1])
 
 
 class Attempting:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import time
 from importlib.resources import files
 from pathlib import Path
@@ -71,10 +72,9 @@ def filled(page: str, parts: dict[str, str], data: dict[str, Any]) -> str:
     """
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     library = {"uplot_style": part("vendor/uPlot.min.css"), "uplot": _library()}
-    own = {"style": part("style.css"), "charts": part("charts.js"), **parts}
-    for name, content in {**library, **own, "data": embedded}.items():  # data last: nothing in it is a place to fill
-        page = page.replace(f"/* {name} */", content, 1)
-    return page
+    own = {"style": part("style.css"), "charts": part("charts.js"), **parts, "data": embedded}
+    contents = library | own
+    return re.sub(r"/\* (\w+) \*/", lambda place: contents[place[1]], page)  # once: what is filled in is not searched
 
 
 def _library() -> str:

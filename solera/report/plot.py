@@ -4,7 +4,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from solera.report.panels import PANELS
+from solera.report.panels import PANELS, Panel
 from solera.report.sinks import read_metrics
 
 if TYPE_CHECKING:
@@ -14,6 +14,19 @@ INK, FAINT = "#1f2933", "#d5dbe1"
 COLOURS = ("#0067a8", "#cc4f00", "#00815d", "#a63f80")
 """Those of the page, where it is light (page/style.css)."""
 SYNC = COLOURS[2]
+Dash = tuple[float, tuple[float, ...]] | str
+"""A line style of matplotlib."""
+
+
+def dash(index: int) -> Dash:
+    """The dash of the n-th metric of a panel, as on the page (page/charts.js): no two are equal.
+
+    >>> dash(0), dash(1), dash(4)
+    ('-', (0, (8, 4)), (0, (9, 3, 2, 3, 2, 3)))
+    """
+    if index < 3:
+        return ("-", (0, (8, 4)), (0, (2, 3)))[index]
+    return 0, (9, 3, *(2, 3) * (index - 2))
 
 
 def plot_run(folder: Path) -> Path:
@@ -29,7 +42,7 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
     figure = Figure(figsize=(10, 6.4), dpi=130, layout="constrained")
     for axis, panel in zip(figure.subplots(2, 2).flat, (one for one in PANELS if one.pictured), strict=True):
         axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title, color=INK)
-        _curves(axis, rows, panel.metrics, **({"drawstyle": "steps-post"} if panel.stepped else {}))
+        _curves(axis, rows, panel, **({"drawstyle": "steps-post"} if panel.stepped else {}))
         if panel.syncs:
             _mark_syncs(axis, rows)
         if axis.lines:
@@ -42,20 +55,36 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
     return figure
 
 
-def _curves(panel: Any, rows: list[dict[str, float]], names: dict[str, str], **style: Any) -> None:
+def _curves(axis: Any, rows: list[dict[str, float]], panel: Panel, **style: Any) -> None:
     """A curve that equals the first one everywhere would hide behind it: they share a curve and a label."""
+    names = panel.metrics
     first, *others = names
     same = [name for name in others if all(row.get(name) == row.get(first) for row in rows)]
     labels = names | {first: " = ".join([names[first], *(names[name] for name in same)])}
+    axes = dict.fromkeys(names, axis) | _right_axis(axis, rows, panel)
     for above, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         points = [(row["step"], row[name]) for row in rows if name in row]
         if not points or name in same:
             continue
         few = len(points) < max(len(rows) / 2, 3)
         drawn = {"marker": "o", "markersize": 4, "linewidth": 2.2} if few else {"linewidth": 1.2}
-        panel.plot(
+        axes[name].plot(
             *zip(*points, strict=True), label=labels[name], color=colour, zorder=3 - above / 10, **drawn, **style
         )
+        if axes[name] is not axis:  # the legend is the left axis's
+            axis.plot([], [], label=f"{labels[name]} (right)", color=colour, **drawn)
+
+
+def _right_axis(axis: Any, rows: list[dict[str, float]], panel: Panel) -> dict[str, Any]:
+    """An axis for the metrics that are to have their own, where they leave 0 to 1 and would squeeze the others."""
+    values = [row[name] for row in rows for name in panel.right if name in row]
+    drawn = any(name in row for row in rows for name in panel.metrics if name not in panel.right)
+    if not drawn or all(0 <= value <= 1 for value in values):
+        return {}
+    right = axis.twinx()
+    right.set_ylabel(panel.axes[1], color=INK)
+    right.spines["top"].set_visible(False)
+    return dict.fromkeys(panel.right, right)
 
 
 def _mark_syncs(panel: Any, rows: list[dict[str, float]]) -> None:

@@ -1,10 +1,11 @@
-"""A page of headings, paragraphs, tables, a picture and quoted text, written as Markdown or as HTML."""
+"""A page of headings, paragraphs, tables, charts and quoted text, written as Markdown or as HTML."""
 
 import html
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from solera.report.html import part
+from solera.report.html import UPLOT, filled, part
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A file beside the page, and the same picture as a data URL for a page that holds all within itself."""
+class Charts:
+    """A picture in a file beside the page, and what a page that draws the same charts itself needs to know."""
 
     file: str
-    inline: str
     says: str
+    data: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Quoted:
     text: str
 
 
-Block = Heading | Paragraph | Table | Picture | Quoted
+Block = Heading | Paragraph | Table | Charts | Quoted
 
 
 def markdown(title: str, blocks: list[Block]) -> str:
@@ -60,7 +61,7 @@ def _markdown(block: Block) -> str:
             return f"{'#' * level} {_md(text)}"
         case Paragraph(text):
             return _md(text)
-        case Picture(file, _, says):
+        case Charts(file, says, _):
             return f"![{_md(says)}]({file})"
         case Quoted(text):
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
@@ -78,37 +79,15 @@ def _md(text: str | Link) -> str:
     return re.sub(r"([\\`*\[\]<>|])", r"\\\1", text).replace("\n", " ")
 
 
-PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title>
-<style>
-{style}
-main img {{ width: 100%; background: #fff; }}
-main p {{ margin: 0 0 8px; }}
-main h2 {{ margin: 26px 0 10px; }}
-main h3 {{ margin: 14px 0 6px; }}
-main .scroll {{ margin-bottom: 14px; }}
-</style>
-</head>
-<body>
-<header class="top"><div class="wide"><div><p class="brand">Solera sweep</p><h1>{title}</h1></div></div></header>
-<main class="wide">
-{body}
-</main>
-<footer class="wide"></footer>
-</body>
-</html>
-"""
-
-
 def page(title: str, blocks: list[Block]) -> str:
+    """The blocks as a page that holds everything within itself."""
+    data = {"charts": [], "names": [], "uplot": UPLOT}
+    for block in blocks:
+        if isinstance(block, Charts):
+            data |= block.data
     body = "\n".join(map(_html, blocks))
-    return PAGE.format(title=html.escape(title), style=part("style.css"), body=body)
+    parts = {"title": html.escape(title), "body": body, "sweep": part("sweep.js")}
+    return filled(part("sweep.html"), parts, data)
 
 
 def _html(block: Block) -> str:
@@ -117,8 +96,8 @@ def _html(block: Block) -> str:
             return f"<h{level}>{html.escape(text)}</h{level}>"
         case Paragraph(text):
             return f"<p>{html.escape(text)}</p>"
-        case Picture(_, inline, says):
-            return f'<div class="card panel"><img src="{inline}" alt="{html.escape(says)}"></div>'
+        case Charts():
+            return '<div id="legend"></div>\n<div id="charts" class="panels"></div>'
         case Quoted(text):
             return f'<div class="card scroll"><pre class="text">{html.escape(text)}</pre></div>'
         case Table(head, rows, words):

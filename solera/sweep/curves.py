@@ -1,17 +1,14 @@
 """Accuracy over steps as small multiples: a panel for each combination of circumstances, a line for each cell in it."""
 
-import base64
 import io
-from itertools import cycle
 from statistics import fmean
 from typing import Any
 
-from solera.report.plot import COLOURS, FAINT, INK
+from solera.report.plot import COLOURS, FAINT, INK, Dash, dash
 from solera.sweep.plan import Cell
 from solera.sweep.results import Results
 
 PALETTE = (*COLOURS, "#b3323c", "#3aa3a0", "#a07d1c", "#5b6773")
-DASHES = ("-", "--", ":")
 
 
 def draw(results: Results) -> Any:
@@ -50,25 +47,32 @@ def as_png(figure: Any) -> bytes:
     return file.getvalue()
 
 
-def as_data_url(figure: Any) -> str:
-    """The figure as a picture that a page can hold within itself."""
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(file.getvalue()).decode()
+def charts(results: Results) -> dict[str, Any]:
+    """The same for a page that draws it: names of what is compared, and the panels with a line for each of them."""
+    names = list(next(iter(results.plan.axes.values())))
+    panels = [
+        {"title": title, "lines": [_plain(names.index(cell.compared), curve(results, cell)) for cell in cells]}
+        for title, cells in results.plan.panels().items()
+    ]
+    return {"names": names, "charts": panels}
 
 
-def _looks(names: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """A colour and a dash for each name, the same in every panel; colours come again with another dash."""
-    dashes = (dash for dash in cycle(DASHES) for _ in PALETTE)
-    return dict(zip(names, zip(cycle(PALETTE), dashes, strict=False), strict=False))
+def _plain(place: int, points: list[tuple[float, float, float, float]]) -> dict[str, Any]:
+    columns = zip(*points, strict=True) if points else ((), (), (), ())
+    return {"run": place, **dict(zip(("steps", "values", "low", "high"), map(list, columns), strict=True))}
 
 
-def _line(axis: Any, results: Results, cell: Cell, colour: str, dash: str) -> None:
+def _looks(names: tuple[str, ...]) -> dict[str, tuple[str, Dash]]:
+    """A colour and a dash for each name, the same in every panel; when colours come again, the dash is another."""
+    return {name: (PALETTE[i % len(PALETTE)], dash(i // len(PALETTE))) for i, name in enumerate(names)}
+
+
+def _line(axis: Any, results: Results, cell: Cell, colour: str, style: Dash) -> None:
     points = curve(results, cell)
     if points:
         steps, means, lows, highs = zip(*points, strict=True)
         axis.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
-        axis.plot(steps, means, color=colour, linestyle=dash, linewidth=1.6, label=cell.compared)
+        axis.plot(steps, means, color=colour, linestyle=style, linewidth=1.6, label=cell.compared)
 
 
 def _style(axis: Any, title: str) -> None:

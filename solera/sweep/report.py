@@ -8,8 +8,8 @@ from pathlib import Path
 
 from solera.errors import counted
 from solera.files import write_whole
-from solera.sweep.blocks import Block, Heading, Link, Paragraph, Picture, Quoted, Table, markdown, page
-from solera.sweep.curves import as_data_url, as_png, draw
+from solera.sweep.blocks import Block, Charts, Heading, Link, Paragraph, Quoted, Table, markdown, page
+from solera.sweep.curves import as_png, charts, draw
 from solera.sweep.plan import Cell
 from solera.sweep.results import SURE, Comparison, Results, Spread
 
@@ -53,15 +53,14 @@ def write(results: Results) -> Path:
     """Write all four files into the sweep's folder; the page's path."""
     folder, title = results.plan.folder, results.plan.name
     folder.mkdir(parents=True, exist_ok=True)
-    figure = draw(results)
-    (folder / "curves.png").write_bytes(as_png(figure))
-    content = blocks(results, as_data_url(figure))
+    (folder / "curves.png").write_bytes(as_png(draw(results)))
+    content = blocks(results)
     write_whole(folder / "results.json", json.dumps(results.as_json(), indent=1, allow_nan=False) + "\n")
     write_whole(folder / "report.md", markdown(title, content))
     return write_whole(folder / "report.html", page(title, content))
 
 
-def blocks(results: Results, picture: str) -> list[Block]:
+def blocks(results: Results) -> list[Block]:
     plan = results.plan
     says = "Held-out accuracy over steps: mean over seeds, band from the lowest to the highest seed"
     return [
@@ -75,7 +74,7 @@ def blocks(results: Results, picture: str) -> list[Block]:
         *_compared(results),
         Heading("Curves"),
         Paragraph(f"{says}."),
-        Picture("curves.png", picture, says),
+        Charts("curves.png", says, charts(results)),
         Heading("Runs"),
         Table(("run", "state", "final", "best"), [_run_row(results, i) for i in range(len(results.runs))], 2),
         Heading("The sweep's file"),

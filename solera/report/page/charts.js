@@ -108,9 +108,9 @@ function sample(line, css) {
 
 class Chart {
   /* lines: what is drawn; read: lines shown at the pointer only; marks: [{colour, run, steps}] below the axis;
-     last: the step at which all charts of the page end. */
-  constructor({ title, explains = "", lines, read = [], marks = [], axes = ["", ""], last }) {
-    Object.assign(this, { title, lines: lines.filter((line) => line.steps.length), read, marks, axes, last });
+     range: of the left axis, where it is fixed; last: the step at which all charts of the page end. */
+  constructor({ title, explains = "", lines, read = [], marks = [], axes = ["", ""], range = null, last }) {
+    Object.assign(this, { title, lines: lines.filter((line) => line.steps.length), read, marks, axes, range, last });
     this.several = new Set(this.lines.map((line) => line.of)).size > 1;
     this.plot = element("div", { class: "plot", role: "img", "aria-label": this.spoken() });
     this.tip = element("div", { class: "tip", hidden: true });
@@ -140,7 +140,7 @@ class Chart {
       const head = alone && this.several ? [] : [sample(same[0], this.several ? "var(--ink)" : hue(same[0].colour)), name];
       return element("span", { class: "key" }, ...head, ...same.map(value));
     });
-    if (this.marks.some((mark) => mark.steps.length)) keys.push(element("span", { class: "key" }, element("svg", { width: 8, height: 10, style: colour(this.marks[0].colour) }, element("path", { class: "sample", d: "M4,0V10" })), "sync"));
+    if (this.marks.some((mark) => mark.steps.length)) keys.push(element("span", { class: "key" }, element("svg", { width: 8, height: 10, style: `--colour: ${this.several ? "var(--ink)" : hue(this.marks[0].colour)}` }, element("path", { class: "sample", d: "M4,0V10" })), "sync"));
     this.at = element("span", { class: "at soft" });
     return element("div", { class: "keys" }, ...keys, this.at);
   }
@@ -162,7 +162,7 @@ class Chart {
     this.uplot?.destroy();
     this.uplot = null;
     if (!this.plot.clientWidth) return;
-    this.log = [false, true].map((right) => !this.shown().some((line) => line.percent && !!line.right === right) && decades(this.visible(right)));
+    this.log = [false, true].map((right) => (right || !this.range) && !this.shown().some((line) => line.percent && !!line.right === right) && decades(this.visible(right)));
     this.scaleNote.hidden = !this.log.some(Boolean);
     const tables = [[[0, this.last], [null, null]]], series = [{}, { show: false, scale: "y" }], bands = [];
     for (const line of [...this.shown()].sort((a, b) => b.dash - a.dash)) this.add(line, tables, series, bands);
@@ -200,7 +200,7 @@ class Chart {
       values: (u, splits) => splits.map((value) => (value === null ? "" : share(right) ? percent(value) : figure(+value.toPrecision(10)))),
       size: (u, values) => 12 + 6.5 * Math.max(3, ...(values ?? []).map((value) => value.length)),
     });
-    const range = (right) => (u, low, high) => this.log[+right] ? uPlot.rangeLog(low ?? 0.1, high ?? 1, 10, true) : bounds(this.visible(right, u.scales.x), share(right));
+    const range = (right) => (u, low, high) => this.range && !right ? this.range : this.log[+right] ? uPlot.rangeLog(low ?? 0.1, high ?? 1, 10, true) : bounds(this.visible(right, u.scales.x), share(right));
     return {
       width: this.plot.clientWidth, height: HEIGHT + MARK * rows, series, bands, legend: { show: false }, padding: [8, used[1] ? 0 : 12, 0, 0],
       scales: { x: { time: false }, y: { distr: this.log[0] ? 3 : 1, range: range(false) }, right: { distr: this.log[1] ? 3 : 1, range: range(true) } },
@@ -226,8 +226,9 @@ class Chart {
     const apart = this.shown().filter((line) => line.apart), zero = u.valToPos(0, "y", true);
     if (apart.some((line) => line.low) && zero >= top && zero <= top + height) stroke("var(--soft)", left, zero, left + width, zero, 1);
     const runs = [...new Set(apart.map((line) => line.run))]; /* runs of one seed are judged at the same steps: side by side */
-    ctx.beginPath(); ctx.rect(left, top, width, height); ctx.clip();
-    for (const line of apart) line.steps.forEach((step, i) => this.dot(u, line, i, x(step) + 5 * ratio * (runs.indexOf(line.run) - (runs.length - 1) / 2), stroke));
+    const rim = 5 * ratio; /* dots at the edge are whole */
+    ctx.beginPath(); ctx.rect(left - rim, top - rim, width + 2 * rim, height + 2 * rim); ctx.clip();
+    for (const line of apart) line.steps.forEach((step, i) => step >= first && step <= final && this.dot(u, line, i, x(step) + 5 * ratio * (runs.indexOf(line.run) - (runs.length - 1) / 2), stroke));
     [false, true].forEach((right) => {
       const scale = u.scales[right ? "right" : "y"], highest = this.visible(right, u.scales.x).reduce((a, b) => Math.max(a, b), -Infinity);
       if (!(highest > scale.max)) return;

@@ -66,8 +66,10 @@ function chartOf(panel) {
 
 /* A panel in which nothing changes: its values in one line, its chart inside. */
 function flatPanel(panel) {
-  const told = linesOf(panel, distinct(panel)).map((line) => [line.of, line.name === panel.title ? "" : line.name, said(line, line.values.at(-1))].filter(Boolean).join(" "));
-  return folded([element("h3", {}, panel.title), element("span", { class: "soft" }, `${told.join(", ")} throughout`)], () => [chartOf(panel)], { class: "flat card" });
+  const lines = linesOf(panel, distinct(panel)).map((line) => ({ ...line, said: said(line, line.values.at(-1)), name: line.name === panel.title ? "" : line.name }));
+  const same = (name) => new Set(lines.filter((line) => line.name === name).map((line) => line.said)).size === 1;
+  const told = new Set(lines.map((line) => [same(line.name) ? "" : line.of, line.name, line.said].filter(Boolean).join(" ")));
+  return folded([element("h3", {}, panel.title), element("span", { class: "soft" }, `${[...told].join(", ")} throughout`)], () => [chartOf(panel)], { class: "flat card" });
 }
 
 function showPanels(panels, host, flat) {
