@@ -64,19 +64,26 @@ def test_training_leaves_a_page_that_needs_nothing_else(trained):
     assert trained.report == trained.folder / "report.html"
     assert page.references == []
     assert "link" not in page.tags
-    assert page.tags.count("script") == 2
+    assert page.tags.count("script") == 3  # the data, the chart library, the page's own
     assert sorted(p.name for p in trained.folder.iterdir()) == [
         "beginning.json", "config.toml", "metrics.jsonl", "model", "plot.png", "report.html", "store.db",
     ]  # fmt: skip
 
 
+def test_the_page_carries_the_chart_library_its_version_and_its_licence(trained):
+    page = Page(trained.report)
+    assert f"uPlot (v{page.data['uplot']})" in page.text
+    assert "The MIT License (MIT)" in page.text and "Leon Sorokin" in page.text
+
+
 def test_curves_are_the_metrics(trained):
     (run,) = Page(trained.report).data["runs"]
     rows = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
-    assert run["steps"] == list(range(13))
     assert run["metrics"].keys() == {name for row in rows for name in row} - {"step"}
-    for name, values in run["metrics"].items():
-        assert values == [pytest.approx(row[name], rel=1e-5) if name in row else None for row in rows]
+    for name, column in run["metrics"].items():
+        logged = {row["step"]: pytest.approx(row[name], rel=1e-5) for row in rows if name in row}
+        assert dict(zip(run["steps"][column["steps"]], column["values"], strict=True)) == logged
+    assert run["syncs"] == [0, 4, 8]
     assert run["accuracies"] == [[0, rows[0]["eval/pass@1"]], [12, rows[12]["eval/pass@1"]]]
     assert run["facts"]["tokens generated"] == sum(row.get("tokens/generated", 0) for row in rows)
     assert (run["learned"], run["planned"], run["finished"]) == (12, 12, True)
@@ -111,6 +118,7 @@ def test_groups_are_the_stores(trained):
         assert group["masked"] == (len(rewards) == 1)  # the objective masks groups of equal reward
         assert group["key"] == f"arithmetic/{group['prompt']}"
         a, b = map(int, group["prompt"].removesuffix("=").split("+"))
+        assert group["expected"] == str(a + b)
         for m in group["members"]:
             (turn,) = m["turns"]
             assert (turn["text"] == str(a + b)) == (m["reward"] == 1)
@@ -203,7 +211,7 @@ def test_hostile_text_stays_text(tmp_path):
     (run,) = page.data["runs"]
     assert run["groups"][0]["key"] == HOSTILE
     assert [m["turns"][0]["text"] for m in run["groups"][0]["members"]] == [HOSTILE, "w6"]
-    assert page.tags.count("script") == 2
+    assert page.tags.count("script") == 3
     assert "img" not in page.tags
     assert "<" not in page.scripts["data"]
     assert "\u2028" not in page.text
@@ -270,12 +278,79 @@ def test_a_metric_that_no_panel_names_gets_one(tmp_path):
     assert panels_for(named) == (list(PANELS), [])
 
 
-def test_a_long_run_is_thinned_but_keeps_its_evaluations(tmp_path):
-    rows = [{"step": i, "reward/mean": i / 2} | ({"eval/pass@1": 0.5} if i % 1000 == 7 else {}) for i in range(5001)]
+def test_a_long_run_is_decimated_and_keeps_its_peaks_and_the_middle_of_every_interval(tmp_path):
+    rows = [{"step": i, "reward/mean": float(i == 3333), "learn/loss": i / 2} for i in range(5001)]
+    for i in range(0, 5001, 2):
+        rows[i] |= {"eval/pass@1": 0.5 + i / 1e5, "eval/pass@1_low": 0.4, "eval/pass@1_high": 0.6}
     run = report(bare_run(tmp_path / "run", "".join(json.dumps(row) + "\n" for row in rows))).data["runs"][0]
-    assert run["steps"] == sorted({*range(0, 5001, 3), 7, 1007, 2007, 3007, 4007})
-    assert run["accuracies"] == [[7, 0.5], [4007, 0.5]]
-    assert "one step in 3" in " ".join(run["notes"])
+    curves = {
+        name: dict(zip(run["steps"][column["steps"]], column["values"], strict=True))
+        for name, column in run["metrics"].items()
+    }
+    assert all(len(curve) <= 1002 for curve in curves.values())
+    assert curves["reward/mean"][3333] == 1
+    assert all(value == step / 2 for step, value in curves["learn/loss"].items())
+    assert {0, 5000} <= curves["learn/loss"].keys()
+    assert curves["eval/pass@1"].keys() == curves["eval/pass@1_low"].keys() == curves["eval/pass@1_high"].keys()
+    steps, means = run["metrics"]["learn/loss"]["means"]
+    assert len(steps) == 500 and means == pytest.approx([step / 2 for step in steps], rel=1e-5)  # of a straight line
+    assert run["accuracies"] == [[0, 0.5], [5000, 0.55]]
+    assert "at most 1,000 points" in " ".join(run["notes"])
+
+
+@pytest.mark.parametrize(
+    ("config", "facts"),
+    [
+        ("", {"v (sync period)": None, "offset": None}),
+        ("[sync]\nperiod = 10\n[collect]\noffset = 3\n", {"v (sync period)": 10, "offset": 3}),
+        ('[sync]\nrule = "adaptive"\nperiod = 10\n', {"v (sync period)": "adaptive", "offset": None}),
+        ('[draw]\npolicy = "replay"\n[sync]\nperiod = 4\n', {"v (sync period)": 4, "offset": None}),
+        ('[draw]\npolicy = "offline"\n[sync]\nperiod = 10\n', {"data": "offline: nothing is generated"}),
+        (
+            '[draw]\npolicy = "mixed"\nshares = ["human=1"]\n[sync]\nperiod = 10\n',
+            {"data": "offline: nothing is generated"},
+        ),
+        (
+            '[draw]\npolicy = "mixed"\nshares = ["self=1", "human=1"]\n[sync]\nperiod = 5\n',
+            {"v (sync period)": 5, "offset": None},
+        ),
+    ],
+)
+def test_only_a_run_with_an_engine_has_a_sync_period(tmp_path, config, facts):
+    (run,) = report(bare_run(tmp_path / "run", config=config)).data["runs"]
+    assert {name: run["facts"][name] for name in ("v (sync period)", "offset", "data") if name in run["facts"]} == facts
+
+
+def test_parts_of_the_reward_and_the_loss_have_main_panels_and_intervals_are_bands(tmp_path):
+    logged = ("reward/mean", "reward/exact", "reward/brevity", "reward/zero_variance_fraction", "learn/loss",
+              "eval/pass@1", "eval/pass@1_low", "eval/pass@1_high", "eval/pass@1/sums", "eval/pass@1/gcd",
+              "own/score", "own/score_low", "own/score_high", "own/half_low")  # fmt: skip
+    known, other = panels_for(logged)
+    by_title = {panel.title: panel for panel in known}
+    assert list(by_title) == [
+        "Does it learn?", "What is the reward made of?", "Which part of the mixture does it learn?",
+        "What teaches nothing?", "Loss",
+    ]  # fmt: skip
+    assert by_title["What is the reward made of?"].metrics == {
+        "reward/mean": "whole reward", "reward/brevity": "brevity", "reward/exact": "exact",
+    }  # fmt: skip
+    assert by_title["Does it learn?"].right == ("reward/mean",)
+    assert by_title["Does it learn?"].intervals == {"eval/pass@1": ("eval/pass@1_low", "eval/pass@1_high")}
+    assert [panel.title for panel in other] == ["own/half_low", "own/score"]
+    assert other[1].intervals == {"own/score": ("own/score_low", "own/score_high")}
+
+
+def test_a_panel_is_flat_where_nothing_in_it_changes_in_any_run(tmp_path):
+    rows = [{"step": k, "learn/lr": 3e-4, "learn/loss": 1.0, "policy/entropy": 0.5 + k} for k in range(3)]
+    changed = [{**row, "learn/lr": 1e-3, "learn/loss": 1.0 + row["step"]} for row in rows]
+    folders = [
+        bare_run(tmp_path / name, "".join(json.dumps(row) + "\n" for row in made))
+        for name, made in (("a", rows), ("b", changed))
+    ]
+    alone = {panel["title"]: panel["flat"] for panel in report(folders[0]).data["panels"]}
+    assert alone == {"Loss": True, "Entropy of the policy": False, "Learning rate": True}
+    panels = Page(write_report(folders, tmp_path / "both.html")).data["panels"]
+    assert {panel["title"]: panel["flat"] for panel in panels} == alone | {"Loss": False}
 
 
 @pytest.mark.parametrize(

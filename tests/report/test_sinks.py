@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -102,6 +103,39 @@ def test_a_line_with_a_verdict_fits_the_terminal(width, line):
     row = {"reward/mean": 0.97, "eval/pass@1": 1.0, "age/max": 19.0, "sync/count": 100.0, "improvement/state": 0.0}
     Progressing(1000, console).log(192, row)
     assert console.file.getvalue() == f"{line}\n"
+
+
+def console_lines(rows: list[dict[str, float]], width: int = 100) -> list[str]:
+    console = Console(file=StringIO(), width=width)
+    sink = Progressing(len(rows) - 1, console)
+    for step, row in enumerate(rows):
+        sink.log(step, row)
+    sink.close()
+    return console.file.getvalue().splitlines()
+
+
+def test_a_verdict_is_printed_once_with_its_step():
+    rows = [{"eval/pass@1": 0.5} if step % 2 == 0 else {"reward/mean": 0.25} for step in range(9)]
+    rows[1]["improvement/state"] = 1.0
+    rows[4]["improvement/state"] = -1.0  # in a row with an evaluation
+    assert console_lines(rows) == [
+        "step 0/8  held-out 50.0%",
+        "step 2/8  reward 0.25  held-out 50.0%  update 1 certified",
+        "step 4/8  reward 0.25  held-out 50.0%  update 4 harmful",
+        "step 6/8  reward 0.25  held-out 50.0%",
+        "step 8/8  reward 0.25  held-out 50.0%",
+    ]
+
+
+def test_several_verdicts_between_two_lines_are_all_told_and_the_line_fits():
+    judged = [{"improvement/state": float(state)} for state in (1, 0, -1)]
+    assert console_lines([{}, *judged, {"eval/pass@1": 1.0}])[-1].endswith(
+        "held-out 100.0%  updates 1 certified, 2 inconclusive, 3 harmful"
+    )
+    many = [{"improvement/state": float(state), "reward/mean": 0.97} for state in [1] * 12 + [0] * 5 + [-1] * 3]
+    for width in (80, 100):
+        (line,) = console_lines([{}, *many, {"eval/pass@1": 1.0, "age/max": 19.0, "sync/count": 100}], width)
+        assert len(line) <= width and re.search(r"updates 1-20: (12 certified, 5 inconclusive, )?3(/20)? harmful", line)
 
 
 @pytest.mark.parametrize("width", [80, 150])

@@ -17,6 +17,7 @@ from solera.sweep.file import read_plan
 from solera.sweep.plan import Plan
 from solera.sweep.results import Results, collect, measured, wobble
 from solera.sweep.state import Failures, locked, refuse_changed
+from tests.report.browsing import chart_named, opened, painted, running_browser
 from tests.report.pages import Page
 
 FILE = """
@@ -157,14 +158,35 @@ def test_only_common_finished_seeds_are_compared(plan):
 def test_the_report_holds_everything_in_itself(results):
     page = Page(report.write(results))
     folder = results.plan.folder
-    outside = [reference for reference in page.references if not reference.startswith("data:image/svg+xml;base64,")]
-    assert sorted(outside) == sorted(f"runs/{run.name}/report.html" for run in results.plan.runs())
-    assert len(page.references) == len(outside) + 1  # the curves
+    assert sorted(page.references) == sorted(f"runs/{run.name}/report.html" for run in results.plan.runs())
+    assert page.data["names"] == ["grpo", "rloo", "r.-"]
+    assert [chart["title"] for chart in page.data["charts"]] == ["regime v1", "regime v9"]
+    (line,) = [line for line in page.data["charts"][1]["lines"] if line["run"] == 2]
+    assert (line["steps"], line["low"], line["high"]) == ([0, 2], [0.1, 0.2], [0.1, 0.5])
+    assert line["values"] == pytest.approx([0.1, 0.32])
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     told = json.loads((folder / "results.json").read_text())
     assert len(told["runs"]) == 18
     assert told["cells"][0]["final"] == {"mean": 0.5, "deviation": pytest.approx(0.1), "seeds": 3}
     assert [one["verdict"] for one in told["comparisons"] if one["cell"] == "rloo+v9"] == ["higher"]
+
+
+def test_the_page_draws_its_curves_and_hides_a_cell(results):
+    with running_browser() as browser, opened(browser, report.write(results)) as page:
+        assert page.evaluate("charts.map((chart) => chart.lines.length)") == [3, 3]
+        v9 = chart_named(page, "regime v9")
+        assert painted(page, v9, 1, 0.505)  # rloo's line, from 0.1 to 0.91
+        assert painted(page, v9, 1.5, 0.35) and not painted(page, v9, 1.5, 0.9)  # within the band of r.-; above all
+        page.get_by_role("button", name="rloo").click()
+        assert not painted(page, v9, 1, 0.505)
+        assert page.locator("#charts h3").all_inner_texts() == ["regime v1", "regime v9"]
+
+
+def test_text_of_the_sweeps_file_is_no_place_to_fill(plan, tmp_path):
+    file = tmp_path / "made.toml"
+    file.write_text(file.read_text() + "# /* data */ /* uplot */ </script><script>alert(1)</script>\n")
+    page = Page(report.write(collect(read_plan(file))))
+    assert page.data["charts"] and page.tags.count("script") == 3
 
 
 def test_the_markdown_says_who_is_best(results):
