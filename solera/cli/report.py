@@ -4,8 +4,9 @@ from pathlib import Path
 
 from solera.cli.options import Parser
 
-HELP = """Write one self-contained HTML page about runs, finished, running or killed: curves of all of them over each
-other, age and sync history, groups with their responses, rewards and advantages, and how their configs differ."""
+HELP = """Write one self-contained HTML page about one or several runs. They may be finished, running or killed. The page
+says in a sentence what each run comes to, and shows curves, the age of the data, weight syncs, groups with their
+responses, rewards and expected answers, and how the configs differ."""
 
 
 def run(arguments: list[str]) -> int:

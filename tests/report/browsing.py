@@ -1,6 +1,7 @@
 """A real browser, and pages opened in it that must neither complain nor ask for anything."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+OUR_READING = "willReadFrequently"
+"""In what Chromium says when these tests look at the pixels of a chart."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -30,14 +33,22 @@ def opened(browser: Any, path: Path, width: int = 1280, scheme: str = "light") -
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page, requests, complaints = context.new_page(), [], []
     page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
+    page.on("console", lambda message: OUR_READING not in message.text and complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
-    page.wait_for_function("charts.every((chart) => chart.uplot || !chart.plot.clientWidth)")
+    until(page, "charts.every((chart) => chart.uplot || !chart.plot.clientWidth)")
     yield page
     context.close()
     assert complaints == []
     assert requests == [path.as_uri()]
+
+
+def until(page: Any, condition: str) -> None:
+    """Wait for it. The page forbids the evaluation by which the library's own waiting is done."""
+    deadline = time.monotonic() + 30
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(20)
 
 
 def painted(page: Any, chart: int, step: float, value: float, scale: str = "y") -> bool:

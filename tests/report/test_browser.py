@@ -8,7 +8,7 @@ import pytest
 
 from solera.report.html import write_report
 from solera.store.ledger import Ledger
-from tests.report.browsing import chart_named, opened, painted, running_browser
+from tests.report.browsing import chart_named, opened, painted, running_browser, until
 from tests.report.runs import rollout, used, write_run
 
 STEPS = 60
@@ -38,9 +38,9 @@ def rows(shift: float = 0.0) -> list[dict[str, float]]:
 
 
 def groups(folder: Path) -> None:
-    """Groups of steps 0, 10 and 20 whose rewards spread by 0.5, 0 and 0.25, in order."""
+    """Groups of steps 0, 1 and 2 whose rewards spread by 0.5, 0 and 0.25, in order."""
     store = Ledger(folder / "store.db")
-    for step, rewards in ((0, (0.0, 1.0)), (10, (1.0, 1.0)), (20, (0.5, 1.0))):
+    for step, rewards in ((0, (0.0, 1.0)), (1, (1.0, 1.0)), (2, (0.5, 1.0))):
         used(store, step, [rollout(f"arithmetic/{step}+7=", reward) for reward in rewards])
     store.close()
 
@@ -135,10 +135,10 @@ def test_what_never_changes_is_folded_and_drawn_when_opened(page):
     ]  # fmt: skip
     before = page.evaluate("charts.length")
     page.locator("#flat > details > summary").first.click()
-    page.wait_for_function(f"charts.length === {before + 1} && charts.at(-1).uplot")
+    until(page, f"charts.length === {before + 1} && !!charts.at(-1).uplot")
     assert painted(page, before, 30, 3e-4)
-    page.get_by_text("All other metrics (2)").click()
-    page.wait_for_function("charts.at(-1).title === 'odd/two' && charts.at(-1).uplot")
+    page.get_by_text("All other metrics (3)").click()
+    until(page, "charts.some((chart) => chart.title === 'odd/two' && chart.uplot)")
     assert "7.5 throughout" in page.locator("#other details.flat").inner_text()
 
 
@@ -152,18 +152,18 @@ def test_groups_are_sorted_by_mouse_and_keyboard_and_tell_the_expected_answer(pa
     def steps() -> list[str]:
         return page.locator("details.group .when").all_inner_texts()
 
-    assert steps() == ["step 20", "step 10", "step 0"]  # the latest first
+    assert steps() == ["step 2", "step 1", "step 0"]  # the latest first
     page.get_by_role("button", name="spread of rewards").click()
-    assert steps() == ["step 0", "step 20", "step 10"]
+    assert steps() == ["step 0", "step 2", "step 1"]
     page.get_by_role("button", name="spread of rewards").press("Enter")
-    assert steps() == ["step 10", "step 20", "step 0"]
+    assert steps() == ["step 1", "step 2", "step 0"]
     page.get_by_role("button", name="step").focus()
     page.keyboard.press("Space")
-    assert steps() == ["step 20", "step 10", "step 0"]
+    assert steps() == ["step 2", "step 1", "step 0"]
     assert page.locator(".sorts [aria-pressed=true]").inner_text() == "step: latest first ↓"
-    assert page.locator("details.group .expected").all_inner_texts() == ["expected 27", "expected 17", "expected 7"]
+    assert page.locator("details.group .expected").all_inner_texts() == ["expected 9", "expected 8", "expected 7"]
     page.locator("details.group summary").first.click()
-    assert page.locator("details.group[open] .answer").inner_text() == "Expected answer: 27"
+    assert page.locator("details.group[open] .answer").inner_text() == "Expected answer: 9"
 
 
 def test_the_pointer_reads_all_charts_at_one_step_and_a_drag_zooms_them(page):
@@ -206,6 +206,14 @@ def test_a_run_is_hidden_by_its_chip_and_colours_follow_the_scheme(browser, both
                 )
             )
     assert inks[0][0] != inks[1][0] and inks[0][1] != inks[1][1]
+
+
+def test_ten_runs_have_ten_colours(browser, tmp_path):
+    few = [{"step": k, "learn/loss": k + 0.5} for k in range(5)]
+    folders = [write_run(tmp_path / f"run{number}", few) for number in range(10)]
+    with opened(browser, write_report(folders, tmp_path / "report.html")) as page:
+        colours = page.evaluate("charts[0].uplot.series.filter((one) => one.width === 2).map((one) => one.stroke())")
+        assert len(colours) == len(set(colours)) == 10
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
