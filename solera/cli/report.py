@@ -4,8 +4,8 @@ from pathlib import Path
 
 from solera.cli.options import Parser
 
-HELP = """Write one self-contained HTML page about one or several runs. They may be finished, running or killed. The page
-says in a sentence what each run comes to, and shows curves, the age of the data, weight syncs, groups with their
+HELP = """Write one self-contained HTML page about one or several runs, which may be finished, running or killed. The
+page says in a sentence what each run comes to, and shows curves, the age of the data, weight syncs, groups with their
 responses, rewards and expected answers, and how the configs differ."""
 
 

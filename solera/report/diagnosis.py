@@ -9,6 +9,7 @@ from solera.diagnosis.verdict import HARMFUL, STATE_WORDS
 from solera.errors import counted
 from solera.report.run_folder import RunFolder
 from solera.report.stalling import ACCURACY, FLAT, NEARLY_ALL, SOLVED
+from solera.sync.proof import tolerance
 
 NOTABLE = 0.05
 """Change of the accuracy that is called one where its intervals were not logged."""
@@ -23,8 +24,6 @@ MUCH_MASKED = 0.75
 MUCH_TRUNCATED = 0.25
 MUCH_ALIKE = 0.5
 FAR = 0.5
-LARGE_MISMATCH = 0.02
-"""Nats a token between engine and learner on fresh responses: above what half precision rounds to on average."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _attention(run: RunFolder) -> Iterator[str]:
         yield f"{found_so}: sync sooner, or lower learn.lr."
     if (faults := run.total("sync/faults")) > 0:
         yield f"Weights had to be sent twice at {counted(round(faults), 'sync')}: the first delivery was damaged."
-    if (far := late(run, "mismatch/logp")) is not None and far > LARGE_MISMATCH:
+    if (far := late(run, "mismatch/logp")) is not None and far > _rounding(run):
         yield (
             f"Engine and learner disagree about fresh responses by {far:.2g} nats a token: look for another "
             "temperature, chat template or precision in the engine."
@@ -180,6 +179,14 @@ def _teaches_little(run: RunFolder) -> Iterator[str]:
     flat = late(run, FLAT)
     if flat is not None and MUCH_MASKED < flat < NEARLY_ALL:
         yield f"{percent(flat)} of the groups had equal rewards towards the end and teach nothing."
+
+
+def _rounding(run: RunFolder) -> float:
+    """What its arithmetic may make between engine and learner; where that is not known, what the coarsest may."""
+    compute, temperature = run.setting("model", "compute"), run.setting("sampling", "temperature")
+    if compute in (None, "auto"):
+        compute = "float32" if run.setting("run", "device") == "cpu" else "bfloat16"
+    return tolerance(f"torch.{compute}", temperature if isinstance(temperature, float) and temperature > 0 else 1.0)
 
 
 def late(run: RunFolder, metric: str) -> float | None:

@@ -113,6 +113,22 @@ def test_what_deserves_attention(tmp_path, metrics, says):
     assert says is None or attention[0].startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"model": {"compute": "float32"}}, True),
+        ({"model": {"compute": "auto"}, "run": {"device": "cpu"}}, True),
+        ({"model": {"compute": "auto"}, "run": {"device": "cuda"}}, False),
+        ({"model": {"compute": "bfloat16"}, "run": {"device": "cpu"}}, False),
+        ({"model": {"compute": "bfloat16"}, "sampling": {"temperature": 2.0}}, False),
+        ({}, False),
+    ],
+)
+def test_a_mismatch_is_measured_by_the_arithmetic_of_the_run(tmp_path, config, told):
+    """0.01 nats are rounding in bfloat16 and an error in float32."""
+    assert bool(diagnose(made(tmp_path, config=config, mismatch__logp=0.01)).attention) == told
+
+
 def test_several_runs_are_compared_by_their_intervals(tmp_path):
     runs = {name: made(tmp_path / name, evaluations=(0.3, end)) for name, end in (("a", 0.7), ("b", 0.9), ("c", 0.88))}
     assert compared({"a": runs["a"]}) is None

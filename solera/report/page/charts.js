@@ -7,6 +7,7 @@ const charts = [];
 const COLOURS = 8;
 const HEIGHT = 215;
 const MARK = 9;
+const FEW = 60;
 const view = { smooth: true };
 
 /* An element with attributes and children; strings become text, never HTML. */
@@ -174,14 +175,15 @@ class Chart {
   add(line, tables, series, bands) {
     const common = { scale: line.right ? "right" : "y", spanGaps: true, points: { show: false } };
     const put = (table, options) => { tables.push(table); return series.push({ ...common, ...options }) - 1; };
-    const css = hue(line.colour), few = line.steps.length < Math.max(3, this.last / 25);
+    const css = hue(line.colour), count = line.steps.length;
+    const few = count < 3 || (count <= FEW && count < this.last / 4); /* each value is a point of its own on the line */
     if (line.apart) return put([line.steps, line.values], { paths: () => null });
     if (line.low) {
       const ends = [line.high, line.low].map((end) => put([line.steps, end], { stroke: "transparent", width: 0 }));
       bands.push({ series: ends, fill: () => paint(css, 0.2) });
     }
     const paths = line.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined;
-    const smooth = view.smooth && !line.stepped && !few && line.steps.length >= 30;
+    const smooth = view.smooth && !line.stepped && !few && count >= 30;
     if (smooth && !(line.dash && this.several)) put([line.steps, line.values], { stroke: () => paint(css, 0.35), width: 1 });
     const width = Math.max(1, this.last / 40);
     const table = smooth ? smoothed(line.means ?? [line.steps, line.values], width) : [line.steps, line.values];
