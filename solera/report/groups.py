@@ -15,7 +15,7 @@ from solera.report.run_folder import RunFolder
 from solera.report.text import Piece, TextReader, pieces, shortened, text_reader
 from solera.store.database import place_of
 from solera.store.reading import Reading, UsedGroup, reading
-from solera.tasks.answers import AnswerOf, answers_of
+from solera.tasks.answers import answers_of
 
 GROUPS = 80
 """Groups of each run in a page, unless asked otherwise."""
@@ -37,8 +37,8 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
             if not chosen:
                 run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")
                 return []
-            text, answer = text_reader(run), _answers(run)
-            return [_plain(opened.with_sequences(used), text, answer) for used in chosen]
+            text, expected = text_reader(run), _expected(run, chosen)
+            return [_plain(opened.with_sequences(used), text, expected.get(used.group.prompt_key)) for used in chosen]
     except SoleraError as error:
         run.notes.append(f"There are no groups to look into: {error}.")
         return []
@@ -68,20 +68,20 @@ def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
     return [group for one_round in rounds for group in one_round]
 
 
-def _answers(run: RunFolder) -> AnswerOf:
-    """What the run's task expects; where that is not known, nothing, and a note says why."""
+def _expected(run: RunFolder, chosen: list[UsedGroup]) -> dict[str, str | None]:
+    """What the run's task expects to each prompt; where that cannot be found, nothing, and a note says why."""
     if not run.config or "task" in run.own_code:  # a note tells of the config; a task of one's own is code
-        return lambda key: None
+        return {}
     try:
         config, begun = load(run.path / "config.toml"), read_beginning(run.path)
-        return answers_of(resolve_config(config).task, Path(begun.started_in) if begun else Path())
+        answer = answers_of(resolve_config(config).task, Path(begun.started_in) if begun else Path())
+        return {used.group.prompt_key: answer(used.group.prompt_key) for used in chosen}
     except SoleraError as error:
         run.notes.append(f"Expected answers are not shown: {error}.")
-        return lambda key: None
+        return {}
 
 
-def _plain(used: UsedGroup, text: TextReader, answer: AnswerOf) -> dict[str, Any]:
-    expected = answer(used.group.prompt_key)
+def _plain(used: UsedGroup, text: TextReader, expected: str | None) -> dict[str, Any]:
     return {
         "step": used.version,
         "key": used.group.prompt_key,

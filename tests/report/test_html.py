@@ -179,6 +179,39 @@ def test_parts_of_a_reward_latest_revision_each(tmp_path):
     assert group["members"][0]["age"] is None
 
 
+def test_a_page_whose_tasks_data_is_gone_shows_its_groups_without_expected_answers(tmp_path):
+    folder = bare_run(tmp_path / "run", config='task = { name = "jsonl", path = "gone/sums.jsonl" }')
+    _store(folder, [("p", reward, (5, 6, 7)) for reward in (0.0, 1.0)])
+    (run,) = report(folder).data["runs"]
+    assert [group["expected"] for group in run["groups"]] == [None]
+    assert "Expected answers are not shown: gone/sums.jsonl: there is no such file any more." in run["notes"]
+
+
+def test_a_task_of_ones_own_has_no_expected_answers_and_needs_no_note(tmp_path):
+    folder = bare_run(tmp_path / "run", config='task = { name = "jsonl", path = "gone/sums.jsonl" }')
+    (folder / "own_code.json").write_text('["task"]')
+    _store(folder, [("arithmetic/1+2=", reward, (5, 6, 7)) for reward in (0.0, 1.0)])
+    (run,) = report(folder).data["runs"]
+    assert [group["expected"] for group in run["groups"]] == [None]
+    assert not any("Expected answers" in note for note in run["notes"])
+
+
+def test_expected_answers_of_a_file_named_from_where_the_run_was_started(tmp_path, short_run, monkeypatch):
+    """The run began in one folder and the page is made in another; the answer column is not called `answer`."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    rows = [{"prompt": f"{a}+{b}=", "gold": str(a + b)} for a in range(30, 60) for b in range(10, 30)]
+    (begun / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(begun)
+    folder = short_run('task = { name = "jsonl", path = "sums.jsonl", answer = "gold" }').folder
+    monkeypatch.chdir(tmp_path)
+    groups = report(folder).data["runs"][0]["groups"]
+    assert groups
+    for group in groups:
+        a, b = group["prompt"].removesuffix("=").split("+")
+        assert group["expected"] == str(int(a) + int(b))
+
+
 def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
     folder = bare_run(tmp_path / "run", config='model = { path = "nowhere" }')
     ids = np.arange(10, 18, dtype=np.int32)
