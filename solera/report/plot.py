@@ -84,6 +84,7 @@ def _right_axis(axis: Any, rows: list[dict[str, float]], panel: Panel) -> dict[s
     right = axis.twinx()
     right.set_ylabel(panel.axes[1], color=INK)
     right.spines["top"].set_visible(False)
+    _limits(right, min(0, *values), max(0, *values))
     return dict.fromkeys(panel.right, right)
 
 
@@ -102,9 +103,14 @@ def _style(panel: Any, floor: float) -> None:
     lowest, highest = min(panel.dataLim.y0, 0), max(panel.dataLim.y1, floor)
     if lowest == highest:
         highest = 1  # nothing but 0: no success, no age, nothing clipped
-    height = highest - lowest
-    panel.set_ylim(lowest and lowest - 0.05 * height, highest + 0.2 * height)  # room for the legend above the curves
+    _limits(panel, lowest, highest)
     if lowest == 0 and 0.5 < highest <= 1:
         panel.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     if panel.get_legend_handles_labels()[0]:
         panel.legend(frameon=False, fontsize=9, loc="upper left", ncols=3)
+
+
+def _limits(axis: Any, lowest: float, highest: float) -> None:
+    """With room for the legend above the curves."""
+    height = highest - lowest
+    axis.set_ylim(lowest and lowest - 0.05 * height, highest + 0.2 * height)
