@@ -92,7 +92,9 @@ def percent(share: float) -> str:
 
 def _progress(run: RunFolder) -> str | None:
     planned, learned = run.setting("run", "steps"), sum("tokens/trained" in row for row in run.rows)
-    return None if run.finished else f"not finished, {learned:,} of {planned:,} steps" if planned else "not finished"
+    if run.finished:
+        return None
+    return f"not finished, {learned:,} of {planned:,} steps" if type(planned) is int else "not finished"
 
 
 def _accuracy(run: RunFolder) -> str:

@@ -83,6 +83,8 @@ def test_a_run_that_is_not_finished_says_so_first(tmp_path):
         "Not finished, 25 of 40 steps; held-out accuracy was 30 % (95 % interval 28 to 32 %) at step 0, "
         "the only evaluation."
     )
+    unknown = RunFolder(tmp_path, {"run": {"steps": "nan"}}, run.rows)
+    assert diagnose(unknown).sentence.startswith("Not finished; held-out accuracy was 30 %")
     assert diagnose(RunFolder(tmp_path, {}, [])).sentence == "Nothing has been logged yet."
 
 

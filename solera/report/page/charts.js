@@ -268,7 +268,7 @@ class Chart {
 
   valueAt(line, step) {
     const place = step == null ? line.steps.length - 1 : nearest(line.steps, step);
-    const interval = line.low && line.low[place] !== null && line.high[place] !== null ? ` (${said(line, line.low[place]).replace(" %", "")}–${said(line, line.high[place])})` : "";
+    const interval = line.low && line.low[place] !== null && line.high[place] !== null && line.low[place] !== line.high[place] ? ` (${said(line, line.low[place]).replace(" %", "")}–${said(line, line.high[place])})` : "";
     const elsewhere = step != null && line.steps[place] !== step ? ` at ${figure(line.steps[place])}` : "";
     return said(line, line.values[place]) + interval + elsewhere;
   }
