@@ -2,14 +2,15 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from solera.beginning import read_beginning
-from solera.config import load
+from solera.config import TaskConfig, resolve_task
+from solera.config.fields import check_types
 from solera.errors import SoleraError
-from solera.objectives.table import resolve_config
 from solera.records import Rollout, Use
 from solera.report.run_folder import RunFolder
 from solera.report.text import Piece, TextReader, pieces, shortened, text_reader
@@ -73,12 +74,22 @@ def _expected(run: RunFolder, chosen: list[UsedGroup]) -> dict[str, str | None]:
     if not run.config or "task" in run.own_code:  # a note tells of the config; a task of one's own is code
         return {}
     try:
-        config, begun = load(run.path / "config.toml"), read_beginning(run.path)
-        answer = answers_of(resolve_config(config).task, Path(begun.started_in) if begun else Path())
+        begun = read_beginning(run.path)
+        answer = answers_of(_task(run), Path(begun.started_in) if begun else Path())
         return {used.group.prompt_key: answer(used.group.prompt_key) for used in chosen}
     except SoleraError as error:
         run.notes.append(f"Expected answers are not shown: {error}.")
         return {}
+
+
+def _task(run: RunFolder) -> TaskConfig:
+    """The task alone: the rest of the config may be of another version."""
+    known = {field.name for field in fields(TaskConfig)}
+    given = {name: value for name, value in run.config.get("task", {}).items() if name in known}
+    values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
+    task = TaskConfig(**values)
+    check_types(task, "task", TaskConfig)
+    return resolve_task(task)
 
 
 def _plain(used: UsedGroup, text: TextReader, expected: str | None) -> dict[str, Any]:

@@ -187,6 +187,23 @@ def test_a_page_whose_tasks_data_is_gone_shows_its_groups_without_expected_answe
     assert "Expected answers are not shown: gone/sums.jsonl: there is no such file any more." in run["notes"]
 
 
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ('name = "unheard_of"', "task.name is 'unheard_of'"),
+        ('name = "jsonl"\npath = 3', "task.path is 3 but must be text"),
+        ('name = "arithmetic"\nmoon = "full"', None),  # a field of another version does not matter
+    ],
+)
+def test_a_task_that_is_not_understood_is_noted(tmp_path, task, says):
+    folder = bare_run(tmp_path / "run", config=f"[task]\n{task}\n[objective]\nspin = 3\n")
+    _store(folder, [("arithmetic/1+2=", reward, (5, 6, 7)) for reward in (0.0, 1.0)])
+    (run,) = report(folder).data["runs"]
+    assert [group["expected"] for group in run["groups"]] == ["3" if says is None else None]
+    noted = [note for note in run["notes"] if note.startswith("Expected answers are not shown: ")]
+    assert len(noted) == (says is not None) and all(says in note for note in noted)
+
+
 def test_a_task_of_ones_own_has_no_expected_answers_and_needs_no_note(tmp_path):
     folder = bare_run(tmp_path / "run", config='task = { name = "jsonl", path = "gone/sums.jsonl" }')
     (folder / "own_code.json").write_text('["task"]')
