@@ -72,7 +72,8 @@ class Collector:
             rollouts = self._write(missing, ahead)
             ahead = []
             generated += sum(rollout.length for rollout in rollouts)
-            if not self.store.selective and all(rollout.rewards for rollout in rollouts):
+            whole = len(rollouts) == missing * self.members and all(rollout.rewards for rollout in rollouts)
+            if whole and not self.store.selective:
                 break
         if not generated:
             self.store.flush()
@@ -110,7 +111,9 @@ class Collector:
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]
-        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
+        rollouts = attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
+        admissions = np.repeat(index_P, self.members).tolist()
+        return [rollout.admitted(index) for rollout, index in zip(rollouts, admissions, strict=True)]
 
 
 def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
