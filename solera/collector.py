@@ -72,8 +72,7 @@ class Collector:
             rollouts = self._write(missing, ahead)
             ahead = []
             generated += sum(rollout.length for rollout in rollouts)
-            whole = len(rollouts) == missing * self.members and all(rollout.rewards for rollout in rollouts)
-            if whole and not self.store.selective:
+            if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
         if not generated:
             self.store.flush()
@@ -98,7 +97,7 @@ class Collector:
         """The next problems of the stream, a group each, unless just these are attempted already."""
         known = len(ahead) == groups * self.members
         rollouts = ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
-        self.store.add(rollouts)
+        self.store.add([r.admitted(self.position + place // self.members) for place, r in enumerate(rollouts)])
         self.position += groups
         return rollouts
 
@@ -111,9 +110,7 @@ class Collector:
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]
-        rollouts = attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
-        admissions = np.repeat(index_P, self.members).tolist()
-        return [rollout.admitted(index) for rollout, index in zip(rollouts, admissions, strict=True)]
+        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
 
 
 def _in_a_thread(call: Callable[[], T]) -> "Future[T]":

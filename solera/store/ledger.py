@@ -390,4 +390,4 @@ def _among(column: Any, ids: Collection[int]) -> Any:
 
 def in_groups(used: Items[Use], groups: Mapping[int, int]) -> list[Use]:
     """Each use with the number of the group that its rollout was drawn in, where it does not have one."""
-    return [use if use.group is not None else use._replace(group=groups.get(use.rollout_id)) for use in used]
+    return [use if use.group is not None else Use(*use[:-1], groups.get(use.rollout_id)) for use in used]

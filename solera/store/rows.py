@@ -3,7 +3,8 @@
 from collections import Counter
 from functools import cache
 from hashlib import blake2b
-from math import isnan
+from math import isnan, nan
+from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -64,34 +65,47 @@ def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
 _sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
 
 
+_ROLLOUT, _REWARD, _USE = Struct("<qqqqddd"), Struct("<qqqqdd"), Struct("<qqqqqd")
+_NONE = -(2**63)
+"""Stands for a whole number that is unset."""
+
+
 def seal_of(
     id_: int, key: str, lineage: str | None, version: int | None, origin: str, finish_reason: str,
     temperature: float | None, max_tokens: int | None, top_p: float | None, created: float, text: str | None,
     admission: int | None, fingerprint: bytes | None,
 ) -> int:  # fmt: skip
-    """Of all that was written of a rollout apart from its tokens, which have a checksum of their own."""
-    sampling = _real(temperature), max_tokens, _real(top_p)
-    return _crc((id_, key, lineage, version, origin, finish_reason, *sampling, created, text, admission, fingerprint))
+    """CRC-32 of all that was written of a rollout apart from its tokens, which have a checksum of their own."""
+    numbers = _ROLLOUT.pack(
+        id_, _whole(version), _whole(max_tokens), _whole(admission), _real(temperature), _real(top_p), created
+    )
+    words = _words(key, lineage, origin, finish_reason, text)
+    return crc32(words if fingerprint is None else words + fingerprint, crc32(numbers))
 
 
 def checksum_of_reward(
     rollout_id: int, part: str, revision: int, value: float, source: str, created: float, position: int | None,
     late: int | None,
 ) -> int:  # fmt: skip
-    return _crc((rollout_id, part, revision, _real(value), source, created, position, late))
+    numbers = _REWARD.pack(rollout_id, revision, _whole(position), _whole(late), _real(value), created)
+    return crc32(_words(part, source), crc32(numbers))
 
 
 def checksum_of_use(
     version: int, rollout_id: int, age: int | None, advantage: float | None, revision: int | None, group: int | None
 ) -> int:
-    return _crc((version, rollout_id, age, _real(advantage), revision, group))
+    return crc32(_USE.pack(version, rollout_id, _whole(age), _whole(revision), _whole(group), _real(advantage)))
 
 
-def _crc(values: tuple[Any, ...]) -> int:
-    """`ascii` spells numbers exactly, and text alike in every version of Python and of Unicode."""
-    return crc32(ascii(values).encode())
+def _whole(value: int | None) -> int:
+    return _NONE if value is None else value
 
 
-def _real(value: float | None) -> float | None:
-    """The number that a database gives back: a float, and from SQLite neither a negative zero nor a NaN."""
-    return None if value is None or isnan(value) else float(value) + 0.0
+def _real(value: float | None) -> float:
+    """The number that a database gives back: SQLite has no negative zero, and keeps a NaN as nothing."""
+    return nan if value is None or isnan(value) else value + 0.0
+
+
+def _words(*words: str | None) -> bytes:
+    """One after the other; a zero character, which no text may hold, stands for one that is unset."""
+    return "\0".join(["\0" if word is None else word for word in words]).encode()
