@@ -24,7 +24,9 @@ SET_ASIDE = 1 << 32
 def rollout_row(id_: int, rollout: Rollout, now: float, fingerprint: bytes | None = None) -> tuple[Any, ...]:
     """In the order of ROLLOUT_COLUMNS."""
     sampling = rollout.sampling
-    drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
+    drawn: tuple[float | None, int | None, float | None] = (None, None, None)
+    if sampling is not None:
+        drawn = sampling.temperature, sampling.max_tokens, sampling.top_p
     sequences = encode(rollout.sequences)
     written = id_, rollout.prompt_key, rollout.lineage, rollout.version, rollout.origin, rollout.finish_reason
     seal = seal_of(*written, *drawn, now, rollout.text, rollout.admission, fingerprint)
