@@ -63,7 +63,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         (
             "store",
             {"url": "postgresql://a:b@host/x"},
-            "remove it, and set PGPASSWORD in the environment or write ~/.pgpass",
+            "remove it, and set PGPASSWORD in the environment",
         ),
         ("draw", {"max_age": 8}, r"what the run writes reaches age 9 \(collect.offset \+ sync.period - 1\) before"),
         ("draw", {"order": "newest"}, "draw.order acts with draw.policy other than fresh only"),
