@@ -2,8 +2,10 @@
 
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from rich.console import Console
@@ -32,11 +34,20 @@ def config(root: Path, name: str, more: str = "") -> Config:
     return merge(merge(Config(), RUN.format(root=root, name=name)), more)
 
 
-def forgetful(rollout, row) -> float | None:
-    """Without a reward for about one answer in eleven, always the same ones."""
-    if sum(rollout.sequences[0].token_ids_T.tolist()) % 11 == 0:
-        return None
-    return float(rollout.text.strip() == row["answer"])
+class Forgetful:
+    """A judge without an answer for about one attempt in eleven: always the same ones, in every life of a run."""
+
+    __name__ = "forgetful"
+
+    def __init__(self) -> None:
+        self.asked = Counter[tuple[str, int | None]]()
+
+    def __call__(self, rollout, row) -> float | None:
+        attempt = row["prompt"], rollout.version
+        self.asked[attempt] += 1
+        if crc32(f"{attempt} {self.asked[attempt]}".encode()) % 11 == 0:
+            return None
+        return float(rollout.text.strip() == row["answer"])
 
 
 def rows_of(folder: Path, query: str) -> list[tuple]:
@@ -60,7 +71,7 @@ def rows_without_time(folder: Path) -> list[dict[str, float]]:
     ],
 )
 def test_missing_rewards_leave_an_on_policy_run_on_policy(tmp_path, more, lag):
-    folder = running.train(config(tmp_path, "run", more), Console(quiet=True), rewards=[forgetful]).folder
+    folder = running.train(config(tmp_path, "run", more), Console(quiet=True), rewards=[Forgetful()]).folder
     steps = rows_without_time(folder)[:8]
     assert [step["age/max"] for step in steps] == [min(number, lag) for number in range(8)]
     assert all(step["groups/drawn"] >= 4 for step in steps)
@@ -79,17 +90,16 @@ def test_missing_rewards_leave_an_on_policy_run_on_policy(tmp_path, more, lag):
 
 
 def test_a_run_that_fails_and_is_resumed_leaves_the_same_behind(tmp_path):
-    whole = running.train(config(tmp_path, "whole"), Console(quiet=True), rewards=[forgetful]).folder
-    calls = [0]
+    whole = running.train(config(tmp_path, "whole"), Console(quiet=True), rewards=[Forgetful()]).folder
+    forgetful = Forgetful()
 
     def failing(rollout, row):
-        calls[0] += 1
-        if calls[0] == 90:
+        if forgetful.asked.total() == 90:
             raise ValueError("the judge is gone")
         return forgetful(rollout, row)
 
     with pytest.raises(SoleraError, match="the judge is gone"):
         running.train(config(tmp_path, "killed"), Console(quiet=True), rewards=[failing])
-    resumed = running.resume(tmp_path / "killed", Console(quiet=True), rewards=[forgetful]).folder
+    resumed = running.resume(tmp_path / "killed", Console(quiet=True), rewards=[Forgetful()]).folder
     assert rows_without_time(resumed) == rows_without_time(whole)
     assert any(step.get("draw/leftover") for step in rows_without_time(whole))
