@@ -8,6 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from solera.config import Config, fields_of, task_parts
+from solera.config.secrets import MAY_HOLD_SECRETS
 from solera.errors import SoleraError
 from solera.protocols import Task
 from solera.tasks.jsonl import read_split
@@ -56,7 +57,7 @@ class Beginning:
     def edited(self, settings: Mapping[str, str]) -> list[str]:
         """What is to be said where these are other settings, of those that are known of both."""
         fields = "; ".join(
-            f"{name} is {settings[name]}, was {value}"
+            f"{name} is another" if name in MAY_HOLD_SECRETS else f"{name} is {settings[name]}, was {value}"
             for name, value in self.settings.items()
             if settings.get(name, value) != value
         )

@@ -327,6 +327,5 @@ def sinks_of(
         sinks.append(Progressing(config.run.steps, console))
         if objective.compares:
             sinks.append(Stalling(say))
-        if config.draw != DrawConfig():
-            sinks.append(Shortage(config.draw, config.collect.prompts, say))
+        sinks.append(Shortage(config.draw, config.collect.prompts, say))
     return sinks

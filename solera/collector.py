@@ -97,7 +97,7 @@ class Collector:
         """The next problems of the stream, a group each, unless just these are attempted already."""
         known = len(ahead) == groups * self.members
         rollouts = ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
-        self.store.add(rollouts)
+        self.store.add([r.admitted(self.position + place // self.members) for place, r in enumerate(rollouts)])
         self.position += groups
         return rollouts
 

@@ -233,7 +233,8 @@ class Rollout:
     """One attempt at a prompt: an episode of one or more sequences, its rewards, its origin.
 
     `lineage` names the training run whose weights wrote it, `None` for foreign text; `id` is given by the store; `text`
-    is the response as its author wrote it, where the tokens do not spell it.
+    is the response as its author wrote it, where the tokens do not spell it. `admission` is the position in the task's
+    stream at which the run attempted the prompt: rollouts of one admission were generated together. `None`: imported.
 
     >>> completion = Completion(np.array([7, 1], np.int32), np.zeros(2, np.float32), ((2, 3),), "stop", lineage="a1b2")
     >>> rollout = Rollout.of(Prompt("arithmetic/2+3", (4, 12, 5)), completion, rewards=(Reward(1.0),))
@@ -250,6 +251,7 @@ class Rollout:
     sampling: Sampling | None = None
     id: int | None = None
     text: str | None = None
+    admission: int | None = None
 
     @classmethod
     def of(
@@ -269,13 +271,21 @@ class Rollout:
                 return _made(
                     cls, prompt_key=prompt.key, sequences=(sequence,), rewards=rewards, lineage=last.lineage,
                     origin=origin, finish_reason=last.finish_reason, sampling=last.sampling, id=None, text=None,
+                    admission=None,
                 )  # fmt: skip
         raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
 
     def numbered(self, id_: int) -> "Rollout":
         """The same attempt under the number that a store gave it."""
+        return self._with(id=id_)
+
+    def admitted(self, admission: int) -> "Rollout":
+        """The same attempt with its position in the task's stream."""
+        return self._with(admission=admission)
+
+    def _with(self, **fields: Any) -> "Rollout":
         same = object.__new__(Rollout)  # a fifth of the time that giving every field takes, for every rollout drawn
-        same.__dict__.update(self.__dict__, id=id_)
+        same.__dict__.update(self.__dict__, **fields)
         return same
 
     @property
@@ -355,7 +365,8 @@ class Use(NamedTuple):
     """That a rollout was learned from: at which version, how old it was, and with which advantage.
 
     `advantage` is `None` where the rollout took no part: its reward was missing, its response empty, or its group
-    had zero variance. `revision` is that of the reward behind it (`Rollout.revision`).
+    had zero variance. `revision` is that of the reward behind it (`Rollout.revision`). `group` numbers the groups of
+    one step in the order drawn; the store that formed them fills it in.
     """
 
     rollout_id: int
@@ -363,6 +374,7 @@ class Use(NamedTuple):
     age: int | None
     advantage: float | None
     revision: int | None = None
+    group: int | None = None
 
 
 class TensorSpec(NamedTuple):

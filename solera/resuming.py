@@ -10,7 +10,7 @@ from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 from solera.models.source import find
 from solera.objectives.table import resolve_config
-from solera.store.exchange import check_readable
+from solera.store.exchange import check_data_files
 from solera.tasks.rewards import check_data, check_own
 
 
@@ -55,8 +55,7 @@ def _check_files(config: Config, folder: Path) -> None:
     beginning = read_beginning(folder)
     try:
         check_own(config, check_data(config))
-        for path in config.store.data:
-            check_readable(Path(path))
+        check_data_files(config.store.data, config.store.skip_bad)
         if not any((folder / "checkpoints").glob("step-*")):
             find(config.model.path)
     except SoleraError as error:

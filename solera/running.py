@@ -62,7 +62,7 @@ from solera.report.sinks import Several, need_wandb, read_metrics
 from solera.resuming import how_to_go_on, resumable
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
-from solera.store.exchange import read_lines
+from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
 
@@ -218,7 +218,9 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
     compute = compute_of(config, model, task, partial(_say, console), used)
-    data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    check_data_files(config.store.data, config.store.skip_bad)
+    read = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    data = [lines.good for lines in read]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
     if folder is None:
@@ -237,6 +239,8 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
             state = checkpoint.state if checkpoint else None
             store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
         store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
+        if config.store.skip_bad is not None:
+            _skip_bad(read, Path(config.store.skip_bad), partial(_say, console))
         sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
         closing.callback(sink.close)
         with (
@@ -269,15 +273,27 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         return _result(folder, console, time.perf_counter() - start)
 
 
-def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
-    vocabulary = model.module.get_input_embeddings().num_embeddings
+def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> ReadLines[Rollout]:
+    vocabulary, skip_bad = model.module.get_input_embeddings().num_embeddings, config.store.skip_bad
+    reader = line_reader(config, Reader(codec, vocabulary, model.max_length), path)
     try:
-        return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+        return read_lines(path, reader, skip_bad is not None)
     except SoleraError as error:
-        command = f"solera data import RUN {path} --skip-bad bad.jsonl"
+        if skip_bad is not None:
+            raise
         raise SoleraError(
-            f"{error}; mend it, or begin without store.data and take the good lines: {command}"
+            f'{error}; correct it, or take the good lines and keep the bad ones in a file: store.skip_bad = "bad.jsonl"'
         ) from error
+
+
+def _skip_bad(read: Sequence[ReadLines[Rollout]], target: Path, say: Callable[[str], None]) -> None:
+    """Write the bad lines of all files to one, and say what is wrong with the first of them."""
+    set_aside([line for lines in read for line in lines.bad], target)
+    complaints = [complaint for lines in read for complaint in lines.complaints]
+    for complaint in complaints[:COMPLAINTS]:
+        say(complaint)
+    if complaints:
+        say(f"{counted(len(complaints), 'bad line')} of store.data written to {target}; the others were imported")
 
 
 def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None]) -> None:

@@ -58,6 +58,7 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=reserve, seed=0)
     assert collector.ensure(5) == 3 * generated
     assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
+    assert [r.admission for r in store.added] == [i for i in range(generated) for _ in range(3)]
     assert collector.position == generated
 
 
@@ -78,6 +79,7 @@ def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missin
     assert [r.prompt_key for r in store.added][3 * first :] == [
         f"p/{i}" for i in range(first, first + missing) for _ in range(3)
     ]
+    assert all(r.prompt_key == f"p/{r.admission}" for r in store.added)
     assert len(task.asked) - before == 3 * (written_ahead + written)
     assert collector.position == first + missing
     collector.close()

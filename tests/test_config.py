@@ -60,7 +60,11 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("collect", {"group_size": 1}, "a group of one has nothing to be compared with: use 2 or more"),
         ("collect", {"offset": -1}, "collect.offset is -1; it must be at least 0"),
         ("store", {"url": "mysql://host/x"}, "USER@HOST/DATABASE, or remove it"),
-        ("store", {"url": "postgresql://a:b@host/x"}, "give it in the environment, PGPASSWORD, or in ~/.pgpass"),
+        (
+            "store",
+            {"url": "postgresql://a:b@host/x"},
+            "remove it, and set PGPASSWORD in the environment",
+        ),
         ("draw", {"max_age": 8}, r"what the run writes reaches age 9 \(collect.offset \+ sync.period - 1\) before"),
         ("draw", {"order": "newest"}, "draw.order acts with draw.policy other than fresh only"),
         ("draw", {"fresh": 0.2}, 'draw.fresh acts with draw.policy = "replay" only'),

@@ -9,8 +9,6 @@ from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
 from solera.files import writable
 
-COMPLAINTS = 5
-"""Bad lines that are complained of one by one."""
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
 
   solera data stats RUN          what the store holds, as tables and a picture
@@ -33,8 +31,9 @@ number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_r
 one key are compared), response_ids and logp (token ids and their log-probabilities). Or several responses, a list of
 texts or objects, and rewards, a number or null for each. Or what `export` writes. A Parquet file has these as columns.
 A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
-VERIFY_HELP = """Read all of the store: the file itself, rewards and uses that belong to no rollout, and of every
-rollout its checksum, its tokens and its number of uses. The exit status is 1 where something is wrong."""
+VERIFY_HELP = """Read all of the store and check the file itself, the checksum of every rollout, reward and use, and
+that none of them is missing. Each fault names the rollout and what is wrong with it. The exit status is 1 if there is
+one."""
 REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
 task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
 parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
@@ -113,7 +112,7 @@ def _verify(chosen: Namespace) -> int:
     found = verify(place_in(chosen.run))
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
-    unsigned = f" ({found.unsigned} of them have no checksum)" if found.unsigned else ""
+    unsigned = f" ({found.unsigned} of them by an earlier Solera, with fewer checksums)" if found.unsigned else ""
     faults = counted(len(found.complaints), "fault") if found.complaints else "no faults"
     print(f"{counted(found.rollouts, 'rollout')} looked at{unsigned}: {faults}")
     return 1 if found.complaints else 0
@@ -176,6 +175,8 @@ def _reward(chosen: Namespace) -> int:
 
 
 def _tell_bad(complaints: list[str], target: Path | None) -> int:
+    from solera.store.exchange import COMPLAINTS
+
     for complaint in complaints[:COMPLAINTS]:
         print(f"solera: {complaint}", file=sys.stderr)
     if len(complaints) > COMPLAINTS:

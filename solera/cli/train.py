@@ -102,10 +102,9 @@ def _refuse_places(config: "Config") -> None:
     from solera.config import new_folder
     from solera.report.sinks import need_wandb
     from solera.store.database import place_of, refuse_taken
-    from solera.store.exchange import check_readable
+    from solera.store.exchange import check_data_files
 
-    for path in config.store.data:
-        check_readable(Path(path))
+    check_data_files(config.store.data, config.store.skip_bad)
     if config.report.wandb is not None:
         need_wandb()
     if config.run.name is not None:

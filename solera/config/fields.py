@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
 import tyro
 
+from solera.config.secrets import MAY_HOLD_SECRETS
 from solera.errors import SoleraError
 
 Text = NewType("Text", str)
@@ -35,7 +36,7 @@ def check_types(values: Any, name: str, room: Any) -> None:
             if value is not None or type(None) not in get_args(hint):
                 typed(list(value) if isinstance(value, tuple) else value, hint)
         except TypeError as error:
-            raise SoleraError(f"{name}.{key} is {shown(value)} but must be {error}") from error
+            raise SoleraError(f"{name}.{key} is {shown_in(f'{name}.{key}', value)} but must be {error}") from error
 
 
 def typed(value: Any, hint: Any) -> Any:
@@ -78,6 +79,11 @@ def shown(value: Any) -> str:
     except ValueError:  # a whole number with thousands of digits
         return "too long a number"
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def shown_in(field: str, value: Any) -> str:
+    """The value of a field, unless a secret may be in it."""
+    return "not shown" if field in MAY_HOLD_SECRETS else shown(value)
 
 
 def perhaps(word: str, known: Any) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from solera.config.fields import perhaps, shown, typed
+from solera.config.fields import perhaps, shown_in, typed
 from solera.config.rooms import Config
 from solera.errors import SoleraError
 
@@ -112,7 +112,8 @@ def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> d
         try:
             values[key] = typed(value, hints[key])
         except TypeError as error:
-            raise SoleraError(f"{place(name, key)}: {name}.{key} is {shown(value)} but must be {error}") from error
+            said = f"{name}.{key} is {shown_in(f'{name}.{key}', value)} but must be {error}"
+            raise SoleraError(f"{place(name, key)}: {said}") from error
     return values
 
 

@@ -156,10 +156,14 @@ class StoreConfig:
 
     url: str | None = None
     """A PostgreSQL database, `postgresql+psycopg://USER@HOST/DATABASE`: the run's tables lie there in a schema of its
-    name (needs the extra `postgres`). Unset: the SQLite file `store.db` in the run's folder."""
+    name (needs the extra `postgres`). A password does not belong here: set PGPASSWORD, or write ~/.pgpass. Unset: the
+    SQLite file `store.db` in the run's folder."""
     data: tuple[str, ...] = ()
     """Files of rollouts, one JSON object a line, that are imported when the run begins (`solera data import --help`
     says what a line holds)."""
+    skip_bad: str | None = None
+    """Take the good lines of `data` and write the bad ones to this file. Unset: a bad line stops the run before it
+    begins."""
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,11 @@ class DrawConfig:
     """Fewest rewarded members that make a group; unset: `collect.group_size`."""
     min_spread: float = 0.0
     """Smallest difference between a group's highest and lowest reward."""
+    leftovers: Literal["drop", "keep"] = "drop"
+    """What happens to rollouts that the run generated but could not draw with their batch, because rewards of their
+    group were missing. `drop`: they are not learned from, so `sync.period = 1` stays on-policy. `keep`: their group is
+    drawn once its rewards have come, however old it is then; `max_age` sets a limit. A group never holds rollouts of
+    two visits of a prompt. `draw/leftover` counts them."""
 
 
 def shares_of(draw: DrawConfig) -> dict[str, float]:

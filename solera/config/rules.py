@@ -8,6 +8,7 @@ from typing import get_type_hints
 
 from solera.config.fields import check_types, shown
 from solera.config.rooms import Config, DrawConfig, LoraConfig, RewardConfig, SyncConfig, shares_of, writes
+from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
 from solera.errors import SoleraError
 
 MOST_THREADS = 1024
@@ -143,11 +144,11 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
 
 def _store_rules(config: Config) -> list[tuple[bool, str]]:
     url, name = config.store.url, config.run.name
+    data, bad = config.store.data, config.store.skip_bad
     return [
-        (url is None or url.startswith(("postgresql://", "postgresql+psycopg://")), f"store.url is {url!r}; use "
-         "postgresql+psycopg://USER@HOST/DATABASE, or remove it for a SQLite file in the run's folder"),
-        (url is None or not re.search(r"//[^/@]*:[^/@]*@|[?&]password=", url), "store.url holds a password, which "
-         "would stand in the run's config and reports: give it in the environment, PGPASSWORD, or in ~/.pgpass"),
+        (bad is None or len(data) > 0, "store.skip_bad acts with store.data only: set that or remove it"),
+        (url is None or not holds_password(url), NO_PASSWORD),
+        (url is None or is_database_url(url), NO_URL),
         (url is None or name is None or len(name.encode()) <= 63, f"run.name has {len((name or '').encode())} bytes; "
          "as the name of a PostgreSQL schema it may have 63"),
     ]  # fmt: skip
@@ -163,6 +164,7 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
         ("order", draw.policy != "fresh", "policy other than fresh"),
         ("half_life", draw.order == "priority", 'order = "priority"'),
         ("max_uses", draw.policy != "fresh", "policy other than fresh"),
+        ("leftovers", writes(draw), "policy that generates (fresh, replay, or mixed with a share of self)"),
     ]  # fmt: skip
     return [
         *((acts or getattr(draw, name) == getattr(DrawConfig, name), f"draw.{name} acts with draw.{other} only: set "

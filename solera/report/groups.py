@@ -38,6 +38,11 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
             if not chosen:
                 run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")
                 return []
+            if any(used.guessed for used in chosen):
+                run.notes.append(
+                    "the store: an earlier Solera wrote it and did not record which responses formed a group. The "
+                    "groups shown are guessed."
+                )
             text, expected = text_reader(run), _expected(run, chosen)
             return [_plain(opened.with_sequences(used), text, expected.get(used.group.prompt_key)) for used in chosen]
     except SoleraError as error:

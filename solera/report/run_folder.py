@@ -10,6 +10,7 @@ from typing import Any
 from solera.beginning import read_beginning
 from solera.config import DrawConfig, writes
 from solera.config.reading import UNSET
+from solera.config.secrets import HIDDEN, holds_password
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
 
@@ -60,7 +61,15 @@ def read_run(path: Path) -> RunFolder:
     notes: list[str] = []
     config, rows = _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes)
     _note_edits(path, config, notes)
-    return RunFolder(path, config, rows, notes, _own_code(path, notes))
+    return RunFolder(path, _without_password(config), rows, notes, _own_code(path, notes))
+
+
+def _without_password(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """A config that was edited, or that an earlier Solera wrote, may hold one; the page must not."""
+    store = config.get("store", {})
+    if not isinstance(url := store.get("url"), str) or not holds_password(url):
+        return config
+    return config | {"store": store | {"url": HIDDEN}}
 
 
 def _note_edits(path: Path, config: dict[str, dict[str, Any]], notes: list[str]) -> None:

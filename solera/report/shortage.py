@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from solera.config import DrawConfig
+from solera.config import DrawConfig, writes
 from solera.protocols import Metrics
 
 ENOUGH = 0.5
@@ -13,8 +13,12 @@ REMEDIES = {
     "used_up": "were learned from draw.max_uses times: raise it, or import more",
     "incomplete": "lie in groups without enough rewarded members: import more answers to each prompt, or lower "
     "draw.min_rewarded or collect.group_size",
+    "leftover": "are left over from groups that lacked rewards when their batch was drawn: see that every response "
+    'gets a reward, lower draw.min_rewarded, or, if rewards come late, set draw.leftovers to "keep"',
     "flat": "lie in groups whose rewards are nearer to each other than draw.min_spread: lower it",
 }
+NO_MORE = "the store holds no more: import more, or lower collect.prompts"
+UNGRADED = "the others have no reward: see that every response gets one, or give it with solera data reward"
 UNMET = (
     "answer prompts that another origin of draw.shares did not answer often enough: let it answer the task's own "
     'prompts, or set draw.mix to "between"'
@@ -25,7 +29,8 @@ class Shortage:
     """A sink that says once which filter leaves a batch less than half full, and what to do."""
 
     def __init__(self, draw: DrawConfig, prompts: int, say: Callable[[str], None]) -> None:
-        self._remedies = REMEDIES | ({"incomplete": UNMET} if draw.mix == "within" else {})
+        self._remedies = REMEDIES | ({"incomplete": UNMET, "leftover": UNMET} if draw.mix == "within" else {})
+        self._nothing = UNGRADED if writes(draw) else NO_MORE
         self._prompts = prompts
         self._say = say
         self._said = False
@@ -36,7 +41,7 @@ class Shortage:
             return
         passed = {reason: metrics.get(f"draw/{reason}", 0) for reason in self._remedies}
         reason = max(passed, key=lambda reason: passed[reason])
-        why = "the store holds no more: import more, or lower collect.prompts"
+        why = self._nothing
         if passed[reason]:
             why = f"{passed[reason]:,.0f} rollouts {self._remedies[reason]}"
         self._say(f"step {step}: {drawn:.0f} of collect.prompts = {self._prompts} groups drawn; {why} (docs/store.md)")

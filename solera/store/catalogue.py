@@ -9,7 +9,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from solera.records import PROBE
-from solera.store.drawing import NO_AGE, Rows
+from solera.store.drawing import NO_AGE, NO_VISIT, Rows
 from solera.store.schema import rewards, rollouts
 
 
@@ -31,7 +31,8 @@ _r, _w = rollouts.c, rewards.c
 READ_TOGETHER = 50_000
 """Ids whose rows are held as Python values at the same time."""
 _own_version = case((_r.lineage == bindparam("lineage"), func.coalesce(_r.version, NO_AGE)), else_=NO_AGE)
-_NEW = select(*map(Listed, (_r.id, _r.prompt_key, _r.origin, _own_version, _r.uses))).where(
+_admission = func.coalesce(_r.admission, NO_VISIT)
+_NEW = select(*map(Listed, (_r.id, _r.prompt_key, _r.origin, _own_version, _r.uses, _admission))).where(
     _r.id > bindparam("after"), _r.id <= bindparam("last"), _r.superseded == 0, _r.origin != PROBE
 )
 _later = rewards.alias()
@@ -54,11 +55,11 @@ _TOTALS_OF_NEW = _totals_of(lambda id_: (id_ > bindparam("after")) & (id_ <= bin
 _TOTALS_OF_REGRADED = _totals_of(lambda id_: id_.in_(_graded_later))
 _LAST_ID = select(func.max(_r.id))
 _LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
-_TYPES: tuple[Any, ...] = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32)
+_TYPES: tuple[Any, ...] = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32, np.int32)
 
 
 class Catalogue:
-    """About thirty bytes a rollout, and each prompt key once. Versions are those of `lineage`; others have no age."""
+    """About 35 bytes a rollout, and each prompt key once. Versions are those of `lineage`; others have no age."""
 
     def __init__(self, lineage: str) -> None:
         self.lineage = lineage
@@ -94,9 +95,9 @@ class Catalogue:
         by_id = np.argsort(listed[0])
         keys, origins = [[column[i] for i in by_id.tolist()] for column in listed[1:3]]
         self.keys += [key for key in dict.fromkeys(keys) if key not in self._number]
-        ids, versions, uses = [np.array(column)[by_id] for column in (listed[0], *listed[3:])]
+        ids, versions, uses, admissions = [np.array(column)[by_id] for column in (listed[0], *listed[3:])]
         numbers = _numbers(keys, self._number), _numbers(origins, self._origins)
-        columns = (ids, *numbers, versions, uses, np.full(len(ids), np.nan))
+        columns = (ids, *numbers, versions, uses, np.full(len(ids), np.nan), admissions)
         more = Rows(*[np.array(column, dtype) for column, dtype in zip(columns, _TYPES, strict=True)])
         _grade(more, _totals(connection, _TOTALS_OF_NEW, between))
         in_order = np.argsort(more.key_R, kind="stable")

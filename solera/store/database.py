@@ -13,8 +13,9 @@ from sqlalchemy.engine.interfaces import IsolationLevel
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, OperationalError
 
 from solera.config import load
+from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password
 from solera.errors import SoleraError, one_line
-from solera.store.migrations import migrate, refuse_newer, version_of
+from solera.store.migrations import VERSION, migrate, refuse_newer, version_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Postgres:
     run: str
 
     def __str__(self) -> str:
-        return f"{self.url} schema {self.run!r}"
+        """Without the options of the URL, among which may be secrets."""
+        return f"{self.url.set(query={}).render_as_string(hide_password=True)} schema {self.run!r}"
 
 
 Place = Path | Postgres
@@ -46,10 +48,12 @@ def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
             f"{folder}: its rollouts are in the schema {name!r}, by run.name in its config.toml: call the folder "
             f"{name} again"
         )
+    if holds_password(url):
+        raise SoleraError(NO_PASSWORD)
     try:
         return Postgres(make_url(url).set(drivername="postgresql+psycopg"), folder.absolute().name)
-    except ArgumentError as error:
-        raise SoleraError(f"store.url: {one_line(error)}") from error
+    except (ArgumentError, ValueError):
+        raise SoleraError(NO_URL) from None  # what they say repeats parts of the URL
 
 
 def place_in(folder: Path) -> Place:
@@ -90,13 +94,29 @@ def open_engine(place: Place) -> Engine:
 
 @contextmanager
 def open_for_reading(place: Place) -> Iterator[Connection]:
-    """One moment of a store: what is written meanwhile is not seen, and whoever writes is not held up."""
+    """One moment of a store: what is written meanwhile is not seen, and whoever writes is not held up.
+
+    A store that an earlier Solera wrote is brought to this version first, which needs the right to write to it.
+    """
+    if 0 < _version_of(place) < VERSION:
+        open_engine(place).dispose()
+    with _reader(place) as connection:
+        refuse_newer(version_of(connection), str(place))
+        yield connection
+
+
+def _version_of(place: Place) -> int:
+    with _reader(place) as connection:
+        return version_of(connection)
+
+
+@contextmanager
+def _reader(place: Place) -> Iterator[Connection]:
     engine = _postgres(place, "REPEATABLE READ") if isinstance(place, Postgres) else _sqlite_read_only(place)
     try:
         with complaining(place, "cannot be read as a store"), engine.connect() as connection:
             if isinstance(place, Path):
                 connection.exec_driver_sql("BEGIN")
-            refuse_newer(version_of(connection), str(place))
             yield connection
     finally:
         engine.dispose()

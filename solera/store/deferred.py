@@ -9,7 +9,8 @@ from contextlib import closing
 from itertools import count
 
 from solera.records import Group, Reward, Rollout, Use
-from solera.store.ledger import Ledger, first_groups, missing_groups, refuse_equal_parts
+from solera.store.ledger import Ledger, in_groups, refuse_equal_parts
+from solera.store.queue import Unused
 
 FIRST_UNWRITTEN = 2**62
 """Ids from here on are given to rollouts that are not yet in the database: after all that are."""
@@ -28,6 +29,8 @@ class Deferred:
         self._steps: list[list[Use]] = []
         self._written_as: dict[int, int] = {}
         """Ids of what was written after it was drawn, and before it was recorded."""
+        self._groups: dict[int, int] = {}
+        """Number of the group that each rollout was last drawn in."""
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
         refuse_equal_parts(rollouts)
@@ -41,16 +44,17 @@ class Deferred:
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
         with self.ledger.transaction(), closing(self._unused()) as unused:
-            return missing_groups(unused, groups + reserve, group_size)
+            return self.ledger.queue().missing(unused, groups + reserve, group_size)
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.ledger.transaction():
             with closing(self._unused()) as unused:
-                chosen = first_groups(unused, groups, group_size)
+                chosen = self.ledger.queue().draw(unused, groups, group_size)
             written = [(key, [id_ for id_ in members if id_ < FIRST_UNWRITTEN]) for key, members in chosen]
             found = self._unwritten | {
                 rollout.id: rollout for group in self.ledger.form(written) for rollout in group.rollouts if rollout.id
             }
+        self._groups = {id_: number for number, (_, members) in enumerate(chosen) for id_ in members}
         return [Group(key, tuple(found[id_] for id_ in members)) for key, members in chosen]
 
     def fetch(self, ids: list[int]) -> list[Rollout]:
@@ -58,13 +62,15 @@ class Deferred:
         return self.ledger.fetch(ids)
 
     def passed_over(self) -> Mapping[str, int]:
-        return {}
+        return self.ledger.passed_over()
 
     def watermark(self) -> int:
         self.flush()
         return self.ledger.watermark()
 
     def record(self, uses: list[Use]) -> None:
+        uses = in_groups(uses, self._groups)
+        self.ledger.pass_by(uses)
         if self._written_as:
             uses = [use._replace(rollout_id=self._written_as.get(use.rollout_id, use.rollout_id)) for use in uses]
             self._written_as = {}
@@ -76,11 +82,13 @@ class Deferred:
             self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
             self._unwritten, self._steps = {}, []
 
-    def _unused(self) -> Generator[tuple[int, str], None, None]:
+    def _unused(self) -> Generator[Unused, None, None]:
         """What could be drawn if all were written, in order, in the transaction that is open."""
         used = {use.rollout_id for step in self._steps for use in step}
+        reached = self.ledger.queue().reached
         with closing(self.ledger.unused()) as written:
-            yield from ((id_, key) for id_, key in written if id_ not in used)
+            yield from (row for row in written if row[0] not in used)
         for id_, rollout in self._unwritten.items():
-            if rollout.rewards and id_ not in used:
-                yield id_, rollout.prompt_key
+            waits = rollout.admission is None or rollout.admission > reached
+            if rollout.rewards and waits and id_ not in used:
+                yield id_, rollout.prompt_key, rollout.admission

@@ -2,6 +2,8 @@
 
 Rows lie in the order of their prompt, and within a prompt in the order they came. A prompt's rows are cut into groups;
 groups are filtered and ranked; the first are drawn. What is passed over is counted by reason, in rollouts.
+
+What the run writes for one visit of the task's stream forms a group of its own, as in `queue.py`.
 """
 
 from collections import Counter
@@ -14,11 +16,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from solera.config import DrawConfig, OrderName, shares_of
+from solera.config import DrawConfig, OrderName, shares_of, writes
 from solera.streams import stream_seed
 
 NO_AGE = np.iinfo(np.int32).min
 """Version of a row that has no age: another run's, another model's, a person's."""
+NO_VISIT = -1
 Mask = npt.NDArray[np.bool_]
 Order = OrderName | Literal["first"]
 
@@ -33,6 +36,8 @@ class Rows(NamedTuple):
     uses_R: npt.NDArray[np.int32]
     reward_R: npt.NDArray[np.float32]
     """NaN while no reward has come."""
+    admission_R: npt.NDArray[np.int32]
+    """`NO_VISIT` for what was imported."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +92,16 @@ class Ranking:
 
     parts: list[Part]
     passed: Mapping[str, int]
+    short_R: npt.NDArray[np.int32]
+    """Admissions of rollouts in visits that the run cannot form a group of yet."""
+    reached: int
+    """The last admission that a step has learned from."""
+
+    def account(self, rows: Rows, chosen: list[npt.NDArray[np.int64]]) -> Mapping[str, int]:
+        """Rollouts passed over, by reason, once `chosen` is drawn: visits before those are leftovers."""
+        drawn_R = rows.admission_R[np.concatenate(chosen)] if chosen else rows.admission_R[:0]
+        left = int((self.short_R <= drawn_R.max(initial=self.reached)).sum())
+        return Counter(self.passed) + Counter(leftover=left) - Counter(incomplete=left)
 
     def take(self, groups: int) -> list[npt.NDArray[np.int64]]:
         """Each part gives its share; where one falls short the others make up for it, the first part first."""
@@ -106,9 +121,12 @@ class Ranking:
 
 def rank(rows: Rows, selection: Selection) -> Ranking:
     """All groups that may be drawn now, in the order in which the policy draws them."""
-    draw, passed = selection.draw, Counter[str]()
+    draw, passed = selection.draw, Passed()
     eligible_R = _eligible(rows, selection, passed)
+    reached = int(rows.admission_R[rows.uses_R > 0].max(initial=NO_VISIT))
     new_R = eligible_R & (rows.uses_R == 0)
+    if writes(draw) and draw.leftovers == "drop":
+        new_R &= ~_late(rows, new_R, reached, selection, passed)
     if draw.policy == "fresh":
         parts = [_part(rows, selection, passed, 1.0, new_R, "first", True)]
     elif draw.policy == "replay":
@@ -123,7 +141,21 @@ def rank(rows: Rows, selection: Selection) -> Ranking:
         by_origin = {o: (new_R if o == "self" else eligible_R) & _from(rows, selection, o) for o in shares_of(draw)}
         mixed = _within if draw.mix == "within" else _between
         parts = mixed(rows, selection, passed, by_origin)
-    return Ranking(parts, {reason: count for reason, count in passed.items() if count})
+    short_R = np.concatenate([rows.admission_R[:0], *passed.short])
+    return Ranking(parts, {reason: count for reason, count in passed.items() if count}, short_R, reached)
+
+
+class Passed(Counter[str]):
+    """Rollouts passed over, by reason; `short` are admissions as in `Ranking.short_R`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short: list[npt.NDArray[np.int32]] = []
+
+    def incomplete(self, admission_R: npt.NDArray[np.int32], written: bool) -> None:
+        self["incomplete"] += len(admission_R)
+        if written:
+            self.short.append(admission_R[admission_R != NO_VISIT])
 
 
 def apportion(count: int, shares: list[float]) -> list[int]:
@@ -140,7 +172,7 @@ def apportion(count: int, shares: list[float]) -> list[int]:
     return whole
 
 
-def _eligible(rows: Rows, selection: Selection, passed: Counter[str]) -> Mask:
+def _eligible(rows: Rows, selection: Selection, passed: Passed) -> Mask:
     draw = selection.draw
     left_R = ~np.isnan(rows.reward_R)
     passed["unrewarded"] = len(left_R) - int(left_R.sum())
@@ -158,6 +190,17 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
     if selection.draw.max_age is None:
         return None
     return (rows.version_R < selection.now - selection.draw.max_age) & (rows.version_R != NO_AGE)
+
+
+def _late(rows: Rows, new_R: Mask, reached: int, selection: Selection, passed: Passed) -> Mask:
+    """Rows of visits before one that a step has learned from. Flat groups among them are counted as flat."""
+    late_R = new_R & (rows.admission_R != NO_VISIT) & (rows.admission_R <= reached)
+    if late_R.any():
+        found = Passed()
+        _filtered(rows, _cut_visits(rows, late_R, selection.group_size), selection, found)
+        passed["flat"] += found["flat"]
+        passed["leftover"] += int(late_R.sum()) - found["flat"]
+    return late_R
 
 
 def draws_from(draw: DrawConfig, origin: str) -> bool:
@@ -178,15 +221,16 @@ def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
 
 
 def _part(
-    rows: Rows, selection: Selection, passed: Counter[str], share: float, chosen_R: Mask, order: Order,
+    rows: Rows, selection: Selection, passed: Passed, share: float, chosen_R: Mask, order: Order,
     written: bool = False,
 ) -> Part:  # fmt: skip
-    cut = _cut(rows, chosen_R, selection.group_size, newest_whole=order in ("newest", "priority"))
-    groups = _filtered(rows, cut, selection, passed)
+    size, newest_whole = selection.group_size, order in ("newest", "priority")
+    cut = _cut_visits(rows, chosen_R, size) if written else _cut(rows, chosen_R, size, newest_whole)
+    groups = _filtered(rows, cut, selection, passed, written)
     return Part(share, groups, _ranked(rows, groups, selection, order), written)
 
 
-def _between(rows: Rows, selection: Selection, passed: Counter[str], by_origin: dict[str, Mask]) -> list[Part]:
+def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[Part]:
     """Each group is of one origin."""
     shares = shares_of(selection.draw)
     return [
@@ -196,19 +240,24 @@ def _between(rows: Rows, selection: Selection, passed: Counter[str], by_origin: 
     ]  # fmt: skip
 
 
-def _within(rows: Rows, selection: Selection, passed: Counter[str], by_origin: dict[str, Mask]) -> list[Part]:
+def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[Part]:
     """Each group holds members of every origin in their shares; without any of one of them it is not complete."""
     quotas = quotas_of(selection.draw, selection.group_size)
-    cuts = [_cut(rows, by_origin[origin], quota) for origin, quota in quotas.items()]
+    cuts = [
+        _cut_visits(rows, by_origin[origin], quotas[origin])
+        if origin == "self"
+        else _cut_in_turn(rows, by_origin[origin], quotas[origin], selection)
+        for origin in sorted(quotas, key=lambda origin: origin != "self")  # a group's first member is the run's own
+    ]
     numbers = [_numbers(rows, cut) for cut in cuts]
     number_R, member_R = np.concatenate(numbers), np.concatenate([cut.member_R for cut in cuts])
     met_R = np.isin(number_R, reduce(np.intersect1d, numbers))
-    passed["incomplete"] += int((~met_R).sum())
+    passed.incomplete(rows.admission_R[member_R[~met_R]], "self" in quotas)
     number_R, member_R = number_R[met_R], member_R[met_R]
     in_order = np.argsort(number_R, kind="stable")
     start_P = _run_starts(number_R[in_order])
     groups = Groups(member_R[in_order], start_P, np.diff(start_P, append=len(member_R)))
-    groups = _filtered(rows, groups, selection, passed)
+    groups = _filtered(rows, groups, selection, passed, "self" in quotas)
     order: Order = "first" if "self" in quotas else selection.draw.order
     return [Part(1.0, groups, _ranked(rows, groups, selection, order), "self" in quotas)]
 
@@ -230,7 +279,38 @@ def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> G
     """A prompt's rows fill one group after the other; the one that is not full is its last, or with `newest_whole` its
     first."""
     member_R = np.flatnonzero(chosen_R)
-    first_K = _run_starts(rows.key_R if len(member_R) == len(chosen_R) else rows.key_R[member_R])
+    key_R = rows.key_R if len(member_R) == len(chosen_R) else rows.key_R[member_R]
+    return _divided(member_R, key_R, size, newest_whole)
+
+
+def _cut_visits(rows: Rows, chosen_R: Mask, size: int) -> Groups:
+    """The same, of each visit by itself."""
+    member_R = np.flatnonzero(chosen_R)
+    visit_R = rows.key_R[member_R].astype(np.int64) << 32 | (rows.admission_R[member_R] - NO_VISIT)
+    in_order = np.argsort(visit_R, kind="stable")
+    return _divided(member_R[in_order], visit_R[in_order], size)
+
+
+def _cut_in_turn(rows: Rows, chosen_R: Mask, size: int, selection: Selection) -> Groups:
+    """The same, with a prompt's rows put in order: the least used come first, so that each has its turn, and equally
+    used ones are in `draw.order`. A priority counts uses by itself."""
+    member_R = np.flatnonzero(chosen_R)
+    uses_R, order, by = rows.uses_R[member_R], selection.draw.order, list[npt.NDArray]()
+    if order == "uniform":
+        shuffled = np.random.default_rng(stream_seed(selection.seed, selection.now, 1)).permutation(len(rows.id_R))
+        by = [shuffled[member_R], uses_R]
+    elif order == "newest":
+        by = [-member_R, uses_R]
+    else:
+        alone = Groups(member_R, np.arange(len(member_R)), np.ones_like(member_R))
+        by = [member_R, -_priority(rows, alone, selection)]
+    in_order = np.lexsort((*by, rows.key_R[member_R]))
+    return _divided(member_R[in_order], rows.key_R[member_R[in_order]], size)
+
+
+def _divided(member_R: npt.NDArray[np.int64], unit_R: npt.NDArray, size: int, newest_whole: bool = False) -> Groups:
+    """Members of equal unit, which follow each other, in groups of that size."""
+    first_K = _run_starts(unit_R)
     rows_K = np.diff(first_K, append=len(member_R))
     groups_K = -(-rows_K // size)
     begin_K = first_K + rows_K - groups_K * size if newest_whole else first_K
@@ -252,9 +332,11 @@ def _count_up(length_K: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.arange(length_K.sum()) - np.repeat(np.cumsum(length_K) - length_K, length_K)
 
 
-def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Counter[str]) -> Groups:
+def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Passed, written: bool = False) -> Groups:
+    """Without groups that are short or flat. `written`: the run forms them of its own visits."""
     complete_P = groups.size_P >= selection.least
-    passed["incomplete"] += int(groups.size_P[~complete_P].sum())
+    short_R = np.repeat(~complete_P, groups.size_P)
+    passed.incomplete(rows.admission_R[groups.member_R[short_R]], written)
     if selection.draw.min_spread > 0 and len(complete_P):
         reward_R = rows.reward_R[groups.member_R]
         spread_P = np.maximum.reduceat(reward_R, groups.start_P) - np.minimum.reduceat(reward_R, groups.start_P)
@@ -288,10 +370,11 @@ def _best(score_P: npt.NDArray, first_P: npt.NDArray[np.int64], most: int) -> np
 def _priority(rows: Rows, groups: Groups, selection: Selection) -> npt.NDArray[np.float64]:
     """log2 of 2^(−age / half_life) / (1 + uses), of the group's mean age and mean uses; no age counts as 0."""
     age_P, uses_P = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
+    in_order = len(groups.member_R) == len(rows.id_R) and bool((np.diff(groups.member_R) > 0).all())
     for place in range(groups.size_P.max(initial=0)):  # a member of every group at a time: few, and far faster
         with_P = slice(None) if place < groups.size_P.min() else np.flatnonzero(groups.size_P > place)
         member_P = groups.start_P[with_P] + place
-        if len(groups.member_R) < len(rows.id_R):  # else every row is its own number
+        if not in_order:  # else every row is its own number
             member_P = groups.member_R[member_P]
         version_P = rows.version_R[member_P]
         age_P[with_P] += np.where(version_P == NO_AGE, 0, selection.now - version_P)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
-from solera.files import appearing
+from solera.files import appearing, writable
 from solera.protocols import Codec
 from solera.records import PROBE, Reward
 from solera.store.database import Place
@@ -19,6 +19,8 @@ from solera.store.parquet import is_parquet, read_rows, write_rows
 from solera.store.reading import reading
 
 T = TypeVar("T")
+COMPLAINTS = 5
+"""Bad lines that are complained of one by one."""
 
 
 @dataclass
@@ -45,10 +47,10 @@ class Imported:
 
 def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
     """All lines or none, in one transaction; with `skip_bad` all good lines, and the bad ones into that file."""
-    _check_apart(path, skip_bad)
+    check_apart(path, skip_bad)
     lines = read_lines(path, reader, skip_bad is not None)
     new, revised = ledger.add_imported(lines.good)
-    _set_aside(lines.bad, skip_bad)
+    set_aside(lines.bad, skip_bad)
     return Imported(new, len(lines.good) - new, revised, lines.complaints)
 
 
@@ -63,10 +65,10 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
             raise SoleraError(f"{place}: field 'id': {complaint}")
         return [(id_, reward)]
 
-    _check_apart(path, skip_bad)
+    check_apart(path, skip_bad)
     lines = read_lines(path, read, skip_bad is not None)
     revised = ledger.revise(lines.good)
-    _set_aside(lines.bad, skip_bad)
+    set_aside(lines.bad, skip_bad)
     return Imported(0, 0, revised, lines.complaints)
 
 
@@ -115,6 +117,15 @@ def check_readable(path: Path) -> None:
         raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def check_data_files(paths: Iterable[str], skip_bad: str | None) -> None:
+    """That every file can be read, and that bad lines can be written beside them and not over one."""
+    for path in map(Path, paths):
+        check_readable(path)
+        check_apart(path, Path(skip_bad) if skip_bad is not None else None)
+    if skip_bad is not None:
+        writable(Path(skip_bad), "store.skip_bad")
+
+
 def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
     """Every line that is not blank, or row of a Parquet file; the first bad one stops it, unless told to keep going."""
     lines = ReadLines[T]()
@@ -142,13 +153,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
         raise SoleraError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _check_apart(path: Path, skip_bad: Path | None) -> None:
+def check_apart(path: Path, skip_bad: Path | None) -> None:
     """Before anything is read: bad lines written over the file would leave nothing of its good ones."""
     if skip_bad is not None and skip_bad.exists() and path.exists() and skip_bad.samefile(path):
         raise SoleraError(f"{skip_bad}: this is the file that is read; name another one for its bad lines")
 
 
-def _set_aside(bad: list[bytes], target: Path | None) -> None:
+def set_aside(bad: list[bytes], target: Path | None) -> None:
     """After the good lines are in: whoever mends these and imports them again loses nothing."""
     if target is not None:
         with appearing(target) as unfinished:

@@ -1,46 +1,54 @@
 """The store: every rollout, its rewards as they arrive, and its uses, in SQLite or PostgreSQL."""
 
-import math
 import time
-from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Items
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cache
-from hashlib import blake2b
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
-from zlib import crc32
 
-from sqlalchemy import Connection, bindparam, delete, exists, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, exists, func, insert, or_, select, update
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
-from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
+from solera.records import PROBE, Group, Reward, Rollout, Use
 from solera.store.database import Place, open_engine, place_in, transaction
-from solera.store.encoding import decode, encode
+from solera.store.encoding import encode
 from solera.store.many import Many
+from solera.store.queue import Queue, Unused
+from solera.store.rows import (
+    REWARD_COLUMNS,
+    ROLLOUT_COLUMNS,
+    SET_ASIDE,
+    USE_COLUMNS,
+    fingerprint,
+    reward_row,
+    rollout_of,
+    rollout_row,
+    use_row,
+)
 from solera.store.schema import rewards, rollouts, to_draw, uses
-
-_ROLLOUT_COLUMNS = (
-    "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
-    "created", "sequences", "text", "checksum",
-)  # fmt: skip
-_REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position")
-_USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision")
 
 T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
 _UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
-_LIST_UNUSED = select(_r.id, _r.prompt_key).where(_UNUSED).order_by(_r.id)
+_waits = or_(_r.admission.is_(None), _r.admission > bindparam("reached"))
+_LIST_UNUSED = select(_r.id, _r.prompt_key, _r.admission).where(_UNUSED, _waits).order_by(_r.id)
+_COUNT_LEFTOVER = select(func.count()).select_from(rollouts).where(_UNUSED, _r.admission <= bindparam("reached"))
+_REACHED = (
+    select(_r.admission)
+    .where(_r.admission.is_not(None), _r.uses > 0, _r.superseded == 0)
+    .order_by(_r.id.desc())  # admissions grow with ids, so that few rows are read
+    .limit(1)
+)
 _READ = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
-        _r.sequences, _r.text, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _r.sequences, _r.text, _r.admission, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
@@ -72,6 +80,7 @@ _COUNT_USES = (
     .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))), _r.id < bindparam("before"))
     .values(uses=_r.uses + 1)
 )
+_COUNT_REWARDS = update(rollouts).where(_r.id == bindparam("id_")).values(rewards=_r.rewards + bindparam("more"))
 
 
 class Ledger:
@@ -86,14 +95,17 @@ class Ledger:
         self.place = place
         self._engine = open_engine(place)
         self._connection = self._engine.connect()
-        self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
-        self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
-        self._add_counted = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "uses"))
-        self._add_imports = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "fingerprint"))
-        self._add_late = Many(self._engine, insert(rewards), (*_REWARD_COLUMNS, "late"))
-        self._add_uses = Many(self._engine, insert(uses), _USE_COLUMNS)
+        self._add_rollouts = Many(self._engine, insert(rollouts), ROLLOUT_COLUMNS)
+        self._add_rewards = Many(self._engine, insert(rewards), REWARD_COLUMNS)
+        self._add_counted = Many(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "uses"))
+        self._add_imports = Many(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "fingerprint"))
+        self._add_late = Many(self._engine, insert(rewards), (*REWARD_COLUMNS, "late"))
+        self._add_uses = Many(self._engine, insert(uses), USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
         """Written here, not yet drawn, and given no further reward since: what a query would find."""
+        self._queue: Queue | None = None
+        self._groups: dict[int, int] = {}
+        """Number of the group that each rollout was last drawn in."""
         with self.transaction():
             self._late = self._last_late()
             """Number of the last late reward that is known here."""
@@ -103,7 +115,7 @@ class Ledger:
         now = time.time()
         with self.transaction(write=True):
             numbered = list(enumerate(new, self._last_id() + 1))
-            self._add_rollouts.run(self._connection, [_rollout_row(i, rollout, now) for i, rollout in numbered])
+            self._add_rollouts.run(self._connection, [rollout_row(i, rollout, now) for i, rollout in numbered])
             self._add_their_rewards(numbered, now)
         self._remember((i, rollout) for i, rollout in numbered if rollout.origin != PROBE)
         return [i for i, _ in numbered]
@@ -115,7 +127,7 @@ class Ledger:
         with self.transaction(write=True):
             first = self._last_id() + 1
             number = {id_: i for i, id_ in enumerate(new, first)}
-            rows = [(*_rollout_row(number[id_], rollout, now), times[id_]) for id_, rollout in new.items()]
+            rows = [(*rollout_row(number[id_], rollout, now), times[id_]) for id_, rollout in new.items()]
             self._add_counted.run(self._connection, rows)
             self._add_their_rewards(enumerate(new.values(), first), now)
             for step in steps:
@@ -130,7 +142,7 @@ class Ledger:
             with self.transaction(write=True):
                 self._refuse_unrewardable([rollout_id])
                 late = self._last_late() + 1
-                self._add_late.run(self._connection, [(*_reward_row(rollout_id, reward, time.time()), late)])
+                self._write_late([(*reward_row(rollout_id, reward, time.time(), late), late)])
         except IntegrityError as error:
             raise SoleraError(
                 f"{self.place}: reward {reward.part!r} of rollout {rollout_id} has a revision {reward.revision} already"
@@ -174,27 +186,36 @@ class Ledger:
 
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
         with self.transaction(), closing(self.unused()) as unused:
-            return missing_groups(unused, groups + reserve, group_size)
+            return self.queue().missing(unused, groups + reserve, group_size)
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         with self.transaction():
             with closing(self.unused()) as unused:
-                chosen = first_groups(unused, groups, group_size)
+                chosen = self.queue().draw(unused, groups, group_size)
             return self.form(chosen)
 
-    def unused(self) -> Generator[tuple[int, str], None, None]:
-        """Ids and prompt keys of what can be drawn, in the order of ids, in the transaction that is open; little more
-        is read than is asked for."""
-        options = {"yield_per": LISTED_TOGETHER}
-        with self._connection.execute(_LIST_UNUSED, execution_options=options) as rows:
+    def queue(self) -> Queue:
+        """What was learned from and left behind up to now, in the transaction that is open."""
+        if self._queue is None:
+            reached = self._connection.scalar(_REACHED)
+            reached = -1 if reached is None else reached
+            self._queue = Queue(reached, self._connection.scalar(_COUNT_LEFTOVER, {"reached": reached}) or 0)
+        return self._queue
+
+    def unused(self) -> Generator[Unused, None, None]:
+        """What can be drawn, in the order of ids, in the transaction that is open; little more is read than is asked
+        for."""
+        options, reached = {"yield_per": LISTED_TOGETHER}, self.queue().reached
+        with self._connection.execute(_LIST_UNUSED, {"reached": reached}, execution_options=options) as rows:
             yield from map(tuple, rows)
 
     def passed_over(self) -> Mapping[str, int]:
-        return {}
+        return {"leftover": self._queue.leftover} if self._queue is not None and self._queue.leftover else {}
 
     def form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
         """Groups by prompt key and ids of their members, in the transaction that is open."""
         self._forget_regraded()
+        self._groups = {id_: number for number, (_, members) in enumerate(chosen) for id_ in members}
         ids = {id_ for _, members in chosen for id_ in members}
         unknown = ids - self._recent.keys()
         found = {id_: self._recent.pop(id_).numbered(id_) for id_ in ids - unknown}
@@ -211,7 +232,13 @@ class Ledger:
             return
         assert all(use.version == used[0].version for use in used), "uses of one step"
         with self.transaction(write=True):
-            self._add_step(used)
+            self._add_step(in_groups(used, self._groups))
+        self.pass_by(used)
+
+    def pass_by(self, used: Items[Use]) -> None:
+        """What was left of the visits before these becomes a leftover."""
+        if self._queue is not None:
+            self._queue.used(use.rollout_id for use in used)
 
     def flush(self) -> None:
         """Everything is written already."""
@@ -238,8 +265,9 @@ class Ledger:
             self._connection.execute(delete(uses).where(undone))
             of_the_run = _r.lineage.is_not(None) if lineage is None else _r.lineage == lineage
             written_here = _r.fingerprint.is_(None) & (_r.origin.in_(("self", PROBE)) | of_the_run)
-            later = update(rollouts).where(_r.id > watermark, written_here)
-            self._connection.execute(later.values(superseded=1))
+            later = update(rollouts).where(_r.id > watermark, written_here, _r.superseded == 0)
+            self._connection.execute(later.values(superseded=1, seal=_r.seal + SET_ASIDE))
+        self._queue = None
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[Connection]:
@@ -251,12 +279,12 @@ class Ledger:
         self._engine.dispose()
 
     def _add_their_rewards(self, numbered: Iterable[tuple[int, Rollout]], now: float) -> None:
-        graded = [_reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
+        graded = [reward_row(i, reward, now) for i, rollout in numbered for reward in rollout.rewards]
         self._add_rewards.run(self._connection, graded)
 
     def _add_step(self, used: Items[Use], counted_from: int = LAST_ID) -> None:
         """Uses of one step; rollouts from `counted_from` on have them counted already."""
-        self._add_uses.run(self._connection, list(map(_use_row, used)))
+        self._add_uses.run(self._connection, list(map(use_row, used)))
         if any(use.rollout_id < counted_from for use in used):
             self._connection.execute(_COUNT_USES, {"now": used[0].version, "before": counted_from})
 
@@ -272,9 +300,9 @@ class Ledger:
             marked = {fingerprint(rollout, seen): rollout for rollout in some}
             known = self._known(marked)
             numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
-            rows = [(*_rollout_row(i, marked[mark], now), mark) for i, mark in numbered]
+            rows = [(*rollout_row(i, marked[mark], now, mark), mark) for i, mark in numbered]
             self._add_imports.run(self._connection, rows)
-            graded = [_reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
+            graded = [reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
             self._add_rewards.run(self._connection, graded)
             again = [(known[m], r) for m in marked if m in known for r in marked[m].rewards]
             revised += self._revise(again, over)
@@ -294,15 +322,21 @@ class Ledger:
             self._refuse_unrewardable(some)
             for row in self._connection.execute(_REVISIONS, {"ids": list(some)}):  # the latest comes last
                 latest[row.rollout_id, row.part] = row[2:]
-        rows, late, now = list[tuple[Any, ...]](), self._last_late(), time.time()
+        rows, number, now = list[tuple[Any, ...]](), self._last_late(), time.time()
         for rollout_id, reward in given:
             revision, *held = latest.get((rollout_id, reward.part), (-1, None))
             if held != (says := [reward.value, reward.source, reward.position]) and (over or revision < 0):
                 latest[rollout_id, reward.part] = revision + 1, *says
                 revised = replace(reward, revision=revision + 1)
-                rows.append((*_reward_row(rollout_id, revised, now), late + len(rows) + 1))
-        self._add_late.run(self._connection, rows)
+                number += 1
+                rows.append((*reward_row(rollout_id, revised, now, number), number))
+        self._write_late(rows)
         return len(rows)
+
+    def _write_late(self, rows: Items[tuple[Any, ...]]) -> None:
+        self._add_late.run(self._connection, rows)
+        if counted := Counter(row[0] for row in rows):
+            self._connection.execute(_COUNT_REWARDS, [{"id_": id_, "more": more} for id_, more in counted.items()])
 
     def _refuse_unrewardable(self, ids: Items[int]) -> None:
         if complaint := self.unrewardable(ids):
@@ -324,7 +358,7 @@ class Ledger:
         for id_, same in groupby(rows, key=itemgetter(0)):
             if id_ in ids:
                 lines = list(same)
-                found[id_] = rollout_of(tuple(lines[0])[:10], tuple(Reward(*tuple(line)[10:]) for line in lines))
+                found[id_] = rollout_of(tuple(lines[0])[:11], tuple(Reward(*tuple(line)[11:]) for line in lines))
         return found
 
 
@@ -354,65 +388,6 @@ def _among(column: Any, ids: Collection[int]) -> Any:
     return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
-def complete_groups(unused: Iterable[tuple[int, str]], group_size: int) -> Iterator[tuple[list[int], str, float]]:
-    """Groups of equal prompt key, members first in first out, each when its last member comes: members, key, and the
-    oldest id that is still in an incomplete one."""
-    filling: dict[str, list[int]] = {}  # in the order of their first members
-    for id_, key in unused:
-        members = filling.setdefault(key, [])
-        members.append(id_)
-        if len(members) == group_size:
-            del filling[key]
-            yield members, key, next(iter(filling.values()), [math.inf])[0]
-
-
-def missing_groups(unused: Iterable[tuple[int, str]], groups: int, group_size: int) -> int:
-    """By how many there are fewer complete groups than that."""
-    return groups - sum(1 for _ in islice(complete_groups(unused, group_size), groups))
-
-
-def first_groups(unused: Iterable[tuple[int, str]], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
-    """Complete groups in the order of their first members; what follows is not read once none of it can come before."""
-    first: list[tuple[list[int], str]] = []
-    for members, key, oldest in complete_groups(unused, group_size):
-        insort(first, (members, key))
-        del first[groups:]
-        if len(first) == groups and (not first or first[-1][0][0] < oldest):
-            break
-    return [(key, members) for members, key in first]
-
-
-def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:
-    """A digest of what was written by whom; a text that `seen` has met before is another sample, not the same."""
-    words = "\0".join((rollout.prompt_key, rollout.origin, rollout.lineage or "", rollout.finish_reason))
-    content = blake2b(words.encode() + b"\0" + encode(rollout.sequences), digest_size=16)
-    seen[content.digest()] += 1
-    content.update(seen[content.digest()].to_bytes(4))
-    return content.digest()
-
-
-def _rollout_row(id_: int, rollout: Rollout, now: float) -> tuple[Any, ...]:
-    sampling = rollout.sampling
-    drawn = (sampling.temperature, sampling.max_tokens, sampling.top_p) if sampling else (None, None, None)
-    sequences = encode(rollout.sequences)
-    return (
-        id_, rollout.prompt_key, rollout.lineage, rollout.version, rollout.origin, rollout.finish_reason, *drawn, now,
-        sequences, rollout.text, crc32(sequences),
-    )  # fmt: skip
-
-
-def _reward_row(rollout_id: int, reward: Reward, now: float) -> tuple[Any, ...]:
-    return rollout_id, reward.part, reward.revision, reward.value, reward.source, now, reward.position
-
-
-def _use_row(use: Use) -> tuple[Any, ...]:
-    return use.version, use.rollout_id, use.age, use.advantage, use.revision
-
-
-def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
-    id_, prompt_key, lineage, origin, finish_reason, temperature, max_tokens, top_p, sequences, text = row
-    sampling = None if temperature is None else _sampling(temperature, max_tokens, top_p)
-    return Rollout(prompt_key, decode(sequences), graded, lineage, origin, finish_reason, sampling, id_, text)
-
-
-_sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
+def in_groups(used: Items[Use], groups: Mapping[int, int]) -> list[Use]:
+    """Each use with the number of the group that its rollout was drawn in, where it does not have one."""
+    return [use if use.group is not None else Use(*use[:-1], groups.get(use.rollout_id)) for use in used]

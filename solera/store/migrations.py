@@ -23,6 +23,17 @@ MIGRATIONS = {
         "ALTER TABLE rewards ADD COLUMN position INTEGER",
         "ALTER TABLE uses ADD COLUMN revision INTEGER",
     ),
+    5: (
+        "ALTER TABLE rollouts ADD COLUMN admission INTEGER",
+        "ALTER TABLE rollouts ADD COLUMN rewards INTEGER",
+        "ALTER TABLE rollouts ADD COLUMN seal BIGINT",
+        "DROP INDEX rollouts_to_draw",
+        "CREATE INDEX rollouts_to_draw ON rollouts (id, prompt_key, admission) "
+        "WHERE uses = 0 AND superseded = 0 AND origin != 'probe'",
+        "ALTER TABLE rewards ADD COLUMN checksum BIGINT",
+        "ALTER TABLE uses ADD COLUMN group_number INTEGER",
+        "ALTER TABLE uses ADD COLUMN checksum BIGINT",
+    ),
 }
 """What leads to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)

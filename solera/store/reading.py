@@ -1,5 +1,6 @@
 """What was learned from, read back from a store that someone else may be writing to."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,14 +12,14 @@ from sqlalchemy import Connection, func, select
 from solera.records import Group, Reward, Rollout, Sequence, Use
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
-from solera.store.ledger import rollout_of
+from solera.store.rows import rollout_of
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _u, _w = rollouts.c, uses.c, rewards.c
 _USED = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _u.version, _u.age, _u.advantage,
-        _u.revision, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _u.revision, _u.group_number, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .join(uses, _u.rollout_id == _r.id)
     .outerjoin(rewards, _w.rollout_id == _r.id)
@@ -28,12 +29,13 @@ _USED = (
 _ALL = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
-        _r.sequences, _r.text, _r.created, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _r.sequences, _r.text, _r.admission, _r.created, _w.value, _w.part, _w.source, _w.revision, _w.position,
     )
     .outerjoin(rewards, _w.rollout_id == _r.id)
     .where(_r.superseded == 0)
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
+Member = tuple[Rollout, Use]
 READ_TOGETHER = 1_000
 """Rows held in memory while all are read."""
 
@@ -56,6 +58,11 @@ class UsedGroup:
         """Whether nothing in it took part in the step."""
         return all(use.advantage is None for use in self.uses)
 
+    @property
+    def guessed(self) -> bool:
+        """Whether an earlier Solera recorded the step, which did not say which rollouts formed a group."""
+        return any(use.group is None for use in self.uses)
+
 
 class Reading:
     """One moment of a store. Nothing is written, and a running training is not held up."""
@@ -68,8 +75,8 @@ class Reading:
         lines = self._connection.execution_options(yield_per=READ_TOGETHER).execute(_ALL)
         for _, same in groupby(lines, key=itemgetter(0)):
             rows = [tuple(line) for line in same]
-            graded = tuple(Reward(*row[11:]) for row in rows if row[11] is not None)
-            yield rollout_of(rows[0][:10], graded), rows[0][10]
+            graded = tuple(Reward(*row[12:]) for row in rows if row[12] is not None)
+            yield rollout_of(rows[0][:11], graded), rows[0][11]
 
     def versions(self) -> range:
         """From the first version that something was learned at to the last."""
@@ -79,20 +86,22 @@ class Reading:
     def used(self, version: int, group_size: int) -> list[UsedGroup]:
         """The groups of one step, without the sequences of their rollouts, which `with_sequences` adds.
 
-        Groups are not stored: as in drawing, a prompt's rollouts fill one group after the other, first in first out.
+        Steps that an earlier Solera recorded do not name their groups. Theirs are guessed: a prompt's rollouts fill one
+        group of `group_size` after the other.
         """
-        members: dict[str, list[tuple[Rollout, Use]]] = {}
+        known, prompts = defaultdict[int, list[Member]](list), defaultdict[str, list[Member]](list)
         for _, same in groupby(self._connection.execute(_USED.where(_u.version == version)), key=itemgetter(0)):
             lines = [tuple(line) for line in same]
-            id_, key, lineage, origin, finish_reason, *use = lines[0][:9]
-            graded = tuple(Reward(*line[9:]) for line in lines if line[9] is not None)
-            rollout = Rollout(key, (), graded, lineage, origin, finish_reason, id=id_)
-            members.setdefault(key, []).append((rollout, Use(id_, *use)))
-        return [
-            _used_group(version, key, same_prompt[start : start + group_size])
-            for key, same_prompt in members.items()
-            for start in range(0, len(same_prompt), group_size)
+            id_, key, lineage, origin, finish_reason, *recorded = lines[0][:10]
+            graded = tuple(Reward(*line[10:]) for line in lines if line[10] is not None)
+            rollout, use = Rollout(key, (), graded, lineage, origin, finish_reason, id=id_), Use(id_, *recorded)
+            (prompts[key] if use.group is None else known[use.group]).append((rollout, use))
+        guessed = [
+            members[start : start + group_size]
+            for members in prompts.values()
+            for start in range(0, len(members), group_size)
         ]
+        return [_used_group(version, members) for members in (*(known[number] for number in sorted(known)), *guessed)]
 
     def with_sequences(self, used: UsedGroup) -> UsedGroup:
         ids = [rollout.id for rollout in used.group.rollouts]
@@ -106,8 +115,9 @@ def _filled(rollout: Rollout, sequences: tuple[Sequence, ...], text: str | None)
     return replace(rollout, sequences=sequences, text=text)
 
 
-def _used_group(version: int, key: str, members: list[tuple[Rollout, Use]]) -> UsedGroup:
-    return UsedGroup(version, Group(key, tuple(rollout for rollout, _ in members)), tuple(use for _, use in members))
+def _used_group(version: int, members: list[Member]) -> UsedGroup:
+    rollouts = tuple(rollout for rollout, _ in members)
+    return UsedGroup(version, Group(rollouts[0].prompt_key, rollouts), tuple(use for _, use in members))
 
 
 @contextmanager

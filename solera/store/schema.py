@@ -34,6 +34,9 @@ rollouts = Table(
     Column("sequences", LargeBinary, nullable=False, doc="see encoding.py"),
     Column("text", String, doc="the response as it was imported, where its tokens do not spell it"),
     Column("checksum", BigInteger, doc="CRC-32 of sequences"),
+    Column("admission", Integer, doc="see Rollout"),
+    Column("rewards", Integer, doc="rows in rewards, counted so that a lost one is noticed; unset in older stores"),
+    Column("seal", BigInteger, doc="CRC-32 of the other columns, see rows.py; unset in older stores"),
     Column("superseded", Integer, nullable=False, server_default="0", doc="written after the checkpoint resumed from"),
     Column("uses", Integer, nullable=False, server_default="0", doc="rows in uses, counted so that drawing is fast"),
     Column("fingerprint", LargeBinary, doc="digest of what was imported, so that it is not imported twice"),
@@ -45,7 +48,10 @@ to_draw = (
     & (rollouts.c.superseded == literal_column("0"))
     & (rollouts.c.origin != literal_column(f"'{PROBE}'"))
 )
-Index("rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, sqlite_where=to_draw, postgresql_where=to_draw)
+Index(
+    "rollouts_to_draw", rollouts.c.id, rollouts.c.prompt_key, rollouts.c.admission, sqlite_where=to_draw,
+    postgresql_where=to_draw,
+)  # fmt: skip
 _imported = rollouts.c.fingerprint.is_not(None)
 Index(
     "rollouts_imported", rollouts.c.fingerprint, unique=True, sqlite_where=_imported, postgresql_where=_imported
@@ -61,6 +67,7 @@ rewards = Table(
     Column("source", String, nullable=False),
     Column("created", Float, nullable=False),
     Column("position", Integer, doc="see Reward"),
+    Column("checksum", BigInteger, doc="CRC-32 of the other columns, see rows.py; unset in older stores"),
     Column("late", Integer, doc="number among the rewards that came after their rollout; unset for those with it"),
     sqlite_with_rowid=False,  # the key is the table: one tree to write instead of two
 )
@@ -75,5 +82,7 @@ uses = Table(
     Column("age", Integer),
     Column("advantage", Float),
     Column("revision", Integer, doc="see Use"),
+    Column("group_number", Integer, doc="see Use; unset in older stores"),
+    Column("checksum", BigInteger, doc="CRC-32 of the other columns, see rows.py; unset in older stores"),
     sqlite_with_rowid=False,
 )

@@ -40,8 +40,9 @@ class Selected:
 
     def draw(self, groups: int, group_size: int) -> list[Group]:
         ranking = self._rank(groups, group_size)
-        chosen, self._passed = ranking.take(groups), ranking.passed
         assert self._catalogue is not None
+        chosen = ranking.take(groups)
+        self._passed = ranking.account(self._catalogue.rows, chosen)
         if not chosen and not any(part.written for part in ranking.parts):
             raise SoleraError(
                 f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed, self._catalogue.origins)}"

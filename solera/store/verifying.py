@@ -1,27 +1,33 @@
-"""Whether a store holds together: the file, what belongs to nobody, and every rollout's own bytes."""
+"""Whether a store is whole: the file, rows that are missing or belong to nobody, and the checksum of every row."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Any
 from zlib import crc32
 
-from sqlalchemy import Connection, exists, func, select
+from sqlalchemy import Connection, Table, exists, func, select
 
 from solera.errors import SoleraError
 from solera.records import Rollout
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
+from solera.store.rows import SET_ASIDE, checksum_of_reward, checksum_of_use, seal_of
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _w, _u = rollouts.c, rewards.c, uses.c
-_recorded = select(_u.rollout_id, func.count().label("uses")).group_by(_u.rollout_id).subquery()
-_COUNTED = func.coalesce(_recorded.c.uses, 0)
-_MISCOUNTED = (
-    select(_r.id, _r.uses, _COUNTED)
-    .join_from(rollouts, _recorded, _recorded.c.rollout_id == _r.id, isouter=True)
-    .where(_r.uses != _COUNTED)
-    .order_by(_r.id)
-)
-_ROWS = select(_r.id, _r.version, _r.sequences, _r.checksum).order_by(_r.id)
+_SEALED = (
+    _r.id, _r.prompt_key, _r.lineage, _r.version, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
+    _r.created, _r.text, _r.admission, _r.fingerprint,
+)  # fmt: skip
+_ROLLOUTS = select(_r.sequences, _r.checksum, _r.superseded, _r.seal, *_SEALED).order_by(_r.id)
+_REWARDS = select(
+    _w.checksum, _w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.created, _w.position, _w.late
+).order_by(_w.rollout_id, _w.part, _w.revision)
+_USES = select(
+    _u.checksum, _u.version, _u.rollout_id, _u.age, _u.advantage, _u.revision, _u.group_number
+).order_by(_u.version, _u.rollout_id)  # fmt: skip
+_DIFFERS = "not what was written: the checksum differs"
 READ_TOGETHER = 1_000
 
 
@@ -31,7 +37,7 @@ class Verified:
 
     rollouts: int = 0
     unsigned: int = 0
-    """Rollouts of a Solera that wrote no checksums."""
+    """Rollouts of an earlier Solera, which wrote no checksums or only those of tokens."""
     complaints: list[str] = field(default_factory=list)
 
 
@@ -39,13 +45,22 @@ def verify(place: Place) -> Verified:
     """Read all of a store."""
     found = Verified()
     with open_for_reading(place) as connection:
-        found.complaints += [*_integrity(connection), *_orphans(connection), *_miscounted(connection)]
-        for id_, version, sequences, checksum in connection.execution_options(yield_per=READ_TOGETHER).execute(_ROWS):
+        found.complaints += [
+            *_integrity(connection), *_orphans(connection),
+            *_miscounted(connection, uses, "uses"), *_miscounted(connection, rewards, "rewards"),
+            *_gone(connection),
+        ]  # fmt: skip
+        for sequences, checksum, superseded, seal, *sealed in _all(connection, _ROLLOUTS):
             found.rollouts += 1
-            found.unsigned += checksum is None
-            if complaint := _damage(bytes(sequences), version, checksum):
-                found.complaints.append(f"rollout {id_}: {complaint}")
+            found.unsigned += seal is None
+            complaints = _tokens(bytes(sequences), sealed[3], checksum), _fields(sealed, superseded, seal)
+            found.complaints += [f"rollout {sealed[0]}: {complaint}" for complaint in complaints if complaint]
+        found.complaints += [*_rewards(connection), *_uses(connection)]
     return found
+
+
+def _all(connection: Connection, query: Any) -> Iterator[Any]:
+    yield from connection.execution_options(yield_per=READ_TOGETHER).execute(query)
 
 
 def _integrity(connection: Connection) -> Iterator[str]:
@@ -62,12 +77,25 @@ def _orphans(connection: Connection) -> Iterator[str]:
         yield from (f"{table.name}: there is no rollout {id_} that they belong to" for id_ in lost)
 
 
-def _miscounted(connection: Connection) -> Iterator[str]:
-    for id_, held, counted in connection.execute(_MISCOUNTED):
-        yield f"rollout {id_}: says it was used {held} times, but {counted} uses are recorded"
+def _miscounted(connection: Connection, table: Table, noun: str) -> Iterator[str]:
+    """Rollouts that have had another number of these than there are; an earlier Solera did not count rewards."""
+    there = select(table.c.rollout_id, func.count().label("rows")).group_by(table.c.rollout_id).subquery()
+    count, held = func.coalesce(there.c.rows, 0), rollouts.c[noun]
+    query = select(_r.id, held, count).join_from(rollouts, there, there.c.rollout_id == _r.id, isouter=True)
+    for id_, said, found in connection.execute(query.where(held != count).order_by(_r.id)):
+        yield f"rollout {id_}: it had {said} {noun}, but the store holds {found}"
 
 
-def _damage(sequences: bytes, version: int | None, checksum: int | None) -> str | None:
+def _gone(connection: Connection) -> Iterator[str]:
+    """Ids are given without a gap. Rollouts removed from the end, with all that belongs to them, cannot be noticed."""
+    for before, after in pairwise(chain([0], connection.scalars(select(_r.id).order_by(_r.id)))):
+        if after - before == 2:
+            yield f"rollout {before + 1} is missing"
+        elif after - before > 2:
+            yield f"rollouts {before + 1} to {after - 1} are missing"
+
+
+def _tokens(sequences: bytes, version: int | None, checksum: int | None) -> str | None:
     if checksum is not None and crc32(sequences) != checksum:
         return "its tokens are not those that were written: the checksum differs"
     try:
@@ -75,3 +103,23 @@ def _damage(sequences: bytes, version: int | None, checksum: int | None) -> str 
     except SoleraError as error:
         return str(error)
     return None if held == version else f"its tokens are of version {held}, its row says {version}"
+
+
+def _fields(sealed: list[Any], superseded: int, seal: int | None) -> str | None:
+    if seal is None or seal_of(*sealed) + SET_ASIDE * superseded == seal:
+        return None
+    return f"its key, text, origin, lineage, version, finish reason, sampling, admission or time is {_DIFFERS}"
+
+
+def _rewards(connection: Connection) -> Iterator[str]:
+    for checksum, *values in _all(connection, _REWARDS):
+        if checksum is not None and checksum_of_reward(*values) != checksum:
+            id_, part, revision, *_ = values
+            yield f"rollout {id_}: revision {revision} of its reward {part!r} is {_DIFFERS}"
+
+
+def _uses(connection: Connection) -> Iterator[str]:
+    for checksum, *values in _all(connection, _USES):
+        if checksum is not None and checksum_of_use(*values) != checksum:
+            version, id_, *_ = values
+            yield f"rollout {id_}: its use at version {version} (age, advantage, revision, group) is {_DIFFERS}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from solera.config import load_resolved
+from solera.config.fields import shown_in
 from solera.errors import SoleraError
 from solera.files import write_whole
 from solera.sweep.plan import Plan, PlannedRun
@@ -64,9 +65,10 @@ def refuse_changed(plan: Plan) -> None:
             for field in dataclasses.fields(before):
                 was, is_now = getattr(before, field.name), getattr(now, field.name)
                 if was != is_now and (room.name, field.name) not in NO_PART_OF_A_RUN:
+                    name = f"{room.name}.{field.name}"
                     raise SoleraError(
-                        f"{run.folder} was made with {room.name}.{field.name} = {was}, and {plan.source} now says "
-                        f"{is_now}: choose another sweep.name, or remove that folder"
+                        f"{run.folder} was made with {name} = {shown_in(name, was)}, and {plan.source} now says "
+                        f"{shown_in(name, is_now)}: choose another sweep.name, or remove that folder"
                     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from solera import open_store
-from solera.config import parse
+from solera.config import check, parse
 from solera.errors import SoleraError
 from solera.records import Reward
 from solera.running import train
@@ -78,6 +78,41 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
+
+
+def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
+    """The real command: bad lines of two files go into one, a resumed run writes the same again."""
+    good = {"prompt": TRAINING, "response": "9", "model": "teacher", "reward": 1.0}
+    held_out = json.dumps({**good, "prompt": HELD_OUT})
+    text = json.dumps({**good, "reward": "good"})
+    (tmp_path / "a.jsonl").write_text(f"{json.dumps(good)}\n{held_out}\n\n{json.dumps({**good, 'response': '8'})}\n")
+    (tmp_path / "b.jsonl").write_text(f"{{broken\n{json.dumps({**good, 'response': '7'})}\n{text}")
+    files, bad = (tmp_path / "a.jsonl", tmp_path / "b.jsonl"), tmp_path / "bad.jsonl"
+    (tmp_path / "run.toml").write_text(RUN.format(root=tmp_path, name="run", steps=1, data=""))
+
+    def begin(*more: object) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "solera.cli", "train", tmp_path / "run.toml", "--store.data", *files, *more]
+        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+    refused = begin()
+    assert refused.returncode == 2 and 'store.skip_bad = "bad.jsonl"' in refused.stderr
+    over = begin("--store.skip_bad", files[1])
+    assert over.returncode == 2 and over.stderr.endswith("name another one for its bad lines\n")
+    assert not (tmp_path / "run").exists() and files[1].read_text().endswith(text)
+    done = begin("--store.skip_bad", bad)
+    assert done.returncode == 0, done.stderr
+    assert bad.read_text() == f"{held_out}\n{{broken\n{text}\n"
+    for said in (f"{files[0]}:2: field 'prompt'", f"{files[1]}:1: not JSON", f"{files[1]}:3: field 'reward'"):
+        assert said in done.stderr
+    assert f"3 bad lines of store.data written to {bad}" in done.stderr
+    with closing(Ledger(tmp_path / "run" / "store.db")) as ledger, ledger.transaction() as connection:
+        count = "select count(*) from rollouts where origin = 'model:teacher'"
+        assert connection.exec_driver_sql(count).scalar_one() == 3
+
+
+def test_skip_bad_without_data_is_refused():
+    with pytest.raises(SoleraError, match=r"^store\.skip_bad acts with store\.data only: set that or remove it$"):
+        check(parse('store.skip_bad = "bad.jsonl"', "test"))
 
 
 def test_an_empty_store_has_empty_tables(tmp_path):

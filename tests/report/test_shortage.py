@@ -41,11 +41,20 @@ def test_silence(row):
         ({"draw/flat": 5}, "draw.min_spread"),
         ({"draw/too_old": 5}, "draw.max_age"),
         ({"draw/unrewarded": 5}, "solera data reward"),
+        ({"draw/leftover": 5}, 'lower draw.min_rewarded, or, if rewards come late, set draw.leftovers to "keep"'),
     ],
 )
 def test_each_reason_has_its_remedy(row, told):
     (sentence,) = said({"groups/drawn": 0, **row})
     assert told in sentence
+
+
+def test_a_run_whose_responses_get_no_reward_says_so_by_default():
+    sentences = []
+    Shortage(DrawConfig(), 32, sentences.append).log(0, {"groups/drawn": 3})
+    assert sentences[0].startswith(
+        "step 0: 3 of collect.prompts = 32 groups drawn; the others have no reward: see that"
+    )
 
 
 def test_a_run_mixed_within_groups_says_that_the_teacher_answered_too_little(tmp_path):

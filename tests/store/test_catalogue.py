@@ -37,8 +37,9 @@ def made(rng: np.random.Generator) -> Rollout:
     if rng.random() < 0.5:
         rewards.append(Reward(float(rng.choice(VALUES)), "second"))
     return dataclasses.replace(
-        rollout, prompt_key=str(rng.choice(KEYS)), lineage=lineage, origin=origin, rewards=tuple(rewards)
-    )
+        rollout, prompt_key=str(rng.choice(KEYS)), lineage=lineage, origin=origin, rewards=tuple(rewards),
+        admission=int(rng.integers(9)) if origin == "self" else None,
+    )  # fmt: skip
 
 
 def happen(ledger: Ledger, rng: np.random.Generator, version: int) -> list[int]:
@@ -57,7 +58,7 @@ def happen(ledger: Ledger, rng: np.random.Generator, version: int) -> list[int]:
 
 def row_by_row(ledger: Ledger, lineage: str) -> tuple[Rows, list[str], tuple[str, ...]]:
     with ledger.transaction() as connection:
-        query = "select id, prompt_key, origin, lineage, version, uses, superseded from rollouts order by id"
+        query = "select id, prompt_key, origin, lineage, version, uses, admission, superseded from rollouts order by id"
         rollouts = connection.exec_driver_sql(query).all()
         query = "select rollout_id, part, value from rewards order by rollout_id, part, revision"
         latest: dict[int, dict[str, float]] = defaultdict(dict)
@@ -65,15 +66,15 @@ def row_by_row(ledger: Ledger, lineage: str) -> tuple[Rows, list[str], tuple[str
             latest[id_][part] = value
     keys, origins = dict[str, int](), dict[str, int]()
     rows = []
-    for id_, key, origin, written_by, version, uses, superseded in rollouts:
+    for id_, key, origin, written_by, version, uses, admission, superseded in rollouts:
         if superseded or origin == PROBE:
             continue
         key_number, origin_number = keys.setdefault(key, len(keys)), origins.setdefault(origin, len(origins))
         age = version if version is not None and written_by == lineage else NO_AGE
         reward = sum(latest[id_].values()) if id_ in latest else np.nan
-        rows.append((id_, key_number, origin_number, age, uses, reward))
+        rows.append((id_, key_number, origin_number, age, uses, reward, -1 if admission is None else admission))
     rows.sort(key=lambda row: (row[1], row[0]))
-    types = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32)
+    types = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32, np.int32)
     columns = zip(*rows, strict=True)
     return Rows(*[np.array(c, t) for c, t in zip(columns, types, strict=True)]), list(keys), tuple(origins)
 

@@ -1,27 +1,33 @@
 """Stores of other versions and in other places: brought up to date, kept apart, or refused in one line."""
 
+import json
 import re
 import shutil
 import sqlite3
 import time
+import traceback
 import uuid
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
+from sqlalchemy import create_engine, inspect
 
-from solera.config import parse
+from solera.config import Config, check, fields_of, parse
 from solera.errors import SoleraError
+from solera.records import Reward
 from solera.report.groups import sample_groups
+from solera.report.html import write_report
 from solera.report.run_folder import read_run
 from solera.report.sinks import read_metrics
 from solera.running import resume, train
-from solera.store.database import open_for_reading, place_in, place_of
+from solera.store.database import Postgres, open_for_reading, place_in, place_of
 from solera.store.ledger import Ledger, open_store
 from solera.store.migrations import VERSION
-from tests.store.test_ledger import drawn, rollouts
+from solera.store.reading import reading
+from solera.store.verifying import verify
+from tests.store.test_ledger import drawn, learn, rollouts, visit
 
 FIRST = """
 CREATE TABLE rollouts (
@@ -55,9 +61,26 @@ def write_first(place) -> None:
         database.execute(FIRST.format(bytes="BYTEA", empty="'\\x010000'"))
 
 
+def write_fourth(place) -> None:
+    """Rollouts of a run (1 to 4, the first two used) and of people (5 to 7), with late and revised rewards."""
+    template = (Path(__file__).parent / "schema_4.sql").read_text(encoding="utf-8")
+    if isinstance(place, Path):
+        with sqlite3.connect(place) as database:
+            database.executescript(template.format(bytes="BLOB", blob="X'", without_rowid=" WITHOUT ROWID"))
+        return
+    import psycopg
+
+    with psycopg.connect(place.url.set(drivername="postgresql").render_as_string()) as database:
+        database.execute(f'CREATE SCHEMA "{place.run}"; SET search_path TO "{place.run}";')
+        database.execute(template.format(bytes="BYTEA", blob="'\\x", without_rowid=""))
+
+
 def described(place) -> dict[str, object]:
     """Tables with their columns and indices, as the database itself tells them."""
-    with open_for_reading(place) as connection:
+    engine = create_engine(place.url if isinstance(place, Postgres) else f"sqlite:///{place}")
+    with closing(engine.connect()) as connection:
+        if isinstance(place, Postgres):
+            connection.exec_driver_sql(f'SET search_path TO "{place.run}"')
         tables = inspect(connection)
         return {
             name: (
@@ -80,6 +103,37 @@ def test_a_store_of_the_first_version_becomes_one_of_this(place, tmp_path):
     Ledger(new).close()
     assert described(place) == described(new)
     Ledger(place).close()  # nothing left to do
+
+
+def test_a_store_of_the_fourth_version_is_brought_to_this_and_works(place, tmp_path):
+    write_fourth(place)
+    store = Ledger(place)
+    new = tmp_path / "new.db" if isinstance(place, Path) else place_of(str(place.url), tmp_path / f"{place.run}-new")
+    Ledger(new).close()
+    assert described(place) == described(new)
+    assert drawn(store, 9, 2) == [("b", [3, 4]), ("c", [5, 6])]  # of no known visit: as before
+    assert drawn(store, 9, 3) == [("b", [3, 4, 7])]
+    assert [rollout.reward for rollout in store.draw(1, 3)[0].rollouts] == [0.75, 0.5, 1.0]
+    ids = store.add([*visit(0, "b", "1-"), *visit(1, "b", "01")])
+    assert drawn(store, 9, 2) == [("b", [3, 4]), ("c", [5, 6]), ("b", ids[2:])]
+    store.revise([(1, Reward(0.25)), (ids[0], Reward(0.5))])
+    assert learn(store, 9, 2, 4) == [[3, 4], [5, 6], ids[2:]]
+    assert store.passed_over() == {"leftover": 1}
+    store.close()
+    found = verify(place)
+    assert (found.rollouts, found.unsigned, found.complaints) == (11, 7, [])
+    with reading(place) as opened:
+        assert [[r.id for r in used.group.rollouts] for used in opened.used(3, 2)] == [[1, 2]]
+        assert [used.guessed for used in (*opened.used(3, 2), *opened.used(4, 2))] == [True, False, False, False]
+
+
+def test_a_store_of_the_fourth_version_can_be_read_at_once(place):
+    """By the commands that only read: a report, an export, statistics."""
+    write_fourth(place)
+    with reading(place) as opened:
+        assert [rollout.id for rollout, _ in opened.rollouts()] == [1, 2, 3, 4, 5, 6, 7]
+        assert len(opened.used(3, 2)) == 1
+    assert verify(place).complaints == []
 
 
 def test_a_newer_store_is_refused_in_one_line(store_of_the_future):
@@ -139,6 +193,84 @@ def test_a_server_that_is_away_is_said_in_one_line(tmp_path):
     with pytest.raises(OSError, match="cannot be used as a store: connection failed") as refusal:
         Ledger(place_of("postgresql://nobody@127.0.0.1:1/none", tmp_path))
     assert "\n" not in str(refusal.value)
+
+
+SECRETS = [
+    "postgresql://me:s3cr/t@127.0.0.1:1/db", "postgresql+psycopg://me:s3cr@t@127.0.0.1:1/db",
+    "postgresql://me:s3cr#t@127.0.0.1:1/db", "postgresql://me:s3cr?t@127.0.0.1:1/db",
+    "postgresql://me:s3cr%2Ft@127.0.0.1:1/db", "postgresql://me:s3cr:t@127.0.0.1:1/db",
+    "postgresql://:s3cr@127.0.0.1:1/db", "postgresql://me%3As3cr@127.0.0.1:1/db",
+    "postgresql://me/x:s3cr@127.0.0.1:1/db", "postgresql://127.0.0.1:1/db?user=me&password=s3cr",
+    "postgresql://127.0.0.1:1/db?PASSWORD=s3cr", "postgresql://127.0.0.1:1/db?pass%77ord=s3cr",
+    "postgresql://me@127.0.0.1:1/db?sslpassword=s3cr", "postgresql://me@127.0.0.1:1/db#password=s3cr",
+    "postgresql://me:s3cr/db", "postgres://me:s3cr@127.0.0.1:1/db", "host=127.0.0.1 password=s3cr",
+    "postgresql://[me:s3cr@127.0.0.1:1/db", "postgresql://me@127.0.0.1:1/db?passwd=s3cr", "me:s3cr@127.0.0.1:1/db",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("url", SECRETS)
+def test_a_password_in_the_url_is_refused_and_repeated_nowhere(tmp_path, url):
+    pytest.importorskip("psycopg")
+    run = parse(RUN.format(root=tmp_path / "runs", name="mine", store=f'url = "{url}"'), "test")
+    with pytest.raises((SoleraError, OSError)) as refusal:
+        train(run)
+    assert "s3cr" not in "".join(traceback.format_exception(refusal.value))
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me@db.example/passwords", "postgresql+psycopg://me@[::1]:5432/db", "postgresql:///db?host=/run/pg",
+        "postgresql://me%40tenant@db.example:5432/db?sslmode=require", "postgresql://db.example",
+    ],
+)  # fmt: skip
+def test_a_url_without_a_password_is_taken(url):
+    check(parse(f'store.url = "{url}"', "test"))
+
+
+def test_a_password_in_an_older_run_does_not_reach_the_page(tmp_path):
+    """Solera once took these for harmless, and wrote them to both files."""
+    url = "postgresql://me:s3cr/t@127.0.0.1:1/db"
+    settings = {name: value for name, value in fields_of(Config()).items() if name != "store.url"}
+    begun = {"started_in": "", "problems": "", "rows": {}, "settings": settings | {"store.url": f'"{url}"'}}
+    for number, held in enumerate((url, "postgresql://me:s3cret/2@127.0.0.1:1/db")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "config.toml").write_text(f'[run]\nname = "{number}"\n[store]\nurl = "{held}"\n')
+        (folder / "beginning.json").write_text(json.dumps(begun))
+        (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 1.0}\n')
+        page = write_report([folder], folder / "report.html").read_text()
+        assert "s3cr" not in page and "store.url holds a password" in page
+        assert ("store.url is another" in page) == (number == 1)  # edited since it began
+        said = [say(folder) for say in (told_by_resume, told_by_data)]
+        assert not any("s3cr" in sentence for sentence in said)
+        assert all("store.url holds a password" in sentence for sentence in said)
+
+
+def told_by_resume(folder: Path) -> str:
+    with pytest.raises((SoleraError, OSError)) as refusal:
+        resume(folder)
+    return str(refusal.value)
+
+
+def told_by_data(folder: Path) -> str:
+    with pytest.raises((SoleraError, OSError)) as refusal:
+        open_store(folder)
+    return str(refusal.value)
+
+
+def test_a_password_of_the_environment_is_used_and_written_nowhere(tmp_path, postgres, monkeypatch):
+    """Neither in the run's folder nor in what the driver says of a database that does not exist."""
+    monkeypatch.setenv("PGPASSWORD", "s3cr/t")
+    config = parse(RUN.format(root=tmp_path, name=f"{tmp_path.name}-env", store=f'url = "{postgres}"'), "test")
+    folder = train(config).folder
+    assert not any(b"s3cr" in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    absent = place_of(postgres.replace("/postgres", "/absent"), tmp_path)
+    with pytest.raises(OSError, match="absent") as refusal:
+        Ledger(absent)
+    assert "s3cr" not in "".join(traceback.format_exception(refusal.value))
 
 
 @pytest.mark.parametrize("begun", [True, False])

@@ -36,6 +36,7 @@ def as_arrays(rows: list[dict]) -> Rows:
         np.array([NO_AGE if row["version"] is None else row["version"] for row in rows], np.int32),
         np.array([row["uses"] for row in rows], np.int32),
         np.array([np.nan if row["reward"] is None else row["reward"] for row in rows], np.float32),
+        np.array([-1 if row.get("visit") is None else row["visit"] for row in rows], np.int32),
     )
 
 
@@ -149,12 +150,16 @@ def test_mixed_between_groups(rows):
 
 
 @pytest.mark.parametrize("least", [4, 2])
-def test_mixed_within_groups(rows, least):
-    draw = DrawConfig("mixed", shares=("self=3", "model:a=1"), mix="within", min_rewarded=least)
+@pytest.mark.parametrize("order", ["newest", "priority"])
+def test_mixed_within_groups(rows, least, order):
+    """Others' members have their turn: least used first, then the newest; by priority, without ages, the first."""
+    shares = ("model:a=1", "self=3")
+    draw = DrawConfig("mixed", shares=shares, mix="within", min_rewarded=least, order=order)
     expected = []
     for _, same in sorted(by_key(graded(rows)).items()):
         own = [row for row in same if row["origin"] == "self" and row["uses"] == 0]
         other = [row for row in same if row["origin"] == "model:a"]
+        other.sort(key=lambda row: (row["uses"], -row["id"] if order == "newest" else row["id"]))
         parts = [(own[3 * i : 3 * i + 3], other[i : i + 1]) for i in range(len(same))]
         expected += [mine + theirs for mine, theirs in parts if mine and theirs]
     expected = ids(first(whole(expected, least)))
@@ -162,6 +167,67 @@ def test_mixed_within_groups(rows, least):
     ranking = rank(as_arrays(rows), Selection(draw, 4, 30, 7, ORIGINS, 8))
     own = [r for r in graded(rows) if r["origin"] == "model:a" or (r["origin"] == "self" and r["uses"] == 0)]
     assert ranking.passed["incomplete"] == len(own) - sum(map(len, expected))
+
+
+@pytest.mark.parametrize("order", ["uniform", "newest", "priority"])
+def test_within_a_group_everyones_answers_are_used_equally_often(order):
+    """The run meets a prompt 12 times and takes 4 of 16 answers each time: 48 / 16 = 3 uses of each."""
+    teacher = [{"id": i, "key": 0, "origin": "model:a", "uses": 0, "version": None, "reward": 1.0} for i in range(16)]
+    draw = DrawConfig("mixed", shares=("self=0.5", "model:a=0.5"), mix="within", order=order)
+    pairs = Counter()
+    for visit in range(12):
+        own = [{"id": 100 + 4 * visit + i, "key": 0, "origin": "self", "uses": 0, "version": visit, "reward": 0.0,
+                "visit": visit} for i in range(4)]  # fmt: skip
+        (group,) = taken(teacher + own, draw, 1, size=8, now=visit)
+        assert group[:4] == [row["id"] for row in own]
+        for row in teacher:
+            row["uses"] += row["id"] in group
+        pairs[tuple(sorted(group[4:]))] += 1
+    assert [row["uses"] for row in teacher] == [3] * 16
+    assert len(pairs) > 4 or order != "uniform"  # in other company each time
+
+
+def visits(seed: int, reached: int, count: int = 60) -> list[dict]:
+    """A run's own rows: 4 attempts at each visit, some without a reward; what was complete up to `reached` was used,
+    some of the rest was completed too late. Among them imported rows of the same prompts."""
+    rng, rows = np.random.default_rng(seed), []
+    for visit in range(count):
+        key, lacks = int(rng.integers(0, 8)), rng.random(4) < 0.12
+        used = visit <= reached and not lacks.any()
+        late = visit <= reached and rng.random() < 0.5
+        for lack in lacks:
+            reward = None if lack and not late else float(rng.integers(0, 2))
+            rows.append({"key": key, "origin": "self", "uses": int(used), "version": visit // 5, "reward": reward,
+                         "visit": visit})  # fmt: skip
+        if rng.random() < 0.3:
+            rows.append({"key": key, "origin": "human", "uses": 0, "version": None, "reward": 1.0, "visit": None})
+    return [{"id": id_, **row} for id_, row in enumerate(rows, 1)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("leftovers", ["drop", "keep"])
+@pytest.mark.parametrize("least", [4, 3])
+def test_a_fresh_group_is_of_one_visit_and_what_is_left_is_counted(seed, leftovers, least):
+    rows = visits(seed, reached=30)
+    reached = max(row["visit"] for row in rows if row["uses"])
+    new = [row for row in graded(rows) if not row["uses"]]
+    late = [row for row in new if leftovers == "drop" and row["visit"] is not None and row["visit"] <= reached]
+    groups = whole(chunks([row for row in new if row["visit"] is None], 4), least)
+    for visit in range(60):
+        groups += whole([[row for row in new if row["visit"] == visit and row not in late]], least)
+    expected = first(groups)[:9]
+    arrays = as_arrays(rows)
+    ranking = rank(arrays, Selection(DrawConfig(leftovers=leftovers, min_rewarded=least), 4, 12, 7, ORIGINS, 9))
+    chosen = ranking.take(9)
+    assert [arrays.id_R[members].tolist() for members in chosen] == ids(expected)
+    last = max([reached, *(row["visit"] for group in expected for row in group if row["visit"] is not None)])
+    drawable = {row["id"] for group in groups for row in group}
+    left = [row for row in new if row["visit"] is not None and row["visit"] <= last and row["id"] not in drawable]
+    counts = ranking.account(arrays, chosen)
+    assert counts["leftover"] == len(left) and (left or leftovers == "keep")
+    assert counts["unrewarded"] == len(rows) - len(graded(rows))
+    assert sum(counts.values()) - counts["unrewarded"] == len(new) - len(drawable)
+    assert ranking.missing(100, 0) == 100 - len(groups)
 
 
 def test_filters_count_what_they_pass_over(rows):

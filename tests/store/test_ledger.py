@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from solera.errors import SoleraError
-from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
+from solera.records import Group, Reward, Rollout, Sampling, Sequence, Span, Use
 from solera.store.database import open_for_reading
 from solera.store.encoding import decode, encode
-from solera.store.ledger import Ledger, first_groups, missing_groups
+from solera.store.ledger import Ledger
+from solera.store.queue import Queue
 from solera.store.reading import reading
 from tests.conftest import random_rollout
 
@@ -83,25 +84,104 @@ def test_groups_form_when_drawn_first_in_first_out(store):
     assert drawn(store, 9, 2)[2:] == [("c", [5, 8]), ("a", [6, 7])]
 
 
-def all_groups(unused: list[tuple[int, str]], size: int) -> list[tuple[str, list[int]]]:
-    """Of each prompt its ids cut into groups, those that are not full left out, all in the order of first ids."""
-    keys = {key for _, key in unused}
-    ids = {key: [id_ for id_, other in unused if other == key] for key in keys}
-    cut = [(key, ids[key][start : start + size]) for key in keys for start in range(0, len(ids[key]), size)]
+def all_groups(unused: list[tuple[int, str, int | None]], size: int) -> list[tuple[str, list[int]]]:
+    """Of each prompt and visit its ids cut into groups, those that are not full left out, in the order of first ids."""
+    units = {(key, visit) for _, key, visit in unused}
+    ids = {unit: [id_ for id_, *other in unused if tuple(other) == unit] for unit in units}
+    cut = [(unit[0], ids[unit][start : start + size]) for unit in units for start in range(0, len(ids[unit]), size)]
     return sorted((group for group in cut if len(group[1]) == size), key=lambda group: group[1])
 
 
-def test_the_first_groups_are_those_of_all_though_not_all_is_read():
+@pytest.mark.parametrize("visits", [False, True])
+def test_the_first_groups_are_those_of_all_though_not_all_is_read(visits):
     rng = np.random.default_rng(0)
     short = 0
     for _ in range(400):
         keys = rng.integers(0, rng.integers(1, 12), rng.integers(0, 60))
-        unused, size, most = list(enumerate(map(str, keys), 5)), int(rng.integers(1, 5)), int(rng.integers(0, 7))
+        visit = np.sort(rng.integers(-1, 20, len(keys))).tolist() if visits else [-1] * len(keys)
+        rows = zip(keys.tolist(), visit, strict=True)
+        unused = [(id_, str(key), None if admission < 0 else admission) for id_, (key, admission) in enumerate(rows, 5)]
+        size, most = int(rng.integers(1, 5)), int(rng.integers(0, 7))
         expected, rest = all_groups(unused, size), iter(unused)
-        assert first_groups(rest, most, size) == expected[:most]
+        assert Queue(-1, 0).draw(rest, most, size) == expected[:most]
         short += bool(list(rest))
-        assert missing_groups(unused, most, size) == max(0, most - len(expected))
-    assert short > 100
+        assert Queue(-1, 0).missing(unused, most, size) == max(0, most - len(expected))
+    assert short > 50
+
+
+def visit(number: int, key: str, rewards: str, version: int = 0) -> list[Rollout]:
+    """What a run writes for one visit of a prompt: a member for each digit, its reward, or for "-", which has none."""
+    made = [rollouts(key, None if value == "-" else float(value))[0] for value in rewards]
+    return [rollout.admitted(number) for rollout in made]
+
+
+def ids_of(groups: list[Group]) -> list[list[int]]:
+    return [[rollout.id for rollout in group.rollouts] for group in groups]
+
+
+def learn(store, groups: int, size: int, version: int) -> list[list[int]]:
+    """One step; the ids of each group."""
+    drawn = store.draw(groups, size)
+    store.record([Use(r.id, version, None, 0.5, r.revision) for group in drawn for r in group.rollouts])
+    return ids_of(drawn)
+
+
+def test_a_group_holds_one_visit_and_what_is_left_of_a_visit_is_dropped_and_counted(store):
+    """Two members to a group. The second visit of `a` lacks a reward, so that its other member is left over."""
+    store.add([*visit(0, "a", "10"), *visit(1, "a", "1-"), *visit(2, "b", "01")])
+    assert learn(store, 2, 2, 0) == [[1, 2], [5, 6]]
+    assert store.passed_over() == {"leftover": 1}
+    store.add([*visit(3, "a", "11"), *visit(4, "c", "-0"), *visit(5, "a", "00")])
+    assert store.missing(3, 2, 0) == 1
+    assert learn(store, 9, 2, 1) == [[7, 8], [11, 12]]
+    assert store.passed_over() == {"leftover": 2}
+    store.add_reward(4, Reward(0.0))  # it comes after its batch
+    assert store.draw(9, 2) == [] and store.missing(1, 2, 0) == 1
+
+
+def test_visits_that_wait_their_turn_are_not_left_over(store):
+    """A reserve of batches: the visit with a missing reward is only passed over when a later one is learned from."""
+    store.add([*visit(0, "a", "10"), *visit(1, "b", "1-"), *visit(2, "c", "01"), *visit(3, "d", "01")])
+    assert learn(store, 1, 2, 0) == [[1, 2]]
+    assert store.passed_over() == {}
+    store.add_reward(4, Reward(0.0))  # in time
+    assert learn(store, 1, 2, 1) == [[3, 4]]
+    assert learn(store, 1, 2, 2) == [[5, 6]]
+    assert store.passed_over() == {}
+
+
+def test_imported_rollouts_of_a_prompt_still_fill_groups_but_join_no_visit(store):
+    people = [dataclasses.replace(r, origin="human", lineage=None) for r in rollouts("aaab")]
+    store.add(people)
+    store.add([*visit(0, "a", "10"), *visit(1, "b", "10")])
+    assert ids_of(store.draw(9, 2)) == [[1, 2], [5, 6], [7, 8]]
+    store.add(people[3:])
+    assert ids_of(store.draw(9, 2)) == [[1, 2], [4, 9], [5, 6], [7, 8]]
+
+
+def test_a_reopened_store_knows_what_was_left_over(store, place):
+    store.add([*visit(0, "a", "1-"), *visit(1, "b", "01")])
+    learn(store, 1, 2, 0)
+    store.add([*visit(2, "c", "-1"), *visit(3, "a", "01")])
+    learn(store, 1, 2, 1)
+    again = Ledger(place)
+    assert again.draw(9, 2) == []
+    assert again.passed_over() == store.passed_over() == {"leftover": 2}
+    again.rewind(4, version=1, lineage="test")  # the second step is undone, and what it learned from is set aside
+    assert again.draw(9, 2) == []
+    assert again.passed_over() == {"leftover": 1}
+    again.add([*visit(2, "c", "11"), *visit(3, "a", "01")])
+    assert learn(again, 9, 2, 1) == [[9, 10], [11, 12]]
+    again.close()
+
+
+def test_each_use_names_its_group(store, place):
+    store.add([*visit(0, "a", "10"), *visit(1, "a", "01"), *visit(2, "b", "01")])
+    learn(store, 3, 2, 7)
+    with reading(place) as opened:
+        groups = opened.used(7, group_size=4)
+    assert ids_of([used.group for used in groups]) == [[1, 2], [3, 4], [5, 6]]
+    assert [[use.group for use in used.uses] for used in groups] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_what_was_used_is_not_drawn_again(store):

@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from solera.config import DrawConfig
 from solera.errors import SoleraError
 from solera.records import Reward, Rollout, Sequence, Span, Use
 from solera.store.ledger import Ledger
 from solera.store.reading import reading
+from solera.store.selected import Selected
 
 
 def rollout(key: str, reward: float | None, token: int) -> Rollout:
@@ -66,3 +68,43 @@ def test_what_cannot_be_read_is_one_line(tmp_path):
     complaint = "cannot be read as a store: file is not a database"
     with pytest.raises(SoleraError, match=complaint), reading(tmp_path / "text.db") as opened:
         opened.versions()
+
+
+def foreign(key: str, origin: str, reward: float, token: int) -> Rollout:
+    sequence = Sequence(np.array([5, 6, 7 + token], np.int32), (Span(1, 3, -1),), None)
+    return Rollout(key, (sequence,), (Reward(reward),), None, origin)
+
+
+TWO = ("human", "model:t")
+CASES = {
+    "newest, six answers, groups of four": (
+        DrawConfig("offline", order="newest", min_rewarded=2), [("a", "human")] * 6, {(1, 2), (3, 4, 5, 6)},
+    ),
+    "between, two origins that take turns": (
+        DrawConfig("mixed", shares=("human=1", "model:t=1"), min_rewarded=2, order="newest"),
+        [("a", TWO[i % 2]) for i in range(8)], {(1, 3, 5, 7), (2, 4, 6, 8)},
+    ),
+    "within, the newest answers of each": (
+        DrawConfig("mixed", shares=("human=1", "model:t=1"), mix="within", order="newest"),
+        [("a", TWO[i // 4]) for i in range(8)], {(3, 4, 7, 8), (1, 2, 5, 6)},
+    ),
+    "two prompts": (
+        DrawConfig("offline", order="newest"), [("ab"[i % 2], "human") for i in range(8)], {(1, 3, 5, 7), (2, 4, 6, 8)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_groups_of_every_policy_are_read_as_they_were_drawn(place, case):
+    draw, rows, expected = CASES[case]
+    ledger = Ledger(place)
+    ledger.add([foreign(key, origin, float(i % 2), i) for i, (key, origin) in enumerate(rows)])
+    store = Selected(ledger, draw, 0, lambda: (0, "me"))
+    drawn = store.draw(8, 4)
+    store.record([Use(r.id, 0, None, 0.0, 0) for group in drawn for r in group.rollouts])
+    ledger.close()
+    with reading(place) as opened:
+        groups = opened.used(0, 4)
+    assert {tuple(r.id for r in used.group.rollouts) for used in groups} == expected
+    assert [{r.id for r in used.group.rollouts} for used in groups] == [{r.id for r in g.rollouts} for g in drawn]
+    assert not any(used.guessed for used in groups)

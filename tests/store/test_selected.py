@@ -9,7 +9,7 @@ from solera.errors import SoleraError
 from solera.records import Reward, Use
 from solera.store.ledger import Ledger
 from solera.store.selected import Selected
-from tests.store.test_ledger import drawn, rollouts, use
+from tests.store.test_ledger import drawn, ids_of, learn, rollouts, use, visit
 
 
 @pytest.fixture
@@ -56,6 +56,32 @@ def test_late_and_revised_rewards_from_elsewhere_are_seen(ledger, place):
     with pytest.raises(SoleraError, match="2 flat"):
         store.draw(1, 2)
     elsewhere.close()
+
+
+def test_a_visit_that_is_rewarded_late_is_dropped_or_kept(ledger):
+    """Three visits of `a`; the first gets its reward after the others were learned from."""
+    ledger.add([*visit(0, "a", "1-"), *visit(1, "a", "10"), *visit(2, "a", "01")])
+    kept, dropped = selected(ledger, leftovers="keep"), selected(ledger, max_age=9)
+    assert learn(kept, 1, 2, 5) == [[3, 4]]
+    assert kept.passed_over() == {"leftover": 1, "unrewarded": 1}
+    ledger.add_reward(2, Reward(0.0))
+    assert ids_of(dropped.draw(9, 2)) == [[5, 6]]
+    assert dropped.passed_over() == {"leftover": 2}
+    assert ids_of(kept.draw(9, 2)) == [[1, 2], [5, 6]]
+    assert kept.passed_over() == {}
+    too_old = selected(ledger, leftovers="keep", max_age=4)  # at version 5 all are of age 5
+    assert too_old.draw(9, 2) == [] and too_old.passed_over() == {"too_old": 6}
+
+
+@pytest.mark.parametrize("policy", [{"policy": "replay"}, {"policy": "mixed", "shares": ("self=1", "human=1")}])
+def test_what_other_policies_draw_of_the_own_is_of_one_visit_too(ledger, policy):
+    ledger.add([*visit(0, "a", "1-"), *visit(1, "a", "10"), *visit(2, "a", "-1"), *visit(3, "a", "11")])
+    store = selected(ledger, **policy)
+    assert store.missing(4, 2, 0) == 2
+    assert learn(store, 2, 2, 5) == [[3, 4], [7, 8]]
+    assert store.passed_over() == {"leftover": 2, "unrewarded": 2}
+    ledger.add([*visit(4, "a", "1-"), *visit(5, "a", "00")])
+    assert [9, 10] not in ids_of(store.draw(1, 2)) and [11, 12] in ids_of(store.draw(1, 2))
 
 
 def test_ages_are_of_the_own_lineage(ledger):
