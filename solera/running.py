@@ -218,7 +218,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
     compute = compute_of(config, model, task, partial(_say, console), used)
-    data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    data = [_read_data(config, Path(path), codec, model, partial(_say, console)) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
     if folder is None:
@@ -269,15 +269,24 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         return _result(folder, console, time.perf_counter() - start)
 
 
-def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
+def _read_data(
+    config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel, say: Callable[[str], None]
+) -> list[Rollout]:
+    """A file's rollouts, or those of the store in a folder."""
     vocabulary = model.module.get_input_embeddings().num_embeddings
     try:
-        return read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False).good
+        lines = read_lines(path, line_reader(config, Reader(codec, vocabulary, model.max_length), path), False)
     except SoleraError as error:
         command = f"solera data import RUN {path} --skip-bad bad.jsonl"
         raise SoleraError(
             f"{error}; mend it, or begin without store.data and take the good lines: {command}"
         ) from error
+    if lines.held_out:
+        total = len(lines.good) + lines.held_out
+        say(f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are left out")
+    if not any(rollout.rewards for rollout in lines.good):
+        say(f"{path}: no response in it that can be trained on has a reward; they wait (solera data reward)")
+    return lines.good
 
 
 def _check_shares(draw: DrawConfig, origins: set[str], say: Callable[[str], None]) -> None:
