@@ -284,8 +284,6 @@ def _read_data(
     if lines.held_out:
         total = len(lines.good) + lines.held_out
         say(f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are left out")
-    if not any(rollout.rewards for rollout in lines.good):
-        say(f"{path}: no response in it that can be trained on has a reward; they wait (solera data reward)")
     return lines.good
 
 
