@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -103,11 +105,20 @@ def test_the_probabilities_are_those_that_the_model_gives(tmp_path, prompts):
 
 def ask_to_stop(process: subprocess.Popen, number: int, store: Path) -> None:
     """Once something is written."""
-    deadline = time.monotonic() + 120
-    while not store.exists() or not rollouts_in(store.parent):
+    deadline = time.monotonic() + 300
+    while not _rows(store):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
+
+
+def _rows(store: Path) -> int:
+    """None while the store is being made."""
+    try:
+        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as database:
+            return database.execute("select count(*) from rollouts").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
