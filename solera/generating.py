@@ -136,10 +136,12 @@ def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> lis
 
 def _different(prompts: list[Prompt], say: Say) -> list[Prompt]:
     """Each problem once: whoever wants more responses to it asks for more samples."""
-    distinct = {prompt.key: prompt for prompt in reversed(prompts)}
+    distinct: dict[str, Prompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(prompt.key, prompt)
     if len(distinct) < len(prompts):
         say(f"{len(prompts) - len(distinct)} of {counted(len(prompts), 'prompt')} repeat others and are answered once")
-    return list(reversed(distinct.values()))
+    return list(distinct.values())
 
 
 def _lineage(model: LanguageModel) -> str:

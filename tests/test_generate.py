@@ -143,11 +143,11 @@ def test_stopped_or_killed_it_goes_on_without_repeating_a_prompt(tmp_path, promp
 
 
 def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, prompts, capfd):
-    out = tmp_path / "out"
-    assert main(words(prompts, out, "--samples", "2", "--prompts", "4")) == 0
-    assert main(words(prompts, out, "--samples", "16", "--prompts", "6")) == 0
+    out, hot = tmp_path / "out", ("--temperature", "3")
+    assert main(words(prompts, out, *hot, "--samples", "2", "--prompts", "4")) == 0
+    assert main(words(prompts, out, *hot, "--samples", "16", "--prompts", "6")) == 0
     assert "96 responses to 6 prompts" in (said := capfd.readouterr().out) and "8 of them before" in said
-    assert main(words(prompts, tmp_path / "whole", "--samples", "16", "--prompts", "6")) == 0
+    assert main(words(prompts, tmp_path / "whole", *hot, "--samples", "16", "--prompts", "6")) == 0
 
     def written(folder: Path) -> set[tuple[str, tuple[int, ...]]]:
         return {(r.prompt_key, tuple(r.sequences[0].token_ids_T.tolist())) for r in rollouts_in(folder)}
@@ -155,10 +155,11 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
     assert written(out) == written(tmp_path / "whole")  # the seed of a response is its prompt's and its number's
     assert max(Counter(key for key, _ in written(out)).values()) > 2  # not the same one sixteen times
     for changed, name in (
-        (["--temperature", "0.5"], "sampling.temperature = 1.0, which is 0.5 now"),
-        (["--seed", "3"], "run.seed = 0, which is 3 now"),
-        (["--origin", "model:other"], "origin = model:embedded, which is model:other now"),
+        (["--temperature", "0.5"], "sampling.temperature = 3.0, which is 0.5 now"),
+        ([*hot, "--seed", "3"], "run.seed = 0, which is 3 now"),
+        ([*hot, "--origin", "model:other"], "origin = model:embedded, which is model:other now"),
     ):
+        capfd.readouterr()
         assert name in refusal(capfd, *words(prompts, out, *changed))
 
 
@@ -226,6 +227,7 @@ def test_a_runs_model_into_its_own_store_is_imported_with_its_lineage(short_run,
     shutil.rmtree(folder / "model")
     resume(folder)
     assert [r for r in rollouts_in(folder) if r.origin == "model:short"]
+    capfd.readouterr()
     held_out = [*command[:2], "--held_out", "--prompts", "3", "--out", str(folder), "--device", "cpu"]
     assert "held-out problems, which are never trained on" in refusal(capfd, *held_out)
 
