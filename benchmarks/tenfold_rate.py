@@ -55,7 +55,7 @@ def run(rule: str, seed: int) -> list[dict[str, float]]:
     )  # fmt: skip
     model, codec = loading.load(config.model.path, torch.device("cpu"))
     sink = ChangesRate()
-    with tempfile.TemporaryDirectory() as folder, torch_for(model, 1):
+    with tempfile.TemporaryDirectory() as folder, torch_for(model, config.run):
         store = Ledger(Path(folder) / "store.db")
         sink.loop = build_loop(
             config, model, codec, build_task(config, codec), store, sink, torch.float32, Path(folder)

@@ -128,7 +128,7 @@ def _name(version: int) -> str:
 def _state(folder: Path) -> RunState:
     try:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        state = RunState(**{**fields, "sync": SyncState(**fields["sync"])})
+        state = RunState(**{**fields, "sync": _sync_state(fields["sync"])})
         numbers = state.version, state.position, state.watermark
         if any(type(number) is not int or number < 0 for number in numbers):
             raise ValueError("version, position and watermark in state.json must be whole numbers")
@@ -139,3 +139,9 @@ def _state(folder: Path) -> RunState:
         return state
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise unreadable(folder, one_line(error)) from error
+
+
+def _sync_state(fields: dict[str, Any]) -> SyncState:
+    """JSON has no tuples, and a checkpoint from before the readings were kept has none of them."""
+    readings = tuple((int(batches), float(share)) for batches, share in fields.get("readings", ()))
+    return SyncState(**{**fields, "readings": readings})

@@ -18,13 +18,13 @@ SMALL_MODEL = 5_000_000
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Refuse a run that another process is still training: both would write the same files."""
+def alone(folder: Path, doing: str = "training this run") -> Iterator[None]:
+    """Refuse a folder that another process is still `doing` this in: both would write the same files."""
     with (folder / "config.toml").open("rb") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise SoleraError(f"{folder}: another process is training this run: wait for it, or stop it") from error
+            raise SoleraError(f"{folder}: another process is {doing}: wait for it, or stop it") from error
         yield
 
 

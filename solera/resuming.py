@@ -8,6 +8,7 @@ from solera.beginning import read_beginning
 from solera.config import Config
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
+from solera.generated import GENERATED
 from solera.models.source import find
 from solera.objectives.table import resolve_config
 from solera.store.exchange import check_data_files
@@ -18,6 +19,11 @@ def resumable(folder: Path, own: Sequence[str] = ()) -> Config:
     """The resolved config of the run in the folder; `own` names the parts of one's own code that are at hand."""
     if not (folder / "config.toml").is_file():
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
+    if (folder / GENERATED).is_file():
+        raise SoleraError(
+            f"{folder}: this holds generated responses, not a run; to train on them: "
+            f"solera train --store.data {folder} --draw.policy offline"
+        )
     if (folder / "model").exists():
         raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
     config, names = _settings_of(folder), read_own_code(folder)

@@ -219,7 +219,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     used = checkpoint.state.compute if checkpoint else None
     compute = compute_of(config, model, task, partial(_say, console), used)
     check_data_files(config.store.data, config.store.skip_bad)
-    read = [_read_data(config, Path(path), codec, model) for path in config.store.data]
+    read = [_read_data(config, Path(path), codec, model, partial(_say, console)) for path in config.store.data]
     data = [lines.good for lines in read]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
@@ -273,17 +273,24 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
         return _result(folder, console, time.perf_counter() - start)
 
 
-def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> ReadLines[Rollout]:
+def _read_data(
+    config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel, say: Callable[[str], None]
+) -> ReadLines[Rollout]:
+    """A file's rollouts, or those of the store in a folder."""
     vocabulary, skip_bad = model.module.get_input_embeddings().num_embeddings, config.store.skip_bad
     reader = line_reader(config, Reader(codec, vocabulary, model.max_length), path)
     try:
-        return read_lines(path, reader, skip_bad is not None)
+        lines = read_lines(path, reader, skip_bad is not None)
     except SoleraError as error:
         if skip_bad is not None:
             raise
         raise SoleraError(
             f'{error}; correct it, or take the good lines and keep the bad ones in a file: store.skip_bad = "bad.jsonl"'
         ) from error
+    if lines.held_out:
+        total = len(lines.good) + lines.held_out
+        say(f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are left out")
+    return lines
 
 
 def _skip_bad(read: Sequence[ReadLines[Rollout]], target: Path, say: Callable[[str], None]) -> None:

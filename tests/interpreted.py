@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from solera.engines.pool import attend_pool
 from solera.models.digest import BLOCK, _weights
@@ -107,6 +108,31 @@ def scoring() -> None:
     torch.testing.assert_close(entropy.double(), wanted[1], atol=1e-5, rtol=0)
     grad = kernels.differentiate(logits.detach(), target, entropy, lse, outer, inner, 0.8, torch.float32)
     torch.testing.assert_close(grad.double(), exact.grad, atol=1e-6, rtol=0)
+
+
+def head() -> None:
+    """The head's gradients against float64, and the work done for them: one product of N·H·V for the logits again, and
+    one for each gradient that somebody needs."""
+    from solera.learner.head import ScoredHead
+
+    target, outer = torch.randint(0, 500, (30,)), torch.randn(30)
+    for needed in ((True, True), (True, False), (False, True)):
+        hidden, weight = (
+            torch.randn(30, 16).requires_grad_(needed[0]),
+            torch.randn(500, 16).requires_grad_(needed[1]),
+        )
+        exact = [value.detach().double().requires_grad_() for value in (hidden, weight)]
+        wanted = torch.log_softmax(exact[0] @ exact[1].T / 0.8, -1).gather(1, target[:, None])[:, 0]
+        (wanted * outer).sum().backward()
+        logp, _ = ScoredHead.apply(hidden, weight, target, 0.8, 8, False)
+        with FlopCounterMode(display=False) as work:
+            (logp * outer).sum().backward()
+        for got, truth, need in zip((hidden, weight), exact, needed, strict=True):
+            if need:
+                torch.testing.assert_close(got.grad.double(), truth.grad, atol=1e-4, rtol=1e-4)
+            else:
+                assert got.grad is None
+        assert work.get_total_flops() == (1 + sum(needed)) * 2 * 30 * 16 * 500
 
 
 def digests() -> None:

@@ -40,7 +40,7 @@ FLAT = (rollout("b", 5, 0.0), rollout("b", 2, 0.0))
 def figures(w: list[float]) -> dict[str, float]:
     """Of responses with these importance weights, each on its first token: every token more has ratio 1."""
     return {
-        "tv_sequence": np.mean([max(0, 1 - x) for x in w]), "kl": -np.mean(np.log(w)),
+        "tv_sequence": np.mean([max(0, 1 - x) for x in w]), "kl": np.mean([x - 1 - math.log(x) for x in w]),
         "chi2": np.mean([(x - 1) ** 2 for x in w]), "ess": sum(w) ** 2 / (len(w) * sum(x * x for x in w)),
     }  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera import running
@@ -165,6 +166,24 @@ def test_the_head_and_its_backward_are_those_of_log_softmax(entropic):
     assert (entropy - expected[1]).abs().mean() < 0.01
     for got, truth in zip((hidden, weight), exact, strict=True):
         assert (got.grad - truth.grad).norm() < 0.01 * truth.grad.norm()
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)], ids=["all", "hidden", "weight"])
+def test_the_head_computes_only_the_gradients_that_are_needed(needed):
+    """Products of N·H·V: the logits again, and one for each gradient. A frozen weight takes no memory either."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(300, 64, generator=generator).to("cuda", torch.bfloat16).requires_grad_(needed[0])
+    weight = torch.randn(50_000, 64, generator=generator).to("cuda", torch.bfloat16).requires_grad_(needed[1])
+    target = torch.randint(0, 50_000, (300,), generator=generator).to("cuda")
+    logp, _ = ScoredHead.apply(hidden, weight, target, 0.8, 4, False)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with FlopCounterMode(display=False) as work:
+        logp.sum().backward()
+    assert work.get_total_flops() == (1 + sum(needed)) * 2 * 300 * 64 * 50_000
+    assert [value.grad is not None for value in (hidden, weight)] == list(needed)
+    taken = torch.cuda.max_memory_allocated() - before
+    assert (taken > 4 * 50_000 * 64) == needed[1]  # the gradient is summed in float32
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -15,7 +15,7 @@ def run(*arguments: str, interpreted: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("kernel", ["attention", "packed", "sampling", "scoring", "digests"])
+@pytest.mark.parametrize("kernel", ["attention", "packed", "sampling", "scoring", "head", "digests"])
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")
 

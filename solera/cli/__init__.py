@@ -11,6 +11,7 @@ from solera.errors import SoleraError
 COMMANDS = {
     "train": "train a model, or go on with a run (--resume FOLDER)",
     "eval": "evaluate models on held-out problems, and compare them",
+    "generate": "let a model answer prompts; rewards can come later",
     "data": "rollouts and rewards in and out of a run's store",
     "sweep": "train a grid of runs side by side, and compare them",
     "report": "write a page to look into a run, or to compare several",

@@ -9,7 +9,8 @@ from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
 from solera.files import writable
 
-HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder.
+HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder, or
+one that `solera generate` has made.
 
   solera data stats RUN          what the store holds, as tables and a picture
   solera data verify RUN         whether the store is whole
@@ -18,7 +19,8 @@ HELP = """Rollouts and rewards in and out of a run's store, while the run goes o
   solera data reward RUN --id 1017 --value 1    a reward that came later
   solera data reward RUN FILE                   many of them
 
-A FILE holds one JSON object a line, or is called *.parquet.
+A FILE holds one JSON object a line, or is called *.parquet. `import` also takes the folder of another run, or of
+`solera generate`, and reads its store.
 """
 STATS_HELP = """Tables by origin, age (in batches, as of now), reward and number of uses: how many rollouts there are
 and of how many prompts, how many wait for a reward, the mean reward of the others, how many were learned from, and how
@@ -67,7 +69,7 @@ def _parser() -> Parser:
     parsers["stats"].add_argument(
         "--plot", type=Path, metavar="FILE.png", help="default: store.png in the run's folder"
     )
-    parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, or Parquet")
+    parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, Parquet, or a folder")
     parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
     parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where they go: JSON lines, or *.parquet")
     parsers["export"].add_argument("--text", action="store_true", help="with the text of prompt and response")
@@ -136,7 +138,8 @@ def _import(chosen: Namespace) -> int:
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
     revised = counted(done.rewards, "reward")
-    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} known already, {revised} revised")
+    left = f", {done.held_out} left out that answer held-out problems" if done.held_out else ""
+    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} known already, {revised} revised{left}")
     return _tell_bad(done.complaints, chosen.skip_bad)
 
 

@@ -88,7 +88,7 @@ class TaskConfig:
     """Problems for evaluation, named as `path` is; they are left out of training (`jsonl`, `gsm8k`, `math`)."""
     held_out_share: float | None = None
     """Share of the prompts kept for evaluation where there is neither such a file nor a split `test`; 0.1 where unset
-    (`jsonl`, `gsm8k`, `math`)."""
+    (`jsonl`, `gsm8k`, `math`). 0 keeps none: `solera generate` takes it, training needs some."""
     parts: tuple[str, ...] = ()
     """Tasks of a `mixture`: NAME, NAME@LEVEL for one that has levels, NAME=PATH for one that reads data."""
     weights: tuple[float, ...] = ()
@@ -159,8 +159,8 @@ class StoreConfig:
     name (needs the extra `postgres`). A password does not belong here: set PGPASSWORD, or write ~/.pgpass. Unset: the
     SQLite file `store.db` in the run's folder."""
     data: tuple[str, ...] = ()
-    """Files of rollouts, one JSON object a line, that are imported when the run begins (`solera data import --help`
-    says what a line holds)."""
+    """Rollouts that are imported when the run begins: files, one JSON object a line (`solera data import --help` says
+    what a line holds), or folders of other runs and of `solera generate`, whose stores are read."""
     skip_bad: str | None = None
     """Take the good lines of `data` and write the bad ones to this file. Unset: a bad line stops the run before it
     begins."""
@@ -277,7 +277,7 @@ class SyncConfig:
     metric: DivergenceName = "tv_token"
     """Divergence of the learner's policy from the engine's that `adaptive` goes by (docs/metrics.md, `probe/…`)."""
     set_point: float | None = None
-    """`adaptive` syncs where `metric` is nearer to this now than one batch later."""
+    """`adaptive` syncs when `metric` is nearer to this now than it is expected to be one batch later."""
     v_min: int = 1
     """Fewest batches between two syncs (`adaptive`)."""
     v_max: int = 50

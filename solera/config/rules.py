@@ -127,7 +127,7 @@ def _sync_rules(config: Config) -> list[tuple[bool, str]]:
 def _reward_rules(config: Config) -> list[tuple[bool, str]]:
     reward, share, limit = config.reward, config.task.held_out_share, config.sampling.max_tokens
     return [
-        (share is None or 0 < share < 1, f"task.held_out_share is {share}; it must be between 0 and 1, both excluded"),
+        (share is None or 0 <= share < 1, f"task.held_out_share is {share}; it must be at least 0 and below 1"),
         (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
          f"{len(reward.functions)} in reward.functions: give one for each"),
         (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),

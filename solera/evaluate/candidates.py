@@ -44,6 +44,36 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
     return found
 
 
+@dataclass(frozen=True)
+class Author:
+    """A model that writes responses: what they are called after, where it lies, and which run and version it is."""
+
+    name: str
+    path: str
+    lineage: str | None = None
+    """`None` where it is no run's, or the run has written nothing that would tell."""
+    version: int = 0
+    """Batches that the run had learned from; 0 without a lineage."""
+
+
+def author_of(model: str) -> Author:
+    """A run's finished model or, until there is one, its last checkpoint; or a model that no run here has trained."""
+    if not is_run(model):
+        obtain(model)
+        return Author(Path(model).name or model, model)
+    folder, steps = Path(model), sorted((Path(model) / "checkpoints").glob("step-*"))
+    if not _finished(model).is_dir() and not steps:
+        raise SoleraError(f"{model}: the run has neither a finished model nor a checkpoint yet")
+    from solera.store.database import place_in
+    from solera.store.reading import reading
+
+    with reading(place_in(folder)) as store:
+        lineage = store.lineage()
+    version = _config(model).run.steps if _finished(model).is_dir() else int(steps[-1].name.removeprefix("step-"))
+    path = _finished(model) if _finished(model).is_dir() else steps[-1] / "model"
+    return Author(folder.absolute().name, str(path), lineage, 0 if lineage is None else version)
+
+
 def settings(models: list[str]) -> Config:
     """The config of the first run among the models; the defaults where there is none."""
     return next((_config(model) for model in models if is_run(model)), Config())

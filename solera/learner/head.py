@@ -36,8 +36,9 @@ class ScoredHead(torch.autograd.Function):
         from solera.learner import kernels
 
         hidden_TH, weight_VH, target_T, entropy_T, lse_T = ctx.saved_tensors
-        grad_hidden_TH = torch.empty_like(hidden_TH)
-        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
+        for_hidden, for_weight = ctx.needs_input_grad[:2]  # adapters leave the head's weight frozen
+        grad_hidden_TH = torch.empty_like(hidden_TH) if for_hidden else None
+        grad_weight_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if for_weight else None
         for start in range(0, len(hidden_TH), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             grad_TV = kernels.differentiate(
@@ -45,6 +46,9 @@ class ScoredHead(torch.autograd.Function):
                 grad_logp_T[part].contiguous(), grad_entropy_T[part].contiguous() if ctx.entropic else None,
                 ctx.temperature, hidden_TH.dtype,
             )  # fmt: skip
-            torch.mm(grad_TV, weight_VH, out=grad_hidden_TH[part])
-            grad_weight_VH += torch.mm(grad_TV.T, hidden_TH[part], out_dtype=torch.float32)
-        return grad_hidden_TH, grad_weight_VH.to(weight_VH.dtype), None, None, None, None
+            if grad_hidden_TH is not None:
+                torch.mm(grad_TV, weight_VH, out=grad_hidden_TH[part])
+            if grad_weight_VH is not None:
+                grad_weight_VH += multiply(grad_TV.T, hidden_TH[part].T)
+        grad_weight = None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype)
+        return grad_hidden_TH, grad_weight, None, None, None, None

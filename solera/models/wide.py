@@ -30,11 +30,12 @@ class Product(torch.autograd.Function):
         return multiply(short_NK, weight_MK)
 
     @staticmethod
-    def backward(ctx: Any, grad_NM: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad_NM: Tensor) -> tuple[Tensor | None, Tensor | None]:
         short_NK, weight_MK = ctx.saved_tensors
         grad_NM = grad_NM.to(weight_MK.dtype)
         grad_weight_MK = grad_NM.T @ short_NK if ctx.needs_input_grad[1] else None
-        return multiply(grad_NM, weight_MK.T), grad_weight_MK
+        grad_x_NK = multiply(grad_NM, weight_MK.T) if ctx.needs_input_grad[0] else None
+        return grad_x_NK, grad_weight_MK
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -12,11 +12,12 @@ from solera.errors import SoleraError
 from solera.files import appearing, writable
 from solera.protocols import Codec
 from solera.records import PROBE, Reward
-from solera.store.database import Place
+from solera.store.database import Place, place_in
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader, plain, read_reward, spelled
 from solera.store.parquet import is_parquet, read_rows, write_rows
 from solera.store.reading import reading
+from solera.tasks.keys import HeldOutError
 
 T = TypeVar("T")
 COMPLAINTS = 5
@@ -30,6 +31,8 @@ class ReadLines(Generic[T]):
     good: list[T] = field(default_factory=list)
     bad: list[bytes] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    held_out: int = 0
+    """Rollouts of another store that answer held-out problems. They are left out."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Imported:
     rewards: int
     """Rewards revised, or added to rollouts that were there."""
     complaints: list[str]
+    held_out: int = 0
+    """Rollouts of another store that were left out, since they answer held-out problems."""
 
 
 def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
@@ -51,7 +56,7 @@ def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Pa
     lines = read_lines(path, reader, skip_bad is not None)
     new, revised = ledger.add_imported(lines.good)
     set_aside(lines.bad, skip_bad)
-    return Imported(new, len(lines.good) - new, revised, lines.complaints)
+    return Imported(new, len(lines.good) - new, revised, lines.complaints, lines.held_out)
 
 
 def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> Imported:
@@ -109,6 +114,10 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def check_readable(path: Path) -> None:
+    """A file of lines, or a folder with a store in it."""
+    if path.is_dir():
+        place_in(path)
+        return
     if path.is_fifo():  # to open and close it would cut its writer off
         return
     try:
@@ -127,22 +136,36 @@ def check_data_files(paths: Iterable[str], skip_bad: str | None) -> None:
 
 
 def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
-    """Every line that is not blank, or row of a Parquet file; the first bad one stops it, unless told to keep going."""
+    """Every line that is not blank, row of a Parquet file, or rollout of a store, by its id; the first bad one stops
+    it, unless told to keep going."""
     lines = ReadLines[T]()
     for number, line in _numbered(path):
         try:
             lines.good += read(line, f"{path}:{number}")
         except SoleraError as error:
+            if path.is_dir() and isinstance(
+                error, HeldOutError
+            ):  # in a file they are a mistake, in a store they are not
+                lines.held_out += 1
+                continue
             if not keep_going:
                 raise
             lines.bad.append(line)
             lines.complaints.append(str(error))
-    if not lines.good and not lines.bad:
-        raise SoleraError(f"{path}:1: the file is empty: it must hold one JSON object a line")
+    if not lines.good and not lines.bad and not lines.held_out:
+        empty = "the store is empty" if path.is_dir() else "the file is empty: it must hold one JSON object a line"
+        raise SoleraError(f"{path}{'' if path.is_dir() else ':1'}: {empty}")
     return lines
 
 
 def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
+    if path.is_dir():
+        with reading(place_in(path)) as opened:
+            for rollout, created in opened.rollouts():
+                if rollout.origin != PROBE:
+                    assert rollout.id is not None
+                    yield rollout.id, json.dumps(plain(rollout, created), ensure_ascii=False).encode()
+        return
     try:
         if is_parquet(path):
             yield from enumerate(read_rows(path), 1)

@@ -15,7 +15,7 @@ from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.tasks.jsonl import canonical, check_prompt, read_object, text_of
-from solera.tasks.keys import HELD_OUT, KeyOf
+from solera.tasks.keys import HELD_OUT, HeldOutError, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
@@ -50,7 +50,7 @@ class LineReader:
             canonical(data)
             return [self._rollout(one) for one in (_apart(data) if "responses" in data else [data])]
         except SoleraError as error:
-            raise SoleraError(f"{place}: {error}") from None
+            raise type(error)(f"{place}: {error}") from None
 
     def _rollout(self, data: dict[str, Any]) -> Rollout:
         shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
@@ -90,7 +90,7 @@ class LineReader:
             key = self.key_of(data["prompt"])
             return Prompt(_text(data, "key") if "key" in data else key, ids)
         except SoleraError as error:
-            raise error if str(error).startswith("field") else SoleraError(f"field 'prompt' {error}") from None
+            raise error if str(error).startswith("field") else type(error)(f"field 'prompt' {error}") from None
 
     def _response(self, data: dict[str, Any], ended: bool) -> tuple[int, ...]:
         if "response_ids" in data:
@@ -135,7 +135,7 @@ class LineReader:
         written = sum(span.stop - span.start for span in checked)
         sequence = Sequence(ids, checked, None if data.get("logp") is None else _logps(data, "logp", written))
         if checked and self.is_held_out(tuple(ids[: checked[0].start].tolist())):
-            raise SoleraError(f"field 'sequences': its prompt {HELD_OUT}")
+            raise HeldOutError(f"field 'sequences': its prompt {HELD_OUT}")
         return sequence
 
     def _fits(self, rollout: Rollout) -> None:

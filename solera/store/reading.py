@@ -78,6 +78,17 @@ class Reading:
             graded = tuple(Reward(*row[12:]) for row in rows if row[12] is not None)
             yield rollout_of(rows[0][:11], graded), rows[0][11]
 
+    def lineage(self) -> str | None:
+        """Of the run whose store this is, by the last rollout that it wrote; `None` where it wrote none."""
+        own = select(_r.lineage).where(_r.origin == "self", _r.superseded == 0, _r.fingerprint.is_(None))
+        return self._connection.scalar(own.order_by(_r.id.desc()).limit(1))
+
+    def written_by(self, origin: str, lineage: str, version: int) -> dict[str, int]:
+        """How many responses to each prompt key this author has written."""
+        author = (_r.origin == origin) & (_r.lineage == lineage) & (_r.version == version) & (_r.superseded == 0)
+        counted = select(_r.prompt_key, func.count()).where(author).group_by(_r.prompt_key)
+        return dict(map(tuple, self._connection.execute(counted)))
+
     def versions(self) -> range:
         """From the first version that something was learned at to the last."""
         first, last = self._connection.execute(select(func.min(_u.version), func.max(_u.version))).one()

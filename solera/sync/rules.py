@@ -1,7 +1,8 @@
 """When the engine gets new weights: pure functions of where the run stands and of what was measured."""
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +11,14 @@ from solera.protocols import Metrics
 
 WITHIN = 0.3
 """Share of its set-point that `adaptive` is meant to keep a divergence within."""
+EXPONENT: dict[DivergenceName, float] = {"tv_token": 1.0, "tv_sequence": 1.0, "kl": 1.7, "ess": 1.7}
+"""The growth `D = c·n^p` expected before the readings show another p. A policy that moves straight ahead has p = 1 for
+total variation and p = 2 for KL and 1 − ESS; steps that partly undo each other lower it."""
+PRIOR_WEIGHT = 0.3
+"""How much `EXPONENT` counts against the readings, as a sum of squares of log n. Three readings outweigh it twofold."""
+
+Reading = tuple[int, float]
+"""Batches since the last sync, and the share of the way to the set-point that the policy had gone by then."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,8 @@ class SyncState:
     due: bool = True
     engine_version: int = 0
     count: int = 0
+    readings: tuple[Reading, ...] = ()
+    """What `adaptive` has measured since the last sync. Empty with the other rules."""
 
     def done(self, version: int) -> "SyncState":
         """The state after the engine took `version`."""
@@ -52,13 +63,34 @@ def adaptive(
     """Due where the policy's divergence from the engine's, measured on the probe after an update, is nearer to
     `set_point` now than one batch later; never before `v_min` batches, and after `v_max` in any case.
 
-    A batch adds `D/n` after n batches that began at 0, so that is where `D + D/2n ≥ set_point`: readings at a sync lie
-    around the set-point, at v batches between syncs within about a share `1/2v` of it, and where the pace has just
-    changed above it by one batch's movement at most. `ess` falls from 1: D = 1 − ess.
+    With `D(n) = c·n^p` after n batches, the next reading is `D·((n+1)/n)^p`, so the sync is due where the mean of the
+    two reaches the set-point. `growth` estimates p from the readings since the last sync. `ess` falls from 1:
+    D = 1 − ess.
     """
     batches, share = version - state.engine_version, _share(diagnosis, metric, set_point)
-    near = share is not None and share * (1 + 1 / (2 * batches)) >= 1
-    return replace(state, due=batches >= v_max or (near and batches >= v_min))
+    if share is None:
+        return replace(state, due=batches >= v_max)
+    readings = (*state.readings, (batches, share))
+    next_share = share * ((batches + 1) / batches) ** growth(readings, EXPONENT[metric])
+    near = (share + next_share) / 2 >= 1
+    return replace(state, due=batches >= v_max or (near and batches >= v_min), readings=readings)
+
+
+def growth(readings: Sequence[Reading], expected: float) -> float:
+    """The exponent p of `D = c·n^p`: a least-squares line through `log D` over `log n`, drawn towards `expected`.
+
+    `p = (Σ x·y + λ·expected) / (Σ x² + λ)`, with x and y centred and λ = `PRIOR_WEIGHT`. At least 0: a divergence that
+    falls is noise. Readings of 0 have no logarithm and are left out.
+
+    >>> round(growth([(1, 0.1), (2, 0.4), (3, 0.9)], expected=2.0), 6)
+    2.0
+    """
+    points = [(math.log(batches), math.log(share)) for batches, share in readings if share > 0]
+    if len(points) < 2:
+        return expected
+    x_mean, y_mean = (statistics.fmean(values) for values in zip(*points, strict=True))
+    slope = PRIOR_WEIGHT * expected + math.fsum((x - x_mean) * (y - y_mean) for x, y in points)
+    return max(slope / (PRIOR_WEIGHT + math.fsum((x - x_mean) ** 2 for x, _ in points)), 0.0)
 
 
 def _share(diagnosis: Metrics, metric: DivergenceName, set_point: float) -> float | None:
@@ -73,13 +105,13 @@ def saying_where_too_coarse(
     rule: SyncRule, metric: DivergenceName, set_point: float, say: Callable[[str], None]
 ) -> SyncRule:
     """The same rule, that says once where a single batch moves the policy so far that neither one batch nor two end
-    within `WITHIN` of the set-point."""
+    within `WITHIN` of the set-point, at the growth that `EXPONENT` expects."""
     said = False
 
     def decide(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
         nonlocal said
         share = _share(diagnosis, metric, set_point) if version - state.engine_version == 1 else None
-        if not said and share is not None and 2 * share > 1 + WITHIN and abs(share - 1) > WITHIN:
+        if not said and share is not None and share * 2 ** EXPONENT[metric] > 1 + WITHIN and abs(share - 1) > WITHIN:
             said = True
             say(
                 f"a single batch takes {metric} to {diagnosis[f'probe/{metric}']:.3g}, so no rule can keep it within "

@@ -10,7 +10,7 @@ from solera.protocols import Codec
 from solera.tasks import countdown
 from solera.tasks.arithmetic import is_held_out
 from solera.tasks.gym import Gym
-from solera.tasks.jsonl import read_split
+from solera.tasks.jsonl import split_rows
 from solera.tasks.keys import sum_in
 from solera.tasks.prompting import encode_prompt
 
@@ -40,7 +40,7 @@ class HeldOut:
             encode_prompt(self.codec, part.template, row.data[part.prompt])
             for part in task_parts(self.task).values()
             if part.prompt is not None
-            for row in read_split(part, frozenset())[1]
+            for row in split_rows(part)[1]
         )
 
     @cached_property

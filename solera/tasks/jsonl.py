@@ -48,13 +48,10 @@ class Jsonl:
     ) -> None:
         """`longest` is the most tokens a prompt may have; `graders` are those that compare with the answer column."""
         assert task.prompt is not None
-        self._column = task.prompt
-        self._template = task.template
-        self._codec = codec
         self._seed = seed
         training, held_out = read_split(task, graders)
-        self._training = [(row, self._encode(row, longest)) for row in training]
-        self._held_out = [(row, self._encode(row, longest)) for row in held_out]
+        self._training = [(row, _encode(row, task, codec, longest)) for row in training]
+        self._held_out = [(row, _encode(row, task, codec, longest)) for row in held_out]
         rows = training + held_out
         self._places = {row.key: row.place for row in reversed(rows)}
         self.columns = columns_of(rows)
@@ -75,21 +72,29 @@ class Jsonl:
     def place(self, prompt: Prompt) -> str:
         return self._places[prompt.key]
 
-    def _encode(self, row: Row, longest: int | None) -> np.ndarray:
-        prompt, field = row.data[self._column], f"{row.place}: field {self._column!r}"
-        try:
-            ids = encode_prompt(self._codec, self._template, prompt)
-            refuse_unknown(self._codec, ids, text_of(prompt))
-        except SoleraError as error:
-            raise SoleraError(f"{field} {error}") from error
-        if not ids:
-            raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
-        if longest is not None and len(ids) > longest:
-            raise SoleraError(
-                f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
-                "it, or lower sampling.max_tokens"
-            )
-        return np.array(ids, np.int32)
+
+def every_prompt(task: TaskConfig, codec: Codec, longest: int | None, held_out: bool) -> list[Prompt]:
+    """Each training row once, in the order of the file, or each held-out row; nothing is asked of their answers."""
+    rows = split_rows(task)[1 if held_out else 0]
+    return [_prompt(row, _encode(row, task, codec, longest)) for row in rows]
+
+
+def _encode(row: Row, task: TaskConfig, codec: Codec, longest: int | None) -> np.ndarray:
+    assert task.prompt is not None
+    prompt, field = row.data[task.prompt], f"{row.place}: field {task.prompt!r}"
+    try:
+        ids = encode_prompt(codec, task.template, prompt)
+        refuse_unknown(codec, ids, text_of(prompt))
+    except SoleraError as error:
+        raise SoleraError(f"{field} {error}") from error
+    if not ids:
+        raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
+    if longest is not None and len(ids) > longest:
+        raise SoleraError(
+            f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
+            "it, or lower sampling.max_tokens"
+        )
+    return np.array(ids, np.int32)
 
 
 def columns_of(rows: list[Row]) -> frozenset[str]:
@@ -113,6 +118,30 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
 
 
 def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], list[Row]]:
+    """Rows to train on and rows held out, refused where one of them is empty: a training run needs both."""
+    training, held_out = split_rows(task, graders)
+    if not held_out:
+        raise SoleraError(
+            f"{task.path}: none of its {len(training)} rows fell to task.held_out_share = {task.held_out_share}: raise "
+            "it, or give task.held_out_path"
+        )
+    if not training and (count := _count(task)):
+        by_share = task.held_out_path is None and "test" not in find_splits(str(task.path))
+        remedy = f"lower task.held_out_share = {task.held_out_share}, or add rows" if by_share else "add other rows"
+        raise SoleraError(
+            f"{task.path}: nothing is left to train on: all of its {count} rows have prompts that are held out: "
+            f"{remedy}"
+        )
+    return training, held_out
+
+
+def _count(task: TaskConfig) -> int:
+    """Rows that would be trained on if none were held out."""
+    assert task.prompt is not None
+    return len(_rows(find_splits(task.path).get("train", []), task.prompt)) if task.path is not None else 0
+
+
+def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple[list[Row], list[Row]]:
     """Rows to train on and rows held out, no prompt on both sides: all that can be said of them without a tokenizer.
 
     Without a file of its own a prompt is held out by a hash of it alone, so that neither duplicates nor lines added
@@ -133,20 +162,7 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
     for row in rows + held_out if graders & COMPARING else ():
         _check_answer(row, task.answer, graders & COMPARING)
     shown = {row.prompt_digest for row in held_out}
-    training = [row for row in rows if row.prompt_digest not in shown]
-    if not held_out:
-        raise SoleraError(
-            f"{task.path}: none of its {len(rows)} rows fell to task.held_out_share = {task.held_out_share}: raise it, "
-            "or give task.held_out_path"
-        )
-    if rows and not training:
-        by_share = task.held_out_path is None and "test" not in splits
-        remedy = f"lower task.held_out_share = {task.held_out_share}, or add rows" if by_share else "add other rows"
-        raise SoleraError(
-            f"{task.path}: nothing is left to train on: all of its {len(rows)} rows have prompts that are held out: "
-            f"{remedy}"
-        )
-    return training, held_out
+    return [row for row in rows if row.prompt_digest not in shown], held_out
 
 
 def _answered(row: Row, task: TaskConfig) -> Row:

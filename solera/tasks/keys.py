@@ -8,13 +8,17 @@ from solera.config import TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError
 from solera.tasks import countdown, gym
 from solera.tasks.arithmetic import is_held_out
-from solera.tasks.jsonl import prompt_digest, read_split
+from solera.tasks.jsonl import prompt_digest, split_rows
 
 KeyOf = Callable[[Any], str]
 """From text or chat messages to a key; the complaint goes on from the field's name."""
 OWN = "text/"
 """How keys of prompts begin that no task knows."""
 HELD_OUT = "is one of the task's held-out problems, which are never trained on"
+
+
+class HeldOutError(SoleraError):
+    """A response to a problem that the task holds out."""
 
 
 def keys_of(task: TaskConfig) -> KeyOf:
@@ -42,7 +46,7 @@ def _keys_of_mixture(task: TaskConfig) -> KeyOf:
 
 def _key_of_gym(prompt: Any) -> str:
     if isinstance(prompt, str) and gym.is_held_out(prompt):
-        raise SoleraError(HELD_OUT)
+        raise HeldOutError(HELD_OUT)
     return _own_key("prompt", prompt)
 
 
@@ -51,7 +55,7 @@ def _key_of_countdown(prompt: Any) -> str:
     if problem is None:
         return _own_key("prompt", prompt)
     if countdown.is_held_out(problem):
-        raise SoleraError(HELD_OUT)
+        raise HeldOutError(HELD_OUT)
     return f"countdown/{problem}"
 
 
@@ -60,7 +64,7 @@ def _key_of_arithmetic(prompt: Any) -> str:
     if numbers is None:
         return _own_key("prompt", prompt)
     if is_held_out(*numbers):
-        raise SoleraError(HELD_OUT)
+        raise HeldOutError(HELD_OUT)
     return f"arithmetic/{prompt}"
 
 
@@ -77,14 +81,14 @@ def sum_in(text: str) -> tuple[int, int] | None:
 def _keys_of_jsonl(task: TaskConfig) -> KeyOf:
     column = task.prompt
     assert column is not None
-    training, held_out = read_split(task, frozenset())
+    training, held_out = split_rows(task)
     keys = {row.prompt_digest: row.key for row in reversed(training)}
     kept_apart = {row.prompt_digest for row in held_out}
 
     def key_of(prompt: Any) -> str:
         digest = prompt_digest(column, prompt)
         if digest in kept_apart:
-            raise SoleraError(HELD_OUT)
+            raise HeldOutError(HELD_OUT)
         return keys.get(digest) or _own_key(column, prompt)
 
     return key_of

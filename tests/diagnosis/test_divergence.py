@@ -3,9 +3,11 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
+from solera.diagnosis import exact
 from solera.diagnosis.divergence import Apart
 
 
@@ -23,7 +25,8 @@ def test_two_responses_by_hand():
     figures = Apart(log_ratio_T, torch.tensor([0, 0, 1]), torch.ones(2)).figures()
     assert figures["tv_sequence"] == pytest.approx((0 + 0.75) / 2)
     assert figures["tv_token"] == pytest.approx((0.5 + 0 + 0.75) / 3)
-    assert figures["kl"] == pytest.approx(-(math.log(1.5) + math.log(0.25)) / 2)
+    by_token = [(0.5 - 1 - math.log(0.5)) + (3 - 1 - math.log(3)), 0.25 - 1 - math.log(0.25)]
+    assert figures["kl"] == pytest.approx(sum(by_token) / 2)
     assert figures["chi2"] == pytest.approx((0.25 + 0.5625) / 2)
     assert figures["ess"] == pytest.approx(1.75**2 / (2 * (2.25 + 0.0625)))
 
@@ -41,7 +44,9 @@ def test_by_label_each_is_as_if_alone():
     alone = Apart(log_ratio_T[:2], torch.tensor([0, 0]), torch.ones(1)).figures()
     assert list(found) == ["a", "b"]
     assert found["b"] == pytest.approx(alone)
-    assert found["a"]["kl"] == pytest.approx(0.4) and found["a"]["tv_token"] == pytest.approx(1 - math.exp(-0.4))
+    assert found["a"]["kl"] == pytest.approx(math.exp(-0.4) - 0.6) and found["a"]["tv_token"] == pytest.approx(
+        1 - math.exp(-0.4)
+    )
 
 
 def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
@@ -66,3 +71,35 @@ def test_weighted_by_alpha_the_estimates_are_the_exact_divergences():
     assert figures["kl"] == pytest.approx(exact_kl)
     assert figures["chi2"] == pytest.approx(exact_second - 1)
     assert figures["ess"] == pytest.approx(1 / exact_second)
+
+
+def of_each_response(space: exact.Space, pi, alpha) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """α(y), the estimate of KL from response y alone, and −log w of y, for every y that can be written."""
+    logp_BT, behaviour_logp_BT = exact.token_logp(space, pi), exact.token_logp(space, alpha)
+    log_ratio_BT = logp_BT - behaviour_logp_BT
+    estimate_B = [
+        Apart(log_ratio_T[mask_T], torch.zeros(int(mask_T.sum()), dtype=torch.long), torch.ones(1)).figures()["kl"]
+        for log_ratio_T, mask_T in zip(log_ratio_BT, space.mask_BT, strict=True)
+    ]
+    return behaviour_logp_BT.sum(-1).exp().numpy(), np.array(estimate_B), -log_ratio_BT.sum(-1).numpy()
+
+
+@pytest.mark.parametrize(("vocabulary", "length"), [(4, 1), (3, 3), (4, 3)])
+@pytest.mark.parametrize("apart", [0.01, 0.1, 0.5, 1.5])
+def test_kl_is_unbiased_never_negative_and_less_noisy_than_the_log_ratio(vocabulary, length, apart):
+    """The expectation over every response that α can write, against Σ α·log(α/π) over the same responses."""
+    space, generator = exact.space_of(vocabulary, length), torch.Generator().manual_seed(vocabulary * length)
+    for _ in range(5):
+        alpha = torch.randn(space.prefixes, vocabulary, generator=generator, dtype=torch.float64)
+        pi = alpha + apart * torch.randn(alpha.shape, generator=generator, dtype=torch.float64)
+        alpha_B, estimate_B, log_ratio_B = of_each_response(space, pi, alpha)
+        assert (estimate_B >= 0).all()
+        assert alpha_B @ estimate_B == pytest.approx((alpha_B * log_ratio_B).sum(), rel=1e-9)
+        spread, spread_raw = (np.sqrt(alpha_B @ x**2 - (alpha_B @ x) ** 2) for x in (estimate_B, log_ratio_B))
+        assert spread < (0.5 if apart <= 0.1 else 1) * spread_raw
+
+
+@pytest.mark.parametrize("log_ratio", [-60.0, -1e-9, 0.0, 1e-9, 3e-17, 60.0, 1e10])
+def test_kl_of_any_one_token_is_finite_and_not_negative(log_ratio):
+    found = Apart(torch.tensor([log_ratio], dtype=torch.float64), torch.tensor([0]), torch.ones(1)).figures()["kl"]
+    assert 0 <= found < math.inf

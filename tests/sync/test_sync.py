@@ -45,38 +45,85 @@ def syncs(config: SyncConfig, readings: list[float | None]) -> list[int]:
 
 
 ADAPTIVE = SyncConfig(rule="adaptive", metric="tv_token", set_point=0.5, v_max=4)
-CLIMB = [0.2, 0.4, 0.45, 0.3, 0.43, 0.44, 0.34, 0.1, 0.1, 0.1, 0.1, 0.1]
-"""With n batches since the sync, due from .5/(1 + 1/2n): after one from .333, two .4, three .4286, four .444."""
 
 
 @pytest.mark.parametrize(
     ("changed", "readings", "expected"),
     [
-        ({}, CLIMB, [0, 2, 3, 5, 6, 7, 11]),  # .4 after 2; .45 after 1; .43 after 2; .44, .34 after 1; then v_max = 4
-        ({"v_min": 2}, CLIMB, [0, 2, 5, 9]),  # .45 too soon, .3 not enough, .43 after 3; .34 not enough
-        ({"set_point": 0.95}, CLIMB, [0, 4, 8]),
-        ({"metric": "kl"}, CLIMB, [0, 2, 3, 5, 6, 7, 11]),
-        ({"metric": "ess", "set_point": 0.8}, [0.9, 0.85, 0.86, 0.88, 0.81, 0.9, 0.84, 0.9], [0, 4, 5, 7]),
+        # D = n/10: .3 and .4 lie as near to .35 as each other, and the sooner one is taken.
+        ({"set_point": 0.35}, [0.1, 0.2, 0.3, 0.1, 0.2, 0.3, 0.1], [0, 3, 6]),
+        ({"set_point": 0.36}, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2], [0, 4]),
+        ({"set_point": 0.36, "v_min": 5, "v_max": 6}, [0.1, 0.2, 0.3, 0.4, 0.5, 0.1], [0, 5]),
+        ({"set_point": 0.9}, [0.1, 0.2, 0.3, 0.4, 0.1, 0.2, 0.3, 0.4, 0.1], [0, 4, 8]),  # v_max = 4
+        ({}, [0.7, 0.6, 0.5, 0.1], [0, 1, 2, 3]),  # at the set-point or beyond it, whatever comes
+        ({}, [0.0, 0.0, 0.6, 0.1], [0, 3]),  # a policy that did not move at first
+        ({"metric": "ess", "set_point": 0.65}, [0.9, 0.8, 0.7, 0.9], [0, 3]),  # 1 − ess = n/10
         ({}, [None] * 9, [0, 4, 8]),
+        ({"set_point": 0.35, "v_max": 9}, [0.1, None, 0.3, 0.1], [0, 3]),
     ],
 )
 def test_adaptive_by_scripted_readings(changed, readings, expected):
     assert syncs(replace(ADAPTIVE, **changed), readings) == expected
 
 
-@pytest.mark.parametrize("growth", [0.004, 0.011, 0.02])
-def test_readings_at_a_sync_lie_around_the_set_point(growth):
-    """A divergence that grows by as much every batch, times a seeded ±20 %, and tenfold from batch 200 on."""
-    rule, state, noise, at_sync, reading = sync_rule(replace(ADAPTIVE, v_max=500)), SyncState(), Random(3), [], 0.0
-    for k in range(600):
+def shares_at_syncs(metric: str, grow, steps: int, error=lambda: 1.0) -> list[float]:
+    """The divergence at each sync as a share of the set-point: `grow(k, n)` after batch k, n batches after the sync.
+    What the rule reads of it is `error()` times as large."""
+    point = {"ess": 0.95}.get(metric, 0.05)
+    rule, state = sync_rule(SyncConfig(rule="adaptive", metric=metric, set_point=point, v_max=500)), SyncState()
+    found, state = [], state.done(0)
+    for k in range(steps):
+        share = grow(k, k + 1 - state.engine_version)
+        read = 0.05 * share * error()
+        state = rule(state, k + 1, {f"probe/{metric}": 1 - read if metric == "ess" else read})
         if state.due:
-            at_sync.append((k, reading))
-            state, reading = state.done(k), 0.0
-        reading += (growth if k < 200 else 10 * growth) * noise.uniform(0.8, 1.2)
-        state = rule(state, k + 1, {"probe/tv_token": reading})
-    readings = [value for _, value in at_sync[1:]]
-    assert len(readings) > 30 and all(0.35 <= value <= 0.65 for value in readings)
-    assert 0.45 <= sum(readings) / len(readings) <= 0.55
+            found.append(share)
+            state = state.done(k + 1)
+    return found
+
+
+@pytest.mark.parametrize("metric", ["tv_token", "tv_sequence", "kl", "ess"])
+@pytest.mark.parametrize("power", [0.8, 1.0, 1.5, 1.7, 2.0, 2.5])
+def test_whatever_the_growth_a_sync_comes_near_the_best_batch(metric, power):
+    """D = (n/v)^power reaches the set-point between two batches. The best that any rule can do is the batch at which D
+    is nearest to 1, found here by trying all of them; on average over v the rule may lie 5 % above or below that."""
+    at_sync, best = [], []
+    for v in np.linspace(2.5, 12, 96):
+        at_sync.append(np.mean(shares_at_syncs(metric, lambda k, n, v=v: (n / v) ** power, 150)))
+        best.append(min(((n / v) ** power for n in range(1, 40)), key=lambda share: abs(share - 1)))
+    assert abs(np.mean(at_sync) - np.mean(best)) < 0.05
+    off, least = np.abs(np.array(at_sync) - 1), np.abs(np.array(best) - 1)
+    assert off.mean() < least.mean() + 0.04
+    assert (off <= least + 1e-9).mean() > 0.6
+
+
+@pytest.mark.parametrize(("metric", "power"), [("tv_token", 1.0), ("kl", 1.0), ("kl", 1.7), ("kl", 2.0), ("ess", 2.0)])
+def test_with_noise_the_mean_divergence_at_a_sync_is_the_set_point(metric, power):
+    """Steps of unequal size (±40 %) and readings with an error of 10 %. A mean over 300 syncs."""
+    noise, moved, found = Random(3), [0.0], []
+    for v in (3.2, 4.5, 6.3, 9.1):
+
+        def grow(k: int, n: int, v: float = v) -> float:
+            moved[0] = (0.0 if n == 1 else moved[0]) + noise.uniform(0.6, 1.4)
+            return (moved[0] / v) ** power
+
+        found += shares_at_syncs(metric, grow, 700, lambda: math.exp(noise.gauss(0, 0.1)))
+    assert len(found) > 300
+    assert 0.95 <= np.mean(found) <= 1.05
+
+
+@pytest.mark.parametrize(("metric", "power"), [("tv_token", 1.0), ("kl", 2.0), ("ess", 1.7)])
+def test_a_jump_of_the_pace_costs_one_batch(metric, power):
+    """Forty times slower at first. A sync after the jump may come late by the batch in which it happened, no more."""
+    moved, jump = [0.0], 83
+
+    def grow(k: int, n: int) -> float:
+        moved[0] = (0.0 if n == 1 else moved[0]) + (0.125 if k < jump else 5.0)
+        return (moved[0] / 26) ** power
+
+    found = shares_at_syncs(metric, grow, 400)
+    assert found[0] <= ((26 + 5) / 26) ** power
+    assert 0.85 <= np.mean(found[1:]) <= 1.1 and max(found[1:]) <= ((26 + 5) / 26) ** power
 
 
 @pytest.mark.parametrize(
@@ -86,8 +133,10 @@ def test_readings_at_a_sync_lie_around_the_set_point(growth):
         ("tv_token", 0.1, [0.02, 0.05, 0.2, 0.08], None),  # a jump, but not after a single batch
         ("tv_token", 0.1, [0.12, 0.14, 0.15], "0.14"),  # said of the first, and once
         ("tv_token", 0.1, [0.08, 0.068], "0.068"),  # two would be .136
-        ("ess", 0.9, [0.95, 0.91, 0.8], "0.8"),  # 1 − ess: half of the way, nine tenths, twice
+        ("ess", 0.9, [0.97, 0.91, 0.8], "0.8"),  # 1 − ess: three tenths of the way, nine tenths, twice
         ("ess", 0.9, [0.92, 0.88], None),
+        ("kl", 0.1, [0.05, 0.2], "0.05"),  # two batches of second-order growth lead to more than .13
+        ("kl", 0.1, [0.03, 0.1], None),
     ],
 )
 def test_a_set_point_that_no_rule_can_keep_is_said_once(metric, set_point, readings, coarse):
@@ -102,10 +151,13 @@ def test_a_set_point_that_no_rule_can_keep_is_said_once(metric, set_point, readi
     ]
 
 
-def test_adaptive_goes_by_its_own_metric_and_changes_nothing_but_due():
+def test_adaptive_goes_by_its_own_metric_and_keeps_its_readings_until_the_sync():
     rule, state = sync_rule(ADAPTIVE), SyncState(False, engine_version=7, count=3)
-    assert rule(state, 8, {"probe/tv_sequence": 0.9, "divergence/tv_token": 0.9, "probe/tv_token": 0.1}) == state
-    assert rule(state, 8, {"probe/tv_token": 0.9}) == replace(state, due=True)
+    others = {"probe/tv_sequence": 0.9, "divergence/tv_token": 0.9}
+    assert rule(state, 8, others) == state
+    assert rule(state, 8, {**others, "probe/tv_token": 0.1}) == replace(state, readings=((1, 0.2),))
+    assert rule(state, 8, {"probe/tv_token": 0.75}) == replace(state, due=True, readings=((1, 1.5),))
+    assert rule(state, 8, {"probe/tv_token": 0.75}).done(8) == SyncState(False, engine_version=8, count=4)
 
 
 A, B = TensorSpec("a", (2, 3), "torch.float32", 11), TensorSpec("b", (2, 3), "torch.float32", 12)

@@ -142,7 +142,7 @@ def test_answers_are_checked_where_a_grader_needs_them(problems):
         ({"name": "arithmetic", "path": "x"}, "task.path is not used by arithmetic: remove it"),
         ({"name": "arithmetic", "held_out_share": 0.1}, "task.held_out_share is not used by arithmetic"),
         ({"name": "jsonl", "path": "x", "held_out_path": "y", "held_out_share": 0.1}, "choose one"),
-        ({"name": "jsonl", "path": "x", "held_out_share": 1.0}, "between 0 and 1, both excluded"),
+        ({"name": "jsonl", "path": "x", "held_out_share": 1.0}, "at least 0 and below 1"),
         ({"name": "jsnl"}, "did you mean jsonl?"),
     ],
 )

@@ -1,0 +1,230 @@
+"""`solera generate`: a model answers prompts, and the responses wait in a store for rewards."""
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Literal
+
+import tyro
+
+from solera.cli.options import parse
+from solera.config import (
+    CollectConfig,
+    Config,
+    EngineConfig,
+    RunConfig,
+    SamplingConfig,
+    StoreConfig,
+    TaskConfig,
+)
+from solera.errors import SoleraError, counted
+from solera.evaluate.candidates import Author, author_of, read_own_code, settings
+from solera.files import writable
+from solera.generated import GENERATED, Order, Written, check_out
+from solera.objectives.table import resolve_config
+from solera.store.lines import ORIGIN
+from solera.tasks.jsonl import split_rows
+
+SAY_EVERY = 10.0
+"""Seconds between two lines about the progress, where there is no terminal to draw a bar on."""
+HELP = """Let a model answer prompts, several times each. The responses go into a store, with the probabilities they
+were sampled with and without rewards. Rewards can come later, from people or programs. Then a training run can learn
+from them. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder: then its task and sampling are the
+defaults below.
+
+  solera generate embedded --task jsonl --task.path prompts.jsonl --out answers
+  solera generate runs/NAME --prompts 500 --samples 8 --out runs/more
+
+A file of prompts has one JSON object a line with a field `prompt`, text or chat messages; it needs no answers. Then:
+
+  solera data export answers answers.jsonl --text    to be judged
+  solera data reward answers rewards.jsonl    {"id": 17, "value": 1.0}
+  solera train --store.data answers --draw.policy offline
+
+Ctrl-C stops after the responses being written. The same command goes on where it stopped; with more --samples or
+--prompts it adds what is missing.
+"""
+
+
+@dataclass(frozen=True)
+class GenerateOptions:
+    """What is written, and where it goes."""
+
+    out: str | None = None
+    """Required. Where the responses go: a new folder; a folder that this command has made, to go on; or a run's folder,
+    whose store then takes them in as imported."""
+    task: tyro.conf.FlagConversionOff[TaskConfig] = field(default_factory=TaskConfig)
+    samples: int = CollectConfig.group_size
+    """Responses to each prompt."""
+    prompts: int | None = None
+    """The first so many problems of the task. Unset: all that a file has; a task that makes problems without end needs
+    a number."""
+    held_out: bool = False
+    """Answer the task's held-out problems in place of those to train on. Training refuses such responses."""
+    max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
+        SamplingConfig.max_tokens
+    )
+    """Longest response, the end token included."""
+    temperature: Annotated[float, tyro.conf.arg(name="sampling.temperature", aliases=("--temperature",))] = (
+        SamplingConfig.temperature
+    )
+    """Divides the logits before sampling."""
+    origin: str | None = None
+    """Who wrote the responses, as the store says it; by default model: and the name of the model or run."""
+    export: str | None = None
+    """File for all responses of the store at the end, with their text: JSON lines, or *.parquet."""
+    url: Annotated[str | None, tyro.conf.arg(name="store.url", aliases=("--url",))] = StoreConfig.url
+    """A PostgreSQL database for the store, postgresql+psycopg://USER@HOST/DATABASE; unset: a file in the folder."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    seed: Annotated[int, tyro.conf.arg(name="run.seed", aliases=("--seed",))] = RunConfig.seed
+    """Another seed gives other responses."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(name="run.device", aliases=("--device",))] = (
+        RunConfig.device
+    )
+    """`auto` takes a GPU where there is one."""
+    threads: Annotated[int, tyro.conf.arg(name="run.threads", aliases=("--threads",))] = RunConfig.threads
+    """CPU threads; 0 takes one for models under five million parameters, else all."""
+
+
+def run(arguments: list[str]) -> int:
+    named = bool(arguments) and not arguments[0].startswith("-")
+    if not named and not {"-h", "--help"} & set(arguments):
+        raise SoleraError("generate: name the model first, then the options (see solera generate --help)")
+    model, rest = (arguments[0], arguments[1:]) if named else ("", arguments)
+    base = settings([model] if named else [])
+    options = _options(base, rest)
+    if options.task.name != base.task.name:  # a run's data and template belong to its own task
+        base = replace(base, task=TaskConfig(options.task.name))
+        options = _options(base, rest)
+    elif named and "task" in read_own_code(Path(model)):
+        raise SoleraError(f"{model} was trained on a task of its user's own code: name another, as --task jsonl")
+    order = _order(author_of(model), base, options)
+    target = writable(Path(options.export), f"--export {options.export}") if options.export is not None else None
+    return _generate(order, target)
+
+
+def _options(base: Config, arguments: list[str]) -> GenerateOptions:
+    sampling, seed = base.sampling, base.run.seed
+    default = GenerateOptions(
+        task=base.task, engine=base.engine, max_tokens=sampling.max_tokens, temperature=sampling.temperature, seed=seed
+    )
+    return parse(default, arguments, "generate", "MODEL", HELP, tyro.conf.FlagCreatePairsOff)
+
+
+def _order(author: Author, base: Config, options: GenerateOptions) -> Order:
+    """Everything that can be refused before torch is loaded, which takes seconds, is refused here."""
+    if options.out is None:
+        raise SoleraError("generate: say where the responses go: --out FOLDER")
+    for name, number in (("samples", options.samples), ("prompts", options.prompts)):
+        if number is not None and number < 1:
+            raise SoleraError(f"--{name} is {number}; it must be at least 1")
+    origin = f"model:{author.name}" if options.origin is None else options.origin
+    if origin == "self" or not ORIGIN.fullmatch(origin):
+        raise SoleraError(f"--origin is {origin!r}; it must be human, model:NAME or file:NAME")
+    out = Path(options.out)
+    config = resolve_config(_config(author, base, options, out))
+    _check_task(config, options)
+    check_out(out)
+    return Order(author, config, out, options.samples, options.prompts, options.held_out, origin)
+
+
+def _config(author: Author, base: Config, options: GenerateOptions, out: Path) -> Config:
+    """The settings that the responses are written with, as a run's config: the commands for stores read it."""
+    task = options.task
+    if task.name == "jsonl" and task.held_out_path is None and task.held_out_share is None:
+        task = replace(task, held_out_share=0.0)  # every prompt of the file
+    named = {"root": str(out.parent), "name": out.absolute().name}
+    run = RunConfig(seed=options.seed, device=options.device, threads=options.threads, **named)
+    return Config(
+        run=run, task=task, engine=options.engine, store=StoreConfig(url=options.url),
+        model=replace(base.model, path=author.path), evaluate=replace(base.evaluate, threshold=None),
+        sampling=SamplingConfig(options.temperature, options.max_tokens),
+    )  # fmt: skip
+
+
+def _check_task(config: Config, options: GenerateOptions) -> None:
+    if config.task.prompt is not None:
+        split_rows(config.task)
+    elif options.prompts is None and not options.held_out:
+        raise SoleraError(f"{config.task.name} makes problems without end: say how many to answer, as --prompts 1000")
+
+
+def _generate(order: Order, target: Path | None) -> int:
+    from rich.console import Console
+
+    notes = Console(stderr=True)
+    with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
+        from solera import generating
+
+    def say(sentence: str) -> None:
+        notes.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+
+    from solera.interruption import Interruption
+    from solera.report.console import Attempting
+
+    stopping = "asked to stop: the responses being written are finished first; once more leaves at once"
+    with Interruption(lambda _: say(stopping)) as interruption, Attempting(notes) as bar:
+        progress = _lines(say) if not notes.is_terminal else lambda made, total: bar(order.author.name, made, total)
+        written = generating.generate(order, say, interruption.wanted, progress)
+    if target is not None:
+        _export(order, target)
+    _tell(order, written)
+    return 0 if written.finished else 130
+
+
+def _lines(say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """A line now and then, for a log."""
+    done, said = 0, monotonic()
+
+    def advance(made: int, total: int) -> None:
+        nonlocal done, said
+        done += made
+        if monotonic() - said >= SAY_EVERY:
+            said = monotonic()
+            say(f"{done} of {total} responses written")
+
+    return advance
+
+
+def _export(order: Order, target: Path) -> None:
+    from solera.models.loading import load_reader
+    from solera.store.database import place_in
+    from solera.store.exchange import export_rollouts
+
+    count = export_rollouts(place_in(order.out), target, load_reader(order.author.path).codec)
+    print(f"{counted(count, 'rollout')} exported to {target}")
+
+
+def _tell(order: Order, written: Written) -> None:
+    known = f", {written.before} of them before" if written.before else ""
+    total = counted(written.before + written.now, "response")
+    if not written.finished:
+        print(f"solera: stopped; {total} in {order.out}{known}; the same command goes on", file=sys.stderr)
+        return
+    print(
+        f"{total} to {counted(written.prompts, 'prompt')} in {order.out}{known}\n"
+        f"judge   {shlex.join(['solera', 'data', 'export', str(order.out), 'FILE.jsonl', '--text'])}\n"
+        f"reward  {shlex.join(['solera', 'data', 'reward', str(order.out), 'rewards.jsonl'])}"
+    )
+    if (order.out / GENERATED).is_file():
+        print(f"train   {shlex.join(_training(order))}")
+
+
+def _training(order: Order) -> list[str]:
+    """The command that learns from the responses once they are rewarded; what are its defaults is left out."""
+    config, default = order.config, Config()
+    command = ["solera", "train", "--store.data", str(order.out), "--draw.policy", "offline"]
+    if order.author.path != default.model.path:
+        command += ["--model", order.author.path]
+    if config.task.name not in (default.task.name, "jsonl", "mixture"):
+        command += ["--task", config.task.name, *(["--task.path", config.task.path] if config.task.path else [])]
+    if config.sampling != default.sampling:
+        command += ["--sampling.max_tokens", str(config.sampling.max_tokens)]
+        command += ["--sampling.temperature", str(config.sampling.temperature)]
+    if order.samples != default.collect.group_size:
+        command += ["--collect.group_size", str(order.samples)]
+    return command

@@ -1,0 +1,229 @@
+"""Responses without rewards: prompts are answered by a model, and what it wrote waits in a store to be rewarded."""
+
+import dataclasses
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from hashlib import blake2b
+from typing import Any
+
+import torch
+
+from solera import config as configuration
+from solera.build import build_task, compute_of, device_of, line_reader
+from solera.checkpoint import UNFINISHED, publish
+from solera.collector import attempt_all
+from solera.config import Config
+from solera.engines.in_process import InProcessEngine, refuse_too_long
+from solera.errors import SoleraError, counted
+from solera.generated import GENERATED, Order, Written, read_generated
+from solera.models import loading
+from solera.models.codec import TokenizerCodec
+from solera.models.digest import describe
+from solera.models.language_model import LanguageModel
+from solera.objectives.table import resolve_config
+from solera.process import alone, torch_for
+from solera.protocols import Generate, Weights
+from solera.records import Prompt, Rollout, Sampling
+from solera.store.database import place_of, refuse_taken
+from solera.store.ledger import Ledger, open_store
+from solera.store.lines import plain
+from solera.store.reading import reading
+from solera.streams import stream_seed
+from solera.tasks.jsonl import every_prompt
+
+Say = Callable[[str], None]
+SAME = ("model.path", "task", "sampling", "run.seed", "store.url")
+"""Settings that a folder's responses share: with others, going on would not be going on."""
+
+
+class Unrewarded:
+    """The Task of answering given prompts once each, whatever the answers are worth."""
+
+    def __init__(self, prompts: Sequence[Prompt]) -> None:
+        self.prompts = prompts
+
+    def prompt(self, index: int) -> Prompt:
+        return self.prompts[index % len(self.prompts)]
+
+    def held_out(self, count: int) -> list[Prompt]:
+        return list(self.prompts[:count])
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
+        return Rollout.of(prompt, await generate(prompt.token_ids))
+
+
+def generate(
+    order: Order,
+    say: Say,
+    stop: Callable[[], bool] = lambda: False,
+    advance: Callable[[int, int], None] = lambda made, total: None,
+) -> Written:
+    """Write what is still missing of the order, prompt by prompt, until it is done or `stop` says so.
+
+    What was written stays, also where the process is killed; called again, it goes on. `advance` hears how many
+    responses were made now, and how many there will be in all.
+    """
+    config = order.config
+    model, codec = loading.load(order.author.path, device_of(config))
+    task = Unrewarded(_different(_prompts(order, codec, model.max_length), say))
+    longest = max(len(prompt.token_ids) for prompt in task.prompts)
+    refuse_too_long(longest, config.sampling.max_tokens, model.max_length)
+    lineage = order.author.lineage or _lineage(model)
+    compute = compute_of(config, model, task, say)
+    with _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run):
+        with reading(ledger.place) as store:
+            there = store.written_by(order.origin, lineage, order.author.version)
+        engine = InProcessEngine(model.for_compute(compute), codec.end_token_ids, config.engine.max_rows, compute)
+        engine.load(Weights(lineage, order.author.version, iter(())))  # which weights they are; they are in it already
+        before = sum(min(there.get(prompt.key, 0), order.samples) for prompt in task.prompts)
+        total, made = order.samples * len(task.prompts), 0
+        advance(before, total)
+        for chunk in _chunks(order, task.prompts, there):
+            if stop():
+                return Written(len(task.prompts), before, made, finished=False)
+            made += len(chunk)
+            add(_write(task, engine, chunk, order))
+            advance(len(chunk), total)
+    return Written(len(task.prompts), before, made, finished=True)
+
+
+Attempt = tuple[Prompt, int]
+"""A prompt, and the seed of one response to it."""
+
+
+def _chunks(order: Order, prompts: Sequence[Prompt], there: dict[str, int]) -> Iterator[list[Attempt]]:
+    """What is missing, as much at a time as the engine writes side by side, all responses to a prompt together."""
+    chunk: list[Attempt] = []
+    for prompt in prompts:
+        of_prompt = int.from_bytes(blake2b(prompt.key.encode(), digest_size=8).digest())
+        missing = range(there.get(prompt.key, 0), order.samples)
+        more = [(prompt, stream_seed(order.config.run.seed, of_prompt, member)) for member in missing]
+        if chunk and len(chunk) + len(more) > order.config.engine.max_rows:
+            yield chunk
+            chunk = []
+        chunk += more
+    if chunk:
+        yield chunk
+
+
+def _write(task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], order: Order) -> list[Rollout]:
+    sampling = Sampling(order.config.sampling.temperature, order.config.sampling.max_tokens)
+    try:
+        written = attempt_all(task, engine, chunk, sampling)
+    except torch.OutOfMemoryError as error:
+        raise SoleraError("the GPU's memory is full: lower --engine.max_rows, or use --device cpu") from error
+    return [dataclasses.replace(rollout, origin=order.origin) for rollout in written]
+
+
+def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> list[Prompt]:
+    """The problems asked for, in their order."""
+    config, count = order.config, order.prompts
+    if config.task.prompt is not None:
+        longest = None if max_length is None else max_length - config.sampling.max_tokens
+        found = every_prompt(config.task, codec, longest, order.held_out)[:count]
+    else:
+        task = build_task(config, codec, max_length)
+        wanted = count or config.evaluate.problems
+        found = task.held_out(wanted) if order.held_out else [task.prompt(index) for index in range(wanted)]
+    if not found:
+        raise SoleraError(f"{config.task.path}: no prompt in it is {'' if order.held_out else 'not '}held out")
+    return found
+
+
+def _different(prompts: list[Prompt], say: Say) -> list[Prompt]:
+    """Each problem once: whoever wants more responses to it asks for more samples."""
+    distinct: dict[str, Prompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(prompt.key, prompt)
+    if len(distinct) < len(prompts):
+        say(f"{len(prompts) - len(distinct)} of {counted(len(prompts), 'prompt')} repeat others and are answered once")
+    return list(distinct.values())
+
+
+def _lineage(model: LanguageModel) -> str:
+    """Weights that no run here has trained are named by what they are: the same model has one name everywhere."""
+    specs = describe(model.parameters().items())
+    return blake2b(repr(sorted(specs)).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def _place(
+    order: Order, lineage: str, codec: TokenizerCodec
+) -> Iterator[tuple[Ledger, Callable[[list[Rollout]], object]]]:
+    """The store to write to, and how: a folder of its own, new or gone on with, or that of a run."""
+    out, config = order.out, order.config
+    if (out / "config.toml").is_file() and not (out / GENERATED).is_file():
+        with closing(open_store(out)) as ledger:
+            yield ledger, _importing(order, ledger, codec)
+        return
+    if out.exists():
+        _refuse_other(order, lineage)
+    else:
+        _make_folder(order, lineage)
+    with alone(out, "writing into this store"), closing(Ledger(place_of(config.store.url, out))) as ledger:
+        yield ledger, ledger.add
+
+
+def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[[list[Rollout]], object]:
+    """Into a run's store as `solera data import` does it: a resume keeps it, and held-out problems are refused."""
+    config = resolve_config(configuration.load(order.out / "config.toml"))
+    reader = loading.load_reader(config.model.path)
+    if reader.codec.tokenizer.get_vocab() != codec.tokenizer.get_vocab():
+        raise SoleraError(
+            f"{order.out}: the run's model, {config.model.path}, has another tokenizer than {order.author.path}: write "
+            "into a folder of its own (--out), and export the text"
+        )
+    read = line_reader(config, reader, order.out, order.origin)
+
+    def add(rollouts: list[Rollout]) -> None:
+        lines = [json.dumps(plain(rollout, time.time())).encode() for rollout in rollouts]
+        ledger.add_imported([one for line in lines for one in read(line, str(order.out))])
+
+    return add
+
+
+def _make_folder(order: Order, lineage: str) -> None:
+    """With the settings in it from the first moment, so that whatever comes of it can be read and gone on with."""
+    refuse_taken(place_of(order.config.store.url, order.out))
+    unfinished = order.out.with_name(f"{UNFINISHED}{order.out.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.mkdir(parents=True)
+        (unfinished / "config.toml").write_text(configuration.dump(order.config), encoding="utf-8")
+        (unfinished / GENERATED).write_text(json.dumps(_marks(order, lineage), indent=1), encoding="utf-8")
+        publish(unfinished, order.out)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise SoleraError(f"{order.out}: the folder cannot be made: {error.strerror}") from error
+
+
+def _marks(order: Order, lineage: str) -> dict[str, Any]:
+    return {
+        "origin": order.origin, "lineage": lineage, "version": order.author.version, "held_out": order.held_out,
+    }  # fmt: skip
+
+
+def _refuse_other(order: Order, lineage: str) -> None:
+    """Responses of another model, or to other prompts, belong into a folder of their own."""
+    before = resolve_config(configuration.load(order.out / "config.toml"))
+    held, given = _values(before) | read_generated(order.out), _values(order.config) | _marks(order, lineage)
+    for name, value in given.items():
+        if held.get(name) != value:
+            raise SoleraError(
+                f"{order.out} was generated with {name} = {held.get(name)}, which is {value} now: repeat what it was "
+                "generated with, or choose another --out"
+            )
+
+
+def _values(config: Config) -> dict[str, Any]:
+    """What must stay the same, field by field."""
+    found: dict[str, Any] = {}
+    for name in SAME:
+        room, _, field = name.partition(".")
+        part = getattr(config, room)
+        named = {name: getattr(part, field)} if field else {f"{room}.{key}": value for key, value in vars(part).items()}
+        found |= named
+    return found
