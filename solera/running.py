@@ -3,14 +3,13 @@
 import errno
 import json
 import shutil
-import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,8 +29,8 @@ from solera.build import (
     resolved,
     sinks_of,
 )
-from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish, unreadable
-from solera.config import Config, DrawConfig, alike
+from solera.checkpoint import Checkpoint, UnreadableCheckpointError
+from solera.config import Config, DrawConfig, ModelConfig, alike
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
@@ -44,6 +43,7 @@ from solera.evaluate.candidates import (
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.files import UNFINISHED, alone, publish
 from solera.interruption import Interruption
 from solera.learner.batch import need_behaviour
 from solera.loop import Loop
@@ -53,13 +53,12 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
-from solera.process import alone, rare_garbage_collection, torch_for
+from solera.process import rare_garbage_collection, torch_for
 from solera.protocols import Codec, Task, Weights
 from solera.records import Rollout, Sampling
-from solera.report.html import write_report
-from solera.report.plot import plot_run
-from solera.report.sinks import Several, need_wandb, read_metrics
-from solera.resuming import how_to_go_on, resumable
+from solera.report.result import Result, result_of
+from solera.report.sinks import Several, need_wandb
+from solera.resuming import checkpoint_of, how_to_go_on, offering, resumable, settings_of, take_back
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
@@ -69,27 +68,6 @@ from solera.sync.rules import SyncRule, SyncState
 
 class InterruptedRunError(SoleraError):
     """The run was asked to stop and did, with a checkpoint written."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished run leaves behind."""
-
-    folder: Path
-    accuracy_before: float
-    accuracy_after: float
-    accuracy_max: float
-    accuracy_mean: float
-    """Over all evaluations of the run."""
-    seconds: float
-    plot: Path
-    report: Path
-    model: Path
-
-    @property
-    def metrics(self) -> list[dict[str, float]]:
-        """One dictionary a step, as in `metrics.jsonl`."""
-        return read_metrics(self.folder / "metrics.jsonl")
 
 
 def train(
@@ -109,24 +87,36 @@ def train(
     """
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
-    config = resolved(config)
+    unset, config = config.learn.lr is None, resolved(config)
+    if unset and config.model.path != ModelConfig.path:
+        _say(console, f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
     for sentence in notices(config) if objective is None else ():
         _say(console, sentence)
-    return _run(config, console, None, own)
+    return _run(config, console, own)
 
 
 def resume(
     folder: Path | str,
     console: Console | None = None,
     *,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    start: int | None = None,
     task: Callable[[Codec], Task] | None = None,
     rewards: Sequence[Callable[..., Any]] = (),
     objective: Objective | None = None,
     rule: SyncRule | None = None,
 ) -> Result:
-    """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
-    folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
-    return _run(resumable(folder, own.names()), console or Console(stderr=True), folder, own)
+    """Go on with a run from its last checkpoint, with the code it was started with.
+
+    `changes` holds settings to go on with, such as `{"run.steps": 500}`, which also extends a finished run. `start` is
+    the step of an earlier checkpoint to go back to; later ones are removed. 0 begins the run again.
+    """
+    folder, own, console = Path(folder), OwnCode(task, tuple(rewards), objective, rule), console or Console(stderr=True)
+    settings_of(folder)
+    with alone(folder):  # first: what is read before may be out of date when the run is ours
+        config = resumable(folder, own.names(), changes, start)
+        with offering(folder, own.names()):
+            return _run(config, console, own, folder, checkpoint_of(folder, config, start, partial(_say, console)))
 
 
 def evaluate_models(
@@ -158,9 +148,29 @@ def evaluate_models(
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
+    examined = tuple(_examine_all(chosen, config, k, advance, own, partial(_say, console)))
+    if not examined:
+        raise SoleraError(f"{', '.join(models)}: every checkpoint was removed meanwhile: try again")
+    result = Evaluation(config, examined)
     _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
+
+
+def _examine_all(
+    chosen: list[Candidate],
+    config: Config,
+    k: tuple[int, ...],
+    advance: Callable[[str, int, int], None],
+    own: OwnCode,
+    say: Callable[[str], None],
+) -> Iterator[Examined]:
+    for candidate in chosen:
+        try:
+            yield _examine(candidate, config, k, advance, own)
+        except SoleraError:
+            if candidate.run is None or Path(candidate.path).exists():
+                raise
+            say(f"{candidate.name} was removed meanwhile and is left out")  # a running run keeps only its last ones
 
 
 def _examine(
@@ -194,22 +204,21 @@ def _model_of(
         if config.lora.rank:
             model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
         return model, codec
-    folder, step = checkpoint.model.parent, checkpoint.state.version
-    if step > config.run.steps:
-        raise SoleraError(
-            f"{folder}: this checkpoint is of step {step}, but run.steps in the run's config.toml is "
-            f"{config.run.steps}: set it to {step} or more"
-        )
     try:
         return loading.load(str(checkpoint.model), device)
     except SoleraError as error:
-        raise unreadable(folder, str(error)) from error
+        raise UnreadableCheckpointError(checkpoint.folder, str(error)) from error
 
 
-def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
-    """A new run where there is no folder yet, else the rest of the run in it."""
-    device = device_of(config)
-    checkpoint = latest(folder / "checkpoints") if folder else None
+def _run(
+    config: Config,
+    console: Console,
+    own: OwnCode,
+    folder: Path | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Result:
+    """A new run where there is no folder yet, else the rest of the run in it, which is locked."""
+    device, say = device_of(config), partial(_say, console)
     model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     beginning = Beginning.of(task, config, own.task is not None)
@@ -217,56 +226,47 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.report.wandb is not None:
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
-    compute = compute_of(config, model, task, partial(_say, console), used)
+    compute = compute_of(config, model, task, say, used)
     data = [_read_data(config, Path(path), codec, model) for path in config.store.data]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
-    if folder is None:
-        _check_shares(
-            config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, partial(_say, console)
-        )
-    version = checkpoint.state.version if checkpoint else 0
-    resumed = folder is not None
-    begun = read_beginning(folder) if folder else None
-    folder = folder or make_folder(config, beginning, own)
-    start = time.perf_counter()
-    with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        store = Ledger(place_of(config.store.url, folder, config.run.name))
-        closing.callback(store.close)
-        if resumed:
-            state = checkpoint.state if checkpoint else None
-            store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
-        store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
-        sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
-        closing.callback(sink.close)
-        with (
-            Interruption(partial(_say, console)) as interruption,
-            torch_for(model, config.run),
-            rare_garbage_collection(),
-        ):
-
-            def stop() -> bool:
-                return interruption.wanted() or getattr(console, "reader_left", False)
-
-            loop = build_loop(
-                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
-            )
-            closing.callback(loop.collector.close)
-            _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
-            sync = restore(loop, checkpoint)
+    begun, resumed, start = read_beginning(folder) if folder else None, folder is not None, time.perf_counter()
+    with ExitStack() as locked:
+        if folder is None:
+            _check_shares(config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, say)
+            folder = make_folder(config, beginning, own)
+            locked.enter_context(alone(folder))
+        with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
+            store = Ledger(place_of(config.store.url, folder, config.run.name))
+            closing.callback(store.close)
             if resumed:
-                _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else [])
-            finished = loop.run(sync)
-    if not finished:
-        raise InterruptedRunError(
-            f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
-        )
-    with _advised(folder, how_to_go_on(folder, own.names())):
-        unfinished = folder / f"{UNFINISHED}model"
-        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
-        publish(unfinished, folder / "model")
-    with _advised(folder, f"solera report {folder}"):
-        return _result(folder, console, time.perf_counter() - start)
+                take_back(folder, config, store, checkpoint, say)
+            store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
+            version = checkpoint.state.version if checkpoint else 0
+            sink = Several(sinks_of(config, objective, folder, console, version, say))
+            closing.callback(sink.close)
+            with Interruption(say) as interruption, torch_for(model, config.run), rare_garbage_collection():
+
+                def stop() -> bool:
+                    return interruption.wanted() or getattr(console, "reader_left", False)
+
+                loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own, say)
+                closing.callback(loop.collector.close)
+                _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
+                sync = restore(loop, checkpoint)
+                if resumed:
+                    _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else [])
+                finished = loop.run(sync)
+        if not finished:
+            raise InterruptedRunError(
+                f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
+            )
+        with _advised(folder, how_to_go_on(folder, own.names())):
+            unfinished = folder / f"{UNFINISHED}model"
+            loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
+            publish(unfinished, folder / "model")
+        with _advised(folder, f"solera report {folder}"):
+            return result_of(folder, time.perf_counter() - start, say)
 
 
 def _read_data(config: Config, path: Path, codec: TokenizerCodec, model: LanguageModel) -> list[Rollout]:
@@ -330,7 +330,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     try:
         loop.learner.restore(state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
+        raise SoleraError(f"{checkpoint.folder}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
@@ -338,19 +338,6 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
         loop.probe.restore(tensors["probe"])
     return state.sync
-
-
-def _result(folder: Path, console: Console, seconds: float) -> Result:
-    rows = read_metrics(folder / "metrics.jsonl")
-    if not any(row.get("tokens/trained") for row in rows):
-        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-        advice = "harder problems, or a reward that tells answers apart?" if any(rewards) else "easier problems?"
-        _say(console, f"nothing was learned: in no batch did a group's rewards differ ({advice})")
-    accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-    return Result(
-        folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
-    )  # fmt: skip
 
 
 @contextmanager

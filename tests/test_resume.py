@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 
 from solera import open_store, running
-from solera.checkpoint import UNFINISHED, RunState, Saver
+from solera.checkpoint import RunState, Saver
 from solera.config import parse
 from solera.errors import SoleraError
+from solera.files import UNFINISHED, alone
 from solera.models import loading
-from solera.process import alone
 from solera.records import Reward
 from solera.report.sinks import read_metrics
 from solera.store.ledger import Ledger

@@ -18,7 +18,7 @@ MOST_ROWS = 2_000
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
-CHOOSING = {"task": ("name", "path"), "objective": ("name",)}
+CHOOSING = {"task": ("name", "path"), "objective": ("name",), "model": ("path",), "lora": ("rank",)}
 """Fields that other fields' defaults depend on."""
 """Of the tokens trained on; every other waste is of those that were not."""
 

@@ -64,6 +64,10 @@ class Deferred:
         self.flush()
         return self.ledger.watermark()
 
+    def uses_before(self, version: int) -> tuple[int, int]:
+        self.flush()
+        return self.ledger.uses_before(version)
+
     def record(self, uses: list[Use]) -> None:
         if self._written_as:
             uses = [use._replace(rollout_id=self._written_as.get(use.rollout_id, use.rollout_id)) for use in uses]

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, insert, sele
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
+from solera.files import refuse_gone
 from solera.records import PROBE, Group, Reward, Rollout, Sampling, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import decode, encode
@@ -72,6 +73,9 @@ _COUNT_USES = (
     .where(_r.id.in_(select(uses.c.rollout_id).where(uses.c.version == bindparam("now"))), _r.id < bindparam("before"))
     .values(uses=_r.uses + 1)
 )
+_USED_BEFORE = select(func.count(), func.coalesce(func.sum(uses.c.rollout_id), 0)).where(
+    uses.c.version < bindparam("version")
+)
 
 
 class Ledger:
@@ -86,6 +90,7 @@ class Ledger:
         self.place = place
         self._engine = open_engine(place)
         self._connection = self._engine.connect()
+        self._file = place.stat() if isinstance(place, Path) else None
         self._add_rollouts = Many(self._engine, insert(rollouts), _ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), _REWARD_COLUMNS)
         self._add_counted = Many(self._engine, insert(rollouts), (*_ROLLOUT_COLUMNS, "uses"))
@@ -220,6 +225,11 @@ class Ledger:
         with self.transaction():
             return self._last_id()
 
+    def uses_before(self, version: int) -> tuple[int, int]:
+        with self.transaction():
+            count, total = self._connection.execute(_USED_BEFORE, {"version": version}).one()
+        return int(count), int(total)
+
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
         itself after `watermark` is not drawn again. Every reward and everything that came from elsewhere stays; a task
@@ -243,8 +253,16 @@ class Ledger:
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[Connection]:
+        self._refuse_gone()
         with transaction(self._connection, self.place, write):
             yield self._connection
+        self._refuse_gone()
+
+    def _refuse_gone(self) -> None:
+        """SQLite goes on writing to a file that was deleted: before, nothing is lost; after, nobody is told that what
+        is lost was written."""
+        if self._file is not None and isinstance(self.place, Path):
+            refuse_gone(self.place, self._file)
 
     def close(self) -> None:
         self._connection.close()

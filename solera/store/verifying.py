@@ -1,4 +1,4 @@
-"""Whether a store holds together: the file, what belongs to nobody, and every rollout's own bytes."""
+"""Whether a store is whole (the file, orphans, the bytes of each rollout), and whether it fits a checkpoint."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +10,7 @@ from solera.errors import SoleraError
 from solera.records import Rollout
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
+from solera.store.ledger import Ledger
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _w, _u = rollouts.c, rewards.c, uses.c
@@ -46,6 +47,23 @@ def verify(place: Place) -> Verified:
             if complaint := _damage(bytes(sequences), version, checksum):
                 found.complaints.append(f"rollout {id_}: {complaint}")
     return found
+
+
+def refuse_other(store: Ledger, watermark: int, version: int, uses_before: tuple[int, int] | None) -> None:
+    """Refuse a store that lacks rows which the checkpoint of `version` depends on: when that was written, the last
+    rollout was `watermark`, and `store.uses_before(version)` was as it is given here, where it is known."""
+    if (last := store.watermark()) < watermark:
+        raise SoleraError(
+            f"{store.place}: the checkpoint of step {version} was written with {watermark} rollouts in it, but it "
+            f"holds {last}: put the run's own store back"
+        )
+    if uses_before is not None and uses_before != (found := store.uses_before(version)):
+        other = "as many of other ones" if found[0] == uses_before[0] else str(found[0])
+        raise SoleraError(
+            f"{store.place}: the checkpoint of step {version} was written with {uses_before[0]} uses of rollouts in "
+            f"it, but it holds {other}: another resume went back further, or it is an older copy: put the store back "
+            "that belongs to this checkpoint, or go on from an earlier one (--from STEP)"
+        )
 
 
 def _integrity(connection: Connection) -> Iterator[str]:
