@@ -128,7 +128,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     try:
         sealed = check_sealed(folder)
-        state = _state(folder)
+        state = read_state(folder)
         if state.uses is not None and not sealed:
             raise ValueError(f"{DIGESTS} is missing")
         tensors = torch.load(folder / "tensors.pt", weights_only=True, map_location="cpu")
@@ -153,18 +153,18 @@ def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
 def _accuracy(folder: Path) -> float | None:
     """Of a checkpoint that cannot be read it is not known; a resume says so, a run in progress need not stop."""
     try:
-        return _state(folder).accuracy
+        return read_state(folder).accuracy
     except UnreadableCheckpointError:
         return None
 
 
-def _state(folder: Path) -> RunState:
+def read_state(folder: Path) -> RunState:
     try:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         uses = None if fields.get("uses") is None else tuple(fields["uses"])
         state = RunState(**{**fields, "sync": SyncState(**fields["sync"]), "uses": uses})
-        numbers = state.version, state.position, state.watermark, *(state.uses or ())
-        if any(type(number) is not int or number < 0 for number in numbers):
+        numbers = state.version, state.position, state.watermark, *(() if uses is None else uses or (None,))
+        if any(type(number) is not int or number < 0 for number in numbers) or len(numbers) not in (3, 5):
             raise ValueError("version, position, watermark and uses in state.json must be whole numbers")
         if state.compute not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"compute in state.json is {state.compute!r}")

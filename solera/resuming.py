@@ -29,7 +29,7 @@ from solera.objectives.table import resolve_config
 from solera.report.sinks import missing_rows, read_metrics
 from solera.store.exchange import check_readable
 from solera.store.ledger import Ledger
-from solera.store.verifying import refuse_other
+from solera.store.verifying import Needs, refuse_other
 from solera.tasks.rewards import check_data, check_own
 
 
@@ -178,8 +178,8 @@ def take_back(
     """Undo what the run did after the checkpoint, once its store is known to fit. A kill between any two of these steps
     leaves a run that can be resumed."""
     state = checkpoint.state if checkpoint else None
-    watermark, version, uses = (state.watermark, state.version, state.uses) if state else (0, 0, None)
-    refuse_other(store, watermark, version, uses)
+    watermark, version = (state.watermark, state.version) if state else (0, 0)
+    refuse_other(store, Needs(version, watermark, state.uses if state else None))
     if sentence := missing_rows(folder / "metrics.jsonl", version):
         say(sentence)
     _keep_settings(folder, config, say)

@@ -88,11 +88,10 @@ def train(
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
     unset, config = config.learn.lr is None, resolved(config)
+    remarks = notices(config) if objective is None else []
     if unset and config.model.path != ModelConfig.path:
-        _say(console, f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
-    for sentence in notices(config) if objective is None else ():
-        _say(console, sentence)
-    return _run(config, console, own)
+        remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
+    return _run(config, console, own, remarks)
 
 
 def resume(
@@ -116,7 +115,8 @@ def resume(
     with alone(folder):  # first: what is read before may be out of date when the run is ours
         config = resumable(folder, own.names(), changes, start)
         with offering(folder, own.names()):
-            return _run(config, console, own, folder, checkpoint_of(folder, config, start, partial(_say, console)))
+            checkpoint = checkpoint_of(folder, config, start, partial(_say, console))
+            return _run(config, console, own, (), folder, checkpoint)
 
 
 def evaluate_models(
@@ -214,10 +214,12 @@ def _run(
     config: Config,
     console: Console,
     own: OwnCode,
+    remarks: Sequence[str] = (),
     folder: Path | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Result:
-    """A new run where there is no folder yet, else the rest of the run in it, which is locked."""
+    """A new run where there is no folder yet, else the rest of the run in it, which is locked. `remarks` are made once
+    nothing is left to refuse."""
     device, say = device_of(config), partial(_say, console)
     model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
@@ -236,6 +238,8 @@ def _run(
             _check_shares(config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, say)
             folder = make_folder(config, beginning, own)
             locked.enter_context(alone(folder))
+        for sentence in remarks:
+            say(sentence)
         with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
             store = Ledger(place_of(config.store.url, folder, config.run.name))
             closing.callback(store.close)

@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 
 from solera import running
+from solera.build import build_task
 from solera.checkpoint import Saver
 from solera.cli import main
 from solera.config import Config, override, parse
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 from solera.report.sinks import JsonLines, read_metrics
 from solera.store.ledger import Ledger
+from solera.tasks.single_turn import SingleTurn
 from tests.test_resume import PROCESSES, assert_same_outcome, outcome
 
 STEPS, USES_PER_STEP = 10, 4 * 4
@@ -157,17 +160,20 @@ def test_of_two_resumes_one_goes_on_and_the_other_is_refused_at_once(tmp_path, w
     assert_same_outcome(stopped, whole)
 
 
-def test_a_store_that_another_resume_has_rewound_is_refused(stopped, whole):
+def test_a_store_that_another_resume_has_rewound_is_refused(stopped, whole, capsys):
     """What the resume of the first test left behind before it took the lock first."""
     shutil.move(stopped / "checkpoints/step-000008", stopped / "later")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "build_loop", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             running.resume(stopped, start=4)
+    assert main(["data", "verify", str(stopped)]) == 0
     shutil.rmtree(stopped / "checkpoints/step-000004")
     shutil.move(stopped / "later", stopped / "checkpoints/step-000008")
     with pytest.raises(SoleraError, match=rf"step 8 was written with {8 * USES_PER_STEP} uses .* holds 64: .*--from"):
         running.resume(stopped)
+    assert main(["data", "verify", str(stopped)]) == 1
+    assert "step 8 was written with 128 uses of rollouts in it, but it holds 64" in capsys.readouterr().err
     assert_same_outcome(running.resume(stopped, start=0).folder, whole)
 
 
@@ -433,3 +439,32 @@ def test_a_run_without_a_checkpoint_cannot_be_extended(tmp_path):
     folder = running.train(never).folder
     with pytest.raises(SoleraError, match=f"has left no checkpoint, .*: solera train --model {folder / 'model'}"):
         running.resume(folder, changes={"run.steps": 9})
+
+
+class Late(SingleTurn):
+    """Sums that nobody has graded yet, but for the held-out ones."""
+
+    async def run(self, prompt, generate):
+        rollout = await super().run(prompt, generate)
+        return rollout if prompt in self.held_out(8) else dataclasses.replace(rollout, rewards=())
+
+
+def test_a_run_that_no_reward_reached_does_not_blame_the_problems(tmp_path, capsys):
+    chosen = config(tmp_path, "run", steps=2)
+    resolved = resolve_config(chosen)
+
+    def task(codec):
+        inner = build_task(resolved, codec)
+        return Late(inner.problems, inner.grade)
+
+    running.train(chosen, task=task)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "nothing was learned: no rewards arrived (`solera data reward` adds them" in said
+    assert "easier problems" not in said
+
+
+def test_a_run_whose_responses_were_all_cut_off_says_so(tmp_path, capsys):
+    chosen = config(tmp_path, "run", steps=2)
+    chosen = override(override(chosen, "sampling", max_tokens=1), "reward", truncated="mask")
+    running.train(chosen)
+    assert "nothing was learned: every response was cut off and masked" in " ".join(capsys.readouterr().err.split())

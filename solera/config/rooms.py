@@ -312,10 +312,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a killed run goes on from (`solera train --resume FOLDER`)."""
+    """What a resumed run goes on from (`solera train --resume FOLDER`)."""
 
     every: int = 50
-    """Batches between two checkpoints; 0: only when interrupted."""
+    """Batches between two checkpoints; one more is written after the last batch. 0: only when interrupted."""
     keep: int = 2
     """How many of the last ones stay, besides the one with the best accuracy."""
 

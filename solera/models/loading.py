@@ -30,9 +30,9 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     source = obtain(path)
     _refuse_damaged(path, source)
     base = base_of(source)
-    with _reading(path, "its tokenizer"):
+    with _reading(path, "its tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(source)
-    with _reading(path, "its config or weights"):
+    with _reading(path, "its config.json or weights"):
         module = AutoModelForCausalLM.from_pretrained(base or source, dtype=torch.float32)
         adapter = read_adapter(module, Path(source)) if base else None
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
@@ -112,10 +112,10 @@ def load_reader(path: str) -> Reader:
     """All that is needed to turn text into what the model would learn from."""
     source = obtain(path)
     _refuse_damaged(path, source)
-    with _reading(path, "its tokenizer"):
+    with _reading(path, "its tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(source)
     source = base_of(source) or source
-    with _reading(path, "its config"):
+    with _reading(path, "its config.json"):
         config = AutoConfig.from_pretrained(source).get_text_config()
     try:
         generation = GenerationConfig.from_pretrained(source)

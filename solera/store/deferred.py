@@ -79,6 +79,8 @@ class Deferred:
         if self._unwritten or self._steps:
             self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
             self._unwritten, self._steps = {}, []
+        else:
+            self.ledger.flush()
 
     def _unused(self) -> Generator[tuple[int, str], None, None]:
         """What could be drawn if all were written, in order, in the transaction that is open."""

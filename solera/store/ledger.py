@@ -219,7 +219,8 @@ class Ledger:
             self._add_step(used)
 
     def flush(self) -> None:
-        """Everything is written already."""
+        """Everything is written already, if the file is still there."""
+        self._refuse_gone()
 
     def watermark(self) -> int:
         with self.transaction():
@@ -227,8 +228,7 @@ class Ledger:
 
     def uses_before(self, version: int) -> tuple[int, int]:
         with self.transaction():
-            count, total = self._connection.execute(_USED_BEFORE, {"version": version}).one()
-        return int(count), int(total)
+            return count_uses(self._connection, version)
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
@@ -344,6 +344,12 @@ class Ledger:
                 lines = list(same)
                 found[id_] = rollout_of(tuple(lines[0])[:10], tuple(Reward(*tuple(line)[10:]) for line in lines))
         return found
+
+
+def count_uses(connection: Connection, before: int) -> tuple[int, int]:
+    """How many uses of earlier versions there are, and the sum of their rollouts' ids."""
+    count, total = connection.execute(_USED_BEFORE, {"version": before}).one()
+    return int(count), int(total)
 
 
 def open_store(run: Path | str) -> Ledger:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from zlib import crc32
 
 from sqlalchemy import Connection, exists, func, select
@@ -10,7 +11,7 @@ from solera.errors import SoleraError
 from solera.records import Rollout
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
-from solera.store.ledger import Ledger
+from solera.store.ledger import Ledger, count_uses
 from solera.store.schema import rewards, rollouts, uses
 
 _r, _w, _u = rollouts.c, rewards.c, uses.c
@@ -36,11 +37,22 @@ class Verified:
     complaints: list[str] = field(default_factory=list)
 
 
-def verify(place: Place) -> Verified:
-    """Read all of a store."""
+class Needs(NamedTuple):
+    """What a store held when the checkpoint of `version` was written: the id of the last rollout, and
+    `uses_before(version)`, which older checkpoints do not tell."""
+
+    version: int
+    watermark: int
+    uses: tuple[int, int] | None
+
+
+def verify(place: Place, checkpoint: Needs | None = None) -> Verified:
+    """Read all of a store, and compare it with the run's newest checkpoint."""
     found = Verified()
     with open_for_reading(place) as connection:
         found.complaints += [*_integrity(connection), *_orphans(connection), *_miscounted(connection)]
+        if checkpoint is not None and (complaint := _lacking(connection, checkpoint)):
+            found.complaints.append(complaint)
         for id_, version, sequences, checksum in connection.execution_options(yield_per=READ_TOGETHER).execute(_ROWS):
             found.rollouts += 1
             found.unsigned += checksum is None
@@ -49,21 +61,27 @@ def verify(place: Place) -> Verified:
     return found
 
 
-def refuse_other(store: Ledger, watermark: int, version: int, uses_before: tuple[int, int] | None) -> None:
-    """Refuse a store that lacks rows which the checkpoint of `version` depends on: when that was written, the last
-    rollout was `watermark`, and `store.uses_before(version)` was as it is given here, where it is known."""
-    if (last := store.watermark()) < watermark:
-        raise SoleraError(
-            f"{store.place}: the checkpoint of step {version} was written with {watermark} rollouts in it, but it "
-            f"holds {last}: put the run's own store back"
-        )
-    if uses_before is not None and uses_before != (found := store.uses_before(version)):
-        other = "as many of other ones" if found[0] == uses_before[0] else str(found[0])
-        raise SoleraError(
-            f"{store.place}: the checkpoint of step {version} was written with {uses_before[0]} uses of rollouts in "
-            f"it, but it holds {other}: another resume went back further, or it is an older copy: put the store back "
-            "that belongs to this checkpoint, or go on from an earlier one (--from STEP)"
-        )
+def refuse_other(store: Ledger, checkpoint: Needs) -> None:
+    """Refuse a store that lacks rows which a checkpoint depends on."""
+    with store.transaction() as connection:
+        if complaint := _lacking(connection, checkpoint):
+            raise SoleraError(f"{store.place}: {complaint}")
+
+
+def _lacking(connection: Connection, needs: Needs) -> str | None:
+    last = connection.scalar(select(func.max(_r.id))) or 0
+    written = f"the checkpoint of step {needs.version} was written with"
+    if last < needs.watermark:
+        return f"{written} {needs.watermark} rollouts in it, but it holds {last}: put the run's own store back"
+    found = count_uses(connection, needs.version)
+    if needs.uses is None or needs.uses == found:
+        return None
+    other = "as many of other ones" if found[0] == needs.uses[0] else str(found[0])
+    return (
+        f"{written} {needs.uses[0]} uses of rollouts in it, but it holds {other}: another resume went back further, or "
+        "it is an older copy: put the store back that belongs to this checkpoint, or go on from an earlier one "
+        "(--from STEP)"
+    )
 
 
 def _integrity(connection: Connection) -> Iterator[str]:
