@@ -25,9 +25,9 @@ config, the metrics, the store of all rollouts, a plot, a report and the trained
   solera train recipes/demo.toml --run.seed 7     a recipe with another seed
   solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
   solera train --resume runs/NAME                 go on from the last checkpoint
-  solera train --resume runs/NAME --run.steps 500   extend a run, finished or not
-  solera train --resume runs/NAME --from 40       go back to the checkpoint of step
-                                                  40; later ones are removed
+  solera train --resume runs/NAME --run.steps 500 extend it, finished or not
+  solera train --resume runs/NAME --from 40       go back to step 40; later
+                                                  checkpoints are removed
 
 A resume may change these settings, and no others: {safe}.
 
