@@ -22,6 +22,10 @@ PIECE = 1 << 24
 """Bytes of a file that are hashed together. Pieces are hashed side by side: a checkpoint has gigabytes."""
 
 
+class DamagedError(SoleraError):
+    """A file that is not what was written."""
+
+
 def beside(target: Path) -> Path:
     """Where a file is written until it is whole."""
     return target.with_name(f"{UNFINISHED}{target.name}")
@@ -85,14 +89,16 @@ def check_sealed(folder: Path) -> bool:
     if not seal_file.is_file():
         return False
     try:
-        expected: dict[str, list[Any]] = dict(json.loads(seal_file.read_bytes()))
-    except (ValueError, TypeError) as error:
-        raise SoleraError(f"{DIGESTS} is damaged") from error
+        expected = json.loads(seal_file.read_bytes())
+    except (ValueError, RecursionError):
+        expected = None
+    if not isinstance(expected, dict) or not expected:
+        raise DamagedError(f"{DIGESTS} is damaged")
     for name, digest in expected.items():
         if not (folder / name).is_file():
-            raise SoleraError(f"{name} is missing")
+            raise DamagedError(f"{name} is missing")
         if _digest(folder / name) != digest:
-            raise SoleraError(f"{name} is damaged: it is not what was written, by {DIGESTS}")
+            raise DamagedError(f"{name} is damaged: it is not what was written, by {DIGESTS}")
     return True
 
 

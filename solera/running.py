@@ -43,7 +43,7 @@ from solera.evaluate.candidates import (
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
-from solera.files import UNFINISHED, alone, publish
+from solera.files import UNFINISHED, DamagedError, alone, publish
 from solera.interruption import Interruption
 from solera.learner.batch import need_behaviour
 from solera.loop import Loop
@@ -207,6 +207,8 @@ def _model_of(
     try:
         return loading.load(str(checkpoint.model), device)
     except SoleraError as error:
+        if checkpoint.sealed and not isinstance(error, DamagedError):  # a base model or a package that is missing
+            raise SoleraError(f"{checkpoint.folder}: {error}") from error
         raise UnreadableCheckpointError(checkpoint.folder, str(error)) from error
 
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
-from solera.files import DIGESTS, check_sealed, seal
+from solera.files import DIGESTS, DamagedError, check_sealed, seal
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
@@ -30,6 +30,8 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     source = obtain(path)
     _refuse_damaged(path, source)
     base = base_of(source)
+    if base is not None:
+        _refuse_damaged(base, base)
     with _reading(path, "its tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(source)
     with _reading(path, "its config.json or weights"):
@@ -57,8 +59,8 @@ def _refuse_damaged(path: str, source: str) -> None:
     folder = Path(source)
     try:
         check_sealed(folder)
-    except SoleraError as error:
-        raise SoleraError(f"model {path}: {error} (if you changed it yourself, remove {DIGESTS})") from error
+    except DamagedError as error:
+        raise DamagedError(f"model {path}: {error} (if you changed it yourself, remove {DIGESTS})") from error
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
             _read_through(file)
