@@ -27,6 +27,7 @@ from solera.files import write_whole
 from solera.models.source import find
 from solera.objectives.table import resolve_config
 from solera.report.sinks import missing_rows, read_metrics
+from solera.store.database import Place
 from solera.store.exchange import check_readable
 from solera.store.ledger import Ledger
 from solera.store.verifying import Needs, refuse_other
@@ -170,6 +171,12 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
         where = f"from {older[-1].name}, the one before it" if older else "from the beginning, for it has no other"
         command = how_to_go_on(folder, own, step_of(older[-1]) if older else 0)
         raise SoleraError(f"{error}; to go on {where}: {command}") from error
+
+
+def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
+    """A run that has logged a step has had a store; without a checkpoint it can begin again in a new one."""
+    if isinstance(store, Path) and not store.exists() and (folder / "metrics.jsonl").exists():
+        say(f"{store} is missing: rollouts that were imported into it, and rewards that came later, are lost")
 
 
 def take_back(

@@ -58,7 +58,15 @@ from solera.protocols import Codec, Task, Weights
 from solera.records import Rollout, Sampling
 from solera.report.result import Result, result_of
 from solera.report.sinks import Several, need_wandb
-from solera.resuming import checkpoint_of, how_to_go_on, offering, resumable, settings_of, take_back
+from solera.resuming import (
+    checkpoint_of,
+    how_to_go_on,
+    offering,
+    resumable,
+    say_if_lost,
+    settings_of,
+    take_back,
+)
 from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
@@ -243,7 +251,10 @@ def _run(
         for sentence in remarks:
             say(sentence)
         with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-            store = Ledger(place_of(config.store.url, folder, config.run.name))
+            place = place_of(config.store.url, folder, config.run.name)
+            if checkpoint is None:
+                say_if_lost(place, folder, say)
+            store = Ledger(place)
             closing.callback(store.close)
             if resumed:
                 take_back(folder, config, store, checkpoint, say)

@@ -199,6 +199,17 @@ def test_an_older_copy_of_the_store_is_refused(stopped, tmp_path):
         running.resume(stopped)
 
 
+def test_a_store_that_is_missing_is_told_where_the_run_can_begin_again(stopped, whole, tmp_path):
+    (stopped / "store.db").unlink()
+    status, said = solera(tmp_path, "train", "--resume", str(stopped))
+    assert status == 2 and "store.db: the checkpoint of step 8 was written with" in said
+    (stopped / "store.db").unlink()
+    shutil.rmtree(stopped / "checkpoints")
+    status, said = solera(tmp_path, "train", "--resume", str(stopped))
+    assert status == 0 and f"note: {stopped / 'store.db'} is missing: rollouts that were imported into it" in said
+    assert_same_outcome(stopped, whole)
+
+
 def flip(file: Path, place: float) -> None:
     """One bit, that far into the file."""
     data = bytearray(file.read_bytes())
