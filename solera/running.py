@@ -1,10 +1,7 @@
 """The course of a run, from its folder to its result, and models evaluated."""
 
 import errno
-import json
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,8 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from solera import config as configuration
-from solera.beginning import Beginning, read_beginning
+from solera.beginning import Beginning, make_folder, read_beginning
 from solera.build import (
     OwnCode,
     build_exam,
@@ -35,7 +31,6 @@ from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
-    OWN_CODE,
     Candidate,
     candidates,
     other_tasks,
@@ -67,7 +62,7 @@ from solera.resuming import (
     settings_of,
     take_back,
 )
-from solera.store.database import place_of, refuse_taken
+from solera.store.database import place_of
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
@@ -246,7 +241,7 @@ def _run(
     with ExitStack() as locked:
         if folder is None:
             _check_shares(config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, say)
-            folder = make_folder(config, beginning, own)
+            folder = make_folder(config, beginning, own.names())
             locked.enter_context(alone(folder))
         for sentence in remarks:
             say(sentence)
@@ -315,27 +310,6 @@ def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollou
             need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
         except SoleraError as error:
             raise SoleraError(f"{path}: {error}") from None
-
-
-def make_folder(config: Config, beginning: Beginning, own: OwnCode) -> Path:
-    """A new folder for the run, with the resolved config in it from the first moment."""
-    folder = configuration.new_folder(config)
-    refuse_taken(place_of(config.store.url, folder))
-    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        unfinished.mkdir(parents=True)
-        (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
-        beginning.write(unfinished)
-        if own.names():
-            (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
-        publish(unfinished, folder)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        said = f"the run's folder cannot be made: {error.strerror}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise OSError(error.errno, said, str(folder)) from error
-        raise SoleraError(f"{folder}: {said}") from error
-    return folder
 
 
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
