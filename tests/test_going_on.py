@@ -97,7 +97,8 @@ def resume_paused_before_the_lock_and_die_after_the_rewind(folder: Path) -> None
 
 
 def wait_until_stopped(pid: int) -> None:
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+    while (state := Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "T":
+        assert state != "Z", "it ended"
         time.sleep(0.01)
 
 
