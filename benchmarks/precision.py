@@ -53,8 +53,8 @@ def learners(model: LanguageModel, rollouts: list[Rollout], compute: torch.dtype
     """The learner's own pass, its tokens in the order of the responses."""
     objective = compose(resolve(ObjectiveConfig("reinforce")))
     learner = Learner(
-        model, objective, LearnConfig(), lineage="precision", temperature=1.0, limit=256, steps=1, compute=compute,
-        reference=None, compiled=True,
+        model, objective, LearnConfig(lr=3e-4), lineage="precision", temperature=1.0, limit=256, steps=1,
+        compute=compute, reference=None, compiled=True,
     )  # fmt: skip
     with torch.no_grad():
         scored = learner.score(tuple(rollouts))

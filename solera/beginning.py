@@ -1,16 +1,22 @@
-"""What a run began with, kept in its folder: whether it goes on with the same can be told. No torch."""
+"""How a run begins: its folder, and what it began with, so that a resume can tell what has changed. No torch."""
 
 import dataclasses
+import errno
 import json
-from collections.abc import Iterable, Mapping
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from solera.config import Config, fields_of, task_parts
+from solera.config import Config, dump, fields_of, new_folder, task_parts
 from solera.config.secrets import MAY_HOLD_SECRETS
 from solera.errors import SoleraError
+from solera.evaluate.candidates import OWN_CODE
+from solera.files import UNFINISHED, publish
 from solera.protocols import Task
+from solera.store.database import place_of, refuse_taken
 from solera.tasks.jsonl import read_split
 
 BEGINNING = "beginning.json"
@@ -81,3 +87,25 @@ def read_beginning(folder: Path) -> Beginning | None:
         )
     except (ValueError, TypeError) as error:
         raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
+
+
+def make_folder(config: Config, beginning: Beginning, own: Sequence[str]) -> Path:
+    """A new folder for the run, with the resolved config in it from the first moment; `own` names the parts of the run
+    that are its user's code."""
+    folder = new_folder(config)
+    refuse_taken(place_of(config.store.url, folder))
+    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.mkdir(parents=True)
+        (unfinished / "config.toml").write_text(dump(config), encoding="utf-8")
+        beginning.write(unfinished)
+        if own:
+            (unfinished / OWN_CODE).write_text(json.dumps(list(own)), encoding="utf-8")
+        publish(unfinished, folder)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the run's folder cannot be made: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
+    return folder

@@ -1,13 +1,13 @@
 """Where a run stands, written so that a killed run goes on as if nothing had happened.
 
-A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hugging Face folder, `state.json` and
-`tensors.pt`. It is written under another name and renamed when complete, so a half-written one is never read.
+A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hugging Face folder, `state.json`,
+`tensors.pt`, and `digests.json`, by which damage is noticed. It is written under another name and renamed when
+complete, so a half-written one is never read. Torch is loaded when tensors are read or written.
 """
 
 import dataclasses
 import errno
 import json
-import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -15,12 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from solera.errors import SoleraError, one_line
+from solera.files import DIGESTS, UNFINISHED, check_sealed, publish, seal
 from solera.sync.rules import SyncState
 
-UNFINISHED = ".unfinished-"
+
+class UnreadableCheckpointError(SoleraError):
+    """A checkpoint that cannot be gone on from."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(f"{folder}: the checkpoint cannot be read: {why}")
+        self.folder = folder
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,25 @@ class RunState:
     """This version's accuracy on held-out problems, where it was evaluated."""
     compute: str | None = None
     """The run's arithmetic; unset in a checkpoint from before it was kept."""
+    uses: tuple[int, int] | None = None
+    """Uses of earlier versions in the store when this was written: how many, and the sum of their rollouts' ids. Unset
+    in a checkpoint from before it was kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A complete checkpoint that was read back."""
 
-    model: Path
+    folder: Path
     state: RunState
     tensors: dict[str, Any]
+    sealed: bool
+    """Whether its files could be compared with what was written; a checkpoint from before digests were kept has
+    none."""
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
 
 
 @dataclass(frozen=True)
@@ -63,82 +78,101 @@ class Saver:
 
     def save(self, state: RunState, tensors: dict[str, Any]) -> None:
         """Write a checkpoint; it appears whole or not at all."""
-        final = self.folder / _name(state.version)
+        final = self.folder / step_name(state.version)
         unfinished = self.folder / f"{UNFINISHED}{final.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
+        self.folder.mkdir(exist_ok=True)  # without parents: a run's folder that was deleted does not come back
+        unfinished.mkdir()
         self.save_model(unfinished / "model")
         _save_tensors(tensors, unfinished / "tensors.pt")
         (unfinished / "state.json").write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
+        seal(unfinished)
         publish(unfinished, final)
         self._prune()
 
     def _prune(self) -> None:
-        found = sorted(self.folder.glob("step-*"))
-        accuracies = {path: _state(path).accuracy for path in found}
+        found = checkpoints(self.folder)
+        accuracies = {path: _accuracy(path) for path in found}
         best = max(found, key=lambda path: -1.0 if (accuracy := accuracies[path]) is None else accuracy)
         for path in found[: -self.keep]:
             if path != best:
-                path.rename(self.folder / f"{UNFINISHED}{path.name}")  # or a kill would leave half of it to be read
+                set_aside(path)
         for path in self.folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path)
 
 
-def latest(folder: Path) -> Checkpoint | None:
-    """The newest complete checkpoint below `folder`, if there is one."""
-    found = sorted(folder.glob("step-*"))
-    if not found:
-        return None
+def checkpoints(folder: Path, after: int = -1) -> list[Path]:
+    """The complete checkpoints below `folder`, oldest first; where a step is given, only those after it."""
+    found = {step_of(path): path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()}
+    return [found[step] for step in sorted(found) if step > after]
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def step_name(version: int) -> str:
+    return f"step-{version:06d}"
+
+
+def set_aside(path: Path) -> None:
+    """Mark a checkpoint for removal. Renamed at once: a kill during the removal would leave half of it to be read."""
+    discarded = path.with_name(f"{UNFINISHED}{path.name}")
+    shutil.rmtree(discarded, ignore_errors=True)
+    path.rename(discarded)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Everything but the model, compared with the digests that were written with it."""
+    import torch
+
     try:
-        tensors = torch.load(found[-1] / "tensors.pt", weights_only=True, map_location="cpu")
+        sealed = check_sealed(folder)
+        state = read_state(folder)
+        if state.uses is not None and not sealed:
+            raise ValueError(f"{DIGESTS} is missing")
+        tensors = torch.load(folder / "tensors.pt", weights_only=True, map_location="cpu")
         if not isinstance(tensors, dict) or tensors.keys() | {"probe"} != {"learner", "engine", "probe"}:
             raise ValueError("tensors.pt does not hold learner, engine and probe")
-    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise unreadable(found[-1], one_line(error)) from error
-    return Checkpoint(found[-1] / "model", _state(found[-1]), tensors)
-
-
-def unreadable(folder: Path, why: str) -> SoleraError:
-    """With how to go on without it. Nothing is to be removed: a base model or a package may be what is missing."""
-    older = sorted(path.name for path in folder.parent.glob("step-*") if path.name < folder.name)
-    onwards = f"go on from {older[-1]}" if older else "begin the run anew"
-    return SoleraError(f"{folder}: the checkpoint cannot be read: {why}; if it is damaged, move it away to {onwards}")
+    except UnreadableCheckpointError:
+        raise
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError, SoleraError) as error:
+        raise UnreadableCheckpointError(folder, one_line(error)) from error
+    return Checkpoint(folder, state, tensors, sealed)
 
 
 def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
+    import torch
+
     try:
         torch.save(tensors, path)
     except RuntimeError as error:  # torch knows of a full disk only that less was written than it gave
         raise OSError(errno.EIO, f"cannot be written, as on a full disk: {one_line(error)}", str(path)) from error
 
 
-def publish(unfinished: Path, final: Path) -> None:
-    """Give a finished folder its name, once all of it is on the disk."""
-    for path in (*unfinished.rglob("*"), unfinished):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
-    unfinished.rename(final)
+def _accuracy(folder: Path) -> float | None:
+    """Of a checkpoint that cannot be read it is not known; a resume says so, a run in progress need not stop."""
+    try:
+        return read_state(folder).accuracy
+    except UnreadableCheckpointError:
+        return None
 
 
-def _name(version: int) -> str:
-    return f"step-{version:06d}"
-
-
-def _state(folder: Path) -> RunState:
+def read_state(folder: Path) -> RunState:
     try:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        state = RunState(**{**fields, "sync": _sync_state(fields["sync"])})
-        numbers = state.version, state.position, state.watermark
-        if any(type(number) is not int or number < 0 for number in numbers):
-            raise ValueError("version, position and watermark in state.json must be whole numbers")
+        uses = None if fields.get("uses") is None else tuple(fields["uses"])
+        state = RunState(**{**fields, "sync": _sync_state(fields["sync"]), "uses": uses})
+        numbers = state.version, state.position, state.watermark, *(() if uses is None else uses or (None,))
+        if any(type(number) is not int or number < 0 for number in numbers) or len(numbers) not in (3, 5):
+            raise ValueError("version, position, watermark and uses in state.json must be whole numbers")
         if state.compute not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"compute in state.json is {state.compute!r}")
-        if folder.name != _name(state.version):
+        if folder.name != step_name(state.version):
             raise ValueError(f"state.json says version {state.version}")
         return state
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise unreadable(folder, one_line(error)) from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UnreadableCheckpointError(folder, one_line(error)) from error
 
 
 def _sync_state(fields: dict[str, Any]) -> SyncState:

@@ -1,15 +1,34 @@
-"""Files that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, that can be checked later, and that one process holds."""
 
+import errno
+import fcntl
+import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from solera.errors import SoleraError
+
+UNFINISHED = ".unfinished-"
+"""Names of files and folders that are not yet whole, or no longer wanted, begin with this."""
+LOCK = "lock"
+DIGESTS = "digests.json"
+"""In a sealed folder: size and digest of each of its files."""
+PIECE = 1 << 24
+"""Bytes of a file that are hashed together. Pieces are hashed side by side: a checkpoint has gigabytes."""
+
+
+class DamagedError(SoleraError):
+    """A file that is not what was written."""
 
 
 def beside(target: Path) -> Path:
     """Where a file is written until it is whole."""
-    return target.with_name(f".unfinished-{target.name}")
+    return target.with_name(f"{UNFINISHED}{target.name}")
 
 
 @contextmanager
@@ -44,3 +63,87 @@ def write_whole(target: Path, text: str) -> Path:
     with appearing(target) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
     return target
+
+
+def publish(unfinished: Path, final: Path) -> None:
+    """Give a finished folder its name, once all of it is on the disk."""
+    for path in (*unfinished.rglob("*"), unfinished):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    unfinished.rename(final)
+
+
+def seal(folder: Path) -> None:
+    """Write down size and digest of every file in the folder; of a folder in it that is sealed, of its seal only."""
+    text = json.dumps({str(path.relative_to(folder)): _digest(path) for path in _files(folder)}, indent=1)
+    (folder / DIGESTS).write_text(text, encoding="utf-8")
+
+
+def check_sealed(folder: Path) -> bool:
+    """Whether the folder has a seal. A file that is missing or has changed since is refused by its name in the folder.
+
+    Files that were added to the folder are not looked at.
+    """
+    seal_file = folder / DIGESTS
+    if not seal_file.is_file():
+        return False
+    try:
+        expected = json.loads(seal_file.read_bytes())
+    except (ValueError, RecursionError):
+        expected = None
+    if not isinstance(expected, dict) or not expected:
+        raise DamagedError(f"{DIGESTS} is damaged")
+    for name, digest in expected.items():
+        if not (folder / name).is_file():
+            raise DamagedError(f"{name} is missing")
+        if _digest(folder / name) != digest:
+            raise DamagedError(f"{name} is damaged: it is not what was written, by {DIGESTS}")
+    return True
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if not path.is_dir():
+            if path.name != DIGESTS:
+                yield path
+        elif (path / DIGESTS).is_file():
+            yield path / DIGESTS
+        else:
+            yield from _files(path)
+
+
+def _digest(path: Path) -> list[Any]:
+    """Size of a file, and the BLAKE2b digest of the BLAKE2b digests of its pieces."""
+    size = path.stat().st_size
+    with path.open("rb") as file, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+
+        def piece(start: int) -> bytes:
+            return blake2b(os.pread(file.fileno(), PIECE, start), digest_size=16).digest()
+
+        whole = blake2b(b"".join(pool.map(piece, range(0, size, PIECE))), digest_size=16)
+    return [size, whole.hexdigest()]
+
+
+def refuse_gone(path: Path, opened: os.stat_result) -> None:
+    """Refuse a file that was deleted, or replaced by another, since it was opened: what is written to it is lost."""
+    try:
+        same = os.path.samestat(path.stat(), opened)
+    except (FileNotFoundError, NotADirectoryError):
+        same = False
+    if not same:
+        raise OSError(errno.ENOENT, "the file was deleted or replaced while it was in use: put it back", str(path))
+
+
+@contextmanager
+def alone(folder: Path, doing: str = "training this run") -> Iterator[None]:
+    """Refuse a folder that another process is still `doing` this in: both would write the same files.
+
+    Whoever resumes a run takes this before reading anything of it: what was read earlier may be out of date.
+    """
+    with (folder / LOCK).open("a") as held:  # NFS grants an exclusive lock only on a file that is open for writing
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise SoleraError(f"{folder}: another process is {doing}: wait for it, or stop it") from error
+        yield

@@ -19,13 +19,14 @@ from solera.collector import attempt_all
 from solera.config import Config
 from solera.engines.in_process import InProcessEngine, refuse_too_long
 from solera.errors import SoleraError, counted
+from solera.files import alone
 from solera.generated import GENERATED, Order, Written, read_generated
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.table import resolve_config
-from solera.process import alone, torch_for
+from solera.process import torch_for
 from solera.protocols import Generate, Weights
 from solera.records import Prompt, Rollout, Sampling
 from solera.store.database import place_of, refuse_taken

@@ -94,7 +94,7 @@ class Loop:
                 self.save(sync, None)
                 return False
         metrics = self.evaluator.evaluate()
-        if self.steps > start and self.saver.due(self.steps):
+        if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
             self.save(sync, metrics["eval/pass@1"])
         self.sink.log(self.steps, metrics)
         return True
@@ -104,7 +104,7 @@ class Loop:
         learner = self.learner
         state = RunState(
             learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy,
-            str(learner.working.compute).removeprefix("torch."),
+            str(learner.working.compute).removeprefix("torch."), self.store.uses_before(learner.version),
         )  # fmt: skip
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})

@@ -1,31 +1,17 @@
-"""What a run asks of its process while it trains: to be alone, garbage collection, threads, kernels, memory."""
+"""What a run asks of its process while it trains: garbage collection, threads, kernels, memory."""
 
-import fcntl
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from solera.config import RunConfig
-from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 from solera.models.memory import limited
 
 SMALL_MODEL = 5_000_000
 """Parameters below which a second CPU thread costs more than it brings."""
-
-
-@contextmanager
-def alone(folder: Path, doing: str = "training this run") -> Iterator[None]:
-    """Refuse a folder that another process is still `doing` this in: both would write the same files."""
-    with (folder / "config.toml").open("rb") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise SoleraError(f"{folder}: another process is {doing}: wait for it, or stop it") from error
-        yield
 
 
 @contextmanager

@@ -123,6 +123,10 @@ class Store(Protocol):
         """The last rollout's id; 0 where there is none."""
         ...
 
+    def uses_before(self, version: int) -> tuple[int, int]:
+        """How many uses of earlier versions are recorded, and the sum of their rollouts' ids."""
+        ...
+
     def record(self, uses: list[Use]) -> None:
         """Note what one step learned from, all or none."""
         ...

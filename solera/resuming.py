@@ -1,52 +1,70 @@
-"""Whether a run can be gone on with, and how: decided before torch is loaded."""
+"""Going on with a run: whether it can be done, from where, with which settings. Torch is loaded for tensors only."""
 
-from collections.abc import Sequence
+import dataclasses
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from solera import config as configuration
 from solera.beginning import read_beginning
-from solera.config import Config
+from solera.checkpoint import (
+    Checkpoint,
+    UnreadableCheckpointError,
+    checkpoints,
+    read_checkpoint,
+    set_aside,
+    step_name,
+    step_of,
+)
+from solera.config import SAFE, Config, alike
 from solera.errors import SoleraError
 from solera.evaluate.candidates import read_own_code
+from solera.files import write_whole
 from solera.generated import GENERATED
 from solera.models.source import find
 from solera.objectives.table import resolve_config
+from solera.report.sinks import missing_rows, read_metrics
+from solera.store.database import Place
 from solera.store.exchange import check_data_files
+from solera.store.ledger import Ledger
+from solera.store.verifying import Needs, refuse_other
 from solera.tasks.rewards import check_data, check_own
 
 
-def resumable(folder: Path, own: Sequence[str] = ()) -> Config:
-    """The resolved config of the run in the folder; `own` names the parts of one's own code that are at hand."""
-    if not (folder / "config.toml").is_file():
-        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
+def resumable(
+    folder: Path, own: Sequence[str] = (), changes: Mapping[str, Any] = MappingProxyType({}), start: int | None = None
+) -> Config:
+    """The resolved config of the run in the folder, with `changes` such as `{"run.steps": 500}` in place; `own` names
+    the parts of one's own code that are at hand, `start` the step of the checkpoint to go on from."""
     if (folder / GENERATED).is_file():
         raise SoleraError(
             f"{folder}: this holds generated responses, not a run; to train on them: "
             f"solera train --store.data {folder} --draw.policy offline"
         )
-    if (folder / "model").exists():
-        raise SoleraError(f"{folder}: the run is finished; its model is in {folder / 'model'}")
-    config, names = _settings_of(folder), read_own_code(folder)
+    before, names = settings_of(folder), read_own_code(folder)
+    config = _changed(folder, before, changes)
+    _refuse_finished(folder, before, config)
     if names != list(own):
         raise SoleraError(
             f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
             f"go on with {_call(folder, names)}"
         )
+    if start and not (folder / "checkpoints" / step_name(start)).is_dir():
+        known = ", ".join(path.name for path in checkpoints(folder / "checkpoints")) or "no checkpoint"
+        raise SoleraError(f"{folder}: no checkpoint of step {start}; it has {known} (0 begins the run again)")
     _check_files(config, folder)
     return config
 
 
-def how_to_go_on(folder: Path, own: Sequence[str]) -> str:
-    return _call(folder, own) if own else f"solera train --resume {folder}"
-
-
-def _call(folder: Path, own: Sequence[str]) -> str:
-    return f"solera.resume({', '.join([repr(str(folder)), *(f'{name}=...' for name in own)])})"
-
-
-def _settings_of(folder: Path) -> Config:
+def settings_of(folder: Path) -> Config:
     """The resolved config that a run's folder holds."""
     file = folder / "config.toml"
+    if not file.is_file():
+        raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     config = configuration.load_resolved(file)
     if config.run.name is None:
         raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
@@ -54,6 +72,68 @@ def _settings_of(folder: Path) -> Config:
         return resolve_config(config)
     except SoleraError as error:
         raise configuration.located(error, file, config) from error
+
+
+def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with these settings in it, all of them safe."""
+    unknown = [name for name in changes if name not in configuration.fields_of(config)]
+    unsafe = [name for name in changes if name not in SAFE and name not in unknown]
+    if unknown:
+        raise SoleraError(f"{unknown[0]}: no such setting{alike(unknown[0], SAFE, 1)}")
+    if unsafe:
+        raise SoleraError(
+            f"a resume cannot change {', '.join(unsafe)}: that would be another run (solera train --help lists what it "
+            f"can change); if you mean it, edit {folder / 'config.toml'}, and the run's report will say so"
+        )
+    for name, value in changes.items():
+        room, _, key = name.partition(".")
+        config = configuration.override(config, room, **{key: value})
+    return resolve_config(config)
+
+
+def _refuse_finished(folder: Path, before: Config, config: Config) -> None:
+    """A finished run goes on where it is given more steps, and where it left a checkpoint to go on from."""
+    if not (folder / "model").exists():
+        return
+    steps = _finished_at(folder, before)
+    if config.run.steps <= steps:
+        raise SoleraError(
+            f"{folder}: the run is finished; its model is in {folder / 'model'}; to extend it, give more than its "
+            f"{steps} steps: solera train --resume {folder} --run.steps N"
+        )
+    if not checkpoints(folder / "checkpoints"):
+        raise SoleraError(
+            f"{folder}: the run is finished and has left no checkpoint, so that it cannot be extended; to train its "
+            f"model further in a new run: solera train --model {folder / 'model'}"
+        )
+
+
+def _finished_at(folder: Path, config: Config) -> int:
+    """The step of a finished run's model: the last one logged, whatever config.toml may say by now."""
+    metrics = folder / "metrics.jsonl"
+    rows = read_metrics(metrics) if metrics.exists() else []
+    return max((int(row["step"]) for row in rows), default=config.run.steps)
+
+
+def changes_between(before: Config, after: Config) -> dict[str, Any]:
+    """Settings that differ, by their names."""
+    return {
+        f"{room.name}.{key.name}": getattr(getattr(after, room.name), key.name)
+        for room in dataclasses.fields(before)
+        for key in dataclasses.fields(getattr(before, room.name))
+        if getattr(getattr(after, room.name), key.name) != getattr(getattr(before, room.name), key.name)
+    }
+
+
+def how_to_go_on(folder: Path, own: Sequence[str], start: int | None = None) -> str:
+    if own:
+        return _call(folder, own, start)
+    return shlex.join(["solera", "train", "--resume", str(folder), *(() if start is None else ("--from", str(start)))])
+
+
+def _call(folder: Path, own: Sequence[str], start: int | None = None) -> str:
+    given = [f"{name}=..." for name in own] + ([] if start is None else [f"start={start}"])
+    return f"solera.resume({', '.join([repr(str(folder)), *given])})"
 
 
 def _check_files(config: Config, folder: Path) -> None:
@@ -68,3 +148,73 @@ def _check_files(config: Config, folder: Path) -> None:
         if beginning is None or beginning.started_in == str(Path.cwd()):
             raise
         raise SoleraError(f"{error}; the run was started in {beginning.started_in}: go on from there") from error
+
+
+def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable[[str], None]) -> Checkpoint | None:
+    """The run's newest checkpoint, or that of step `start`; `None`: the run begins again."""
+    found = [path for path in checkpoints(folder / "checkpoints") if start in (None, step_of(path))]
+    if not found:
+        return None
+    checkpoint = read_checkpoint(found[-1])
+    if checkpoint.state.version > config.run.steps:
+        raise SoleraError(
+            f"{checkpoint.folder}: this checkpoint is of step {checkpoint.state.version}, but run.steps is "
+            f"{config.run.steps}: set it to {checkpoint.state.version} or more"
+        )
+    if not checkpoint.sealed:
+        say(f"{checkpoint.folder} was written before digests were kept: whether it is damaged cannot be told")
+    return checkpoint
+
+
+@contextmanager
+def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
+    """With a checkpoint that cannot be read, say how to go on from the one before it."""
+    try:
+        yield
+    except UnreadableCheckpointError as error:
+        older = [path for path in checkpoints(folder / "checkpoints") if step_of(path) < step_of(error.folder)]
+        where = f"from {older[-1].name}, the one before it" if older else "from the beginning, for it has no other"
+        command = how_to_go_on(folder, own, step_of(older[-1]) if older else 0)
+        raise SoleraError(f"{error}; to go on {where}: {command}") from error
+
+
+def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
+    """A run that has logged a step has had a store; without a checkpoint it can begin again in a new one."""
+    if isinstance(store, Path) and not store.exists() and (folder / "metrics.jsonl").exists():
+        say(f"{store} is missing: rollouts that were imported into it, and rewards that came later, are lost")
+
+
+def take_back(
+    folder: Path, config: Config, store: Ledger, checkpoint: Checkpoint | None, say: Callable[[str], None]
+) -> None:
+    """Undo what the run did after the checkpoint, once its store is known to fit. A kill between any two of these steps
+    leaves a run that can be resumed."""
+    state = checkpoint.state if checkpoint else None
+    watermark, version = (state.watermark, state.version) if state else (0, 0)
+    refuse_other(store, Needs(version, watermark, state.uses if state else None))
+    if sentence := missing_rows(folder / "metrics.jsonl", version):
+        say(sentence)
+    _keep_settings(folder, config, say)
+    for path in checkpoints(folder / "checkpoints", after=version):
+        set_aside(path)
+        say(f"{path.name} comes after step {version} and is removed")
+    store.rewind(watermark, version, state.lineage if state else None)
+
+
+def _keep_settings(folder: Path, config: Config, say: Callable[[str], None]) -> None:
+    """A finished run becomes an unfinished one, and the folder gets the settings that the run goes on with: in this
+    order, or a kill in between would leave a finished run that claims more steps than it made."""
+    before = settings_of(folder)
+    if (folder / "model").exists():
+        steps = _finished_at(folder, before)
+        kept = folder / f"model-{step_name(steps)}"
+        shutil.rmtree(kept, ignore_errors=True)
+        (folder / "model").rename(kept)
+        say(f"the model after {steps} steps is now in {kept}")
+    if changes_between(before, config):
+        write_whole(folder / "config.toml", configuration.dump(config))
+    if before.run.steps != config.run.steps and config.learn.decay != "constant":
+        say(
+            f"learn.decay is {config.learn.decay}: the learning rate now falls to zero at step {config.run.steps} and "
+            f"not at {before.run.steps}, so that it changes at once"
+        )

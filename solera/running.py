@@ -1,23 +1,18 @@
 """The course of a run, from its folder to its result, and models evaluated."""
 
 import errno
-import json
-import shutil
-import statistics
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from solera import config as configuration
-from solera.beginning import Beginning, read_beginning
+from solera.beginning import Beginning, make_folder, read_beginning
 from solera.build import (
     OwnCode,
     build_exam,
@@ -30,13 +25,12 @@ from solera.build import (
     resolved,
     sinks_of,
 )
-from solera.checkpoint import UNFINISHED, Checkpoint, latest, publish, unreadable
-from solera.config import Config, DrawConfig, alike
+from solera.checkpoint import Checkpoint, UnreadableCheckpointError
+from solera.config import Config, DrawConfig, ModelConfig, alike
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
 from solera.evaluate.candidates import (
-    OWN_CODE,
     Candidate,
     candidates,
     other_tasks,
@@ -44,6 +38,7 @@ from solera.evaluate.candidates import (
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
+from solera.files import UNFINISHED, DamagedError, alone, publish
 from solera.interruption import Interruption
 from solera.learner.batch import need_behaviour
 from solera.loop import Loop
@@ -53,14 +48,21 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
-from solera.process import alone, rare_garbage_collection, torch_for
+from solera.process import rare_garbage_collection, torch_for
 from solera.protocols import Codec, Task, Weights
 from solera.records import Rollout, Sampling
-from solera.report.html import write_report
-from solera.report.plot import plot_run
-from solera.report.sinks import Several, need_wandb, read_metrics
-from solera.resuming import how_to_go_on, resumable
-from solera.store.database import place_of, refuse_taken
+from solera.report.result import Result, result_of
+from solera.report.sinks import Several, need_wandb
+from solera.resuming import (
+    checkpoint_of,
+    how_to_go_on,
+    offering,
+    resumable,
+    say_if_lost,
+    settings_of,
+    take_back,
+)
+from solera.store.database import place_of
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
@@ -69,27 +71,6 @@ from solera.sync.rules import SyncRule, SyncState
 
 class InterruptedRunError(SoleraError):
     """The run was asked to stop and did, with a checkpoint written."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a finished run leaves behind."""
-
-    folder: Path
-    accuracy_before: float
-    accuracy_after: float
-    accuracy_max: float
-    accuracy_mean: float
-    """Over all evaluations of the run."""
-    seconds: float
-    plot: Path
-    report: Path
-    model: Path
-
-    @property
-    def metrics(self) -> list[dict[str, float]]:
-        """One dictionary a step, as in `metrics.jsonl`."""
-        return read_metrics(self.folder / "metrics.jsonl")
 
 
 def train(
@@ -109,24 +90,36 @@ def train(
     """
     console = console or Console(stderr=True)
     own = OwnCode(task, tuple(rewards), objective, rule)
-    config = resolved(config)
-    for sentence in notices(config) if objective is None else ():
-        _say(console, sentence)
-    return _run(config, console, None, own)
+    unset, config = config.learn.lr is None, resolved(config)
+    remarks = notices(config) if objective is None else []
+    if unset and config.model.path != ModelConfig.path:
+        remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
+    return _run(config, console, own, remarks)
 
 
 def resume(
     folder: Path | str,
     console: Console | None = None,
     *,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+    start: int | None = None,
     task: Callable[[Codec], Task] | None = None,
     rewards: Sequence[Callable[..., Any]] = (),
     objective: Objective | None = None,
     rule: SyncRule | None = None,
 ) -> Result:
-    """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
-    folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
-    return _run(resumable(folder, own.names()), console or Console(stderr=True), folder, own)
+    """Go on with a run from its last checkpoint, with the code it was started with.
+
+    `changes` holds settings to go on with, such as `{"run.steps": 500}`, which also extends a finished run. `start` is
+    the step of an earlier checkpoint to go back to; later ones are removed. 0 begins the run again.
+    """
+    folder, own, console = Path(folder), OwnCode(task, tuple(rewards), objective, rule), console or Console(stderr=True)
+    settings_of(folder)
+    with alone(folder):  # first: what is read before may be out of date when the run is ours
+        config = resumable(folder, own.names(), changes, start)
+        with offering(folder, own.names()):
+            checkpoint = checkpoint_of(folder, config, start, partial(_say, console))
+            return _run(config, console, own, (), folder, checkpoint)
 
 
 def evaluate_models(
@@ -158,9 +151,29 @@ def evaluate_models(
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
+    examined = tuple(_examine_all(chosen, config, k, advance, own, partial(_say, console)))
+    if not examined:
+        raise SoleraError(f"{', '.join(models)}: every checkpoint was removed meanwhile: try again")
+    result = Evaluation(config, examined)
     _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
+
+
+def _examine_all(
+    chosen: list[Candidate],
+    config: Config,
+    k: tuple[int, ...],
+    advance: Callable[[str, int, int], None],
+    own: OwnCode,
+    say: Callable[[str], None],
+) -> Iterator[Examined]:
+    for candidate in chosen:
+        try:
+            yield _examine(candidate, config, k, advance, own)
+        except SoleraError:
+            if candidate.run is None or Path(candidate.path).exists():
+                raise
+            say(f"{candidate.name} was removed meanwhile and is left out")  # a running run keeps only its last ones
 
 
 def _examine(
@@ -194,22 +207,25 @@ def _model_of(
         if config.lora.rank:
             model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
         return model, codec
-    folder, step = checkpoint.model.parent, checkpoint.state.version
-    if step > config.run.steps:
-        raise SoleraError(
-            f"{folder}: this checkpoint is of step {step}, but run.steps in the run's config.toml is "
-            f"{config.run.steps}: set it to {step} or more"
-        )
     try:
         return loading.load(str(checkpoint.model), device)
     except SoleraError as error:
-        raise unreadable(folder, str(error)) from error
+        if checkpoint.sealed and not isinstance(error, DamagedError):  # a base model or a package that is missing
+            raise SoleraError(f"{checkpoint.folder}: {error}") from error
+        raise UnreadableCheckpointError(checkpoint.folder, str(error)) from error
 
 
-def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) -> Result:
-    """A new run where there is no folder yet, else the rest of the run in it."""
-    device = device_of(config)
-    checkpoint = latest(folder / "checkpoints") if folder else None
+def _run(
+    config: Config,
+    console: Console,
+    own: OwnCode,
+    remarks: Sequence[str] = (),
+    folder: Path | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Result:
+    """A new run where there is no folder yet, else the rest of the run in it, which is locked. `remarks` are made once
+    nothing is left to refuse."""
+    device, say = device_of(config), partial(_say, console)
     model, codec = _model_of(config, device, checkpoint)
     task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
     beginning = Beginning.of(task, config, own.task is not None)
@@ -217,60 +233,54 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     if config.report.wandb is not None:
         need_wandb()
     used = checkpoint.state.compute if checkpoint else None
-    compute = compute_of(config, model, task, partial(_say, console), used)
+    compute = compute_of(config, model, task, say, used)
     check_data_files(config.store.data, config.store.skip_bad)
-    read = [_read_data(config, Path(path), codec, model, partial(_say, console)) for path in config.store.data]
+    read = [_read_data(config, Path(path), codec, model, say) for path in config.store.data]
     data = [lines.good for lines in read]
     objective = own.objective or compose(config.objective)
     _refuse_unknown(config, objective, data)
-    if folder is None:
-        _check_shares(
-            config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, partial(_say, console)
-        )
-    version = checkpoint.state.version if checkpoint else 0
-    resumed = folder is not None
-    begun = read_beginning(folder) if folder else None
-    folder = folder or make_folder(config, beginning, own)
-    start = time.perf_counter()
-    with alone(folder), _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
-        store = Ledger(place_of(config.store.url, folder, config.run.name))
-        closing.callback(store.close)
-        if resumed:
-            state = checkpoint.state if checkpoint else None
-            store.rewind(state.watermark if state else 0, version, state.lineage if state else None)
-        store.add_imported(*data, over=not store.watermark())  # once it is in, a reward that came since stays
-        if config.store.skip_bad is not None:
-            _skip_bad(read, Path(config.store.skip_bad), partial(_say, console))
-        sink = Several(sinks_of(config, objective, folder, console, version, partial(_say, console)))
-        closing.callback(sink.close)
-        with (
-            Interruption(partial(_say, console)) as interruption,
-            torch_for(model, config.run),
-            rare_garbage_collection(),
-        ):
-
-            def stop() -> bool:
-                return interruption.wanted() or getattr(console, "reader_left", False)
-
-            loop = build_loop(
-                config, model, codec, task, store, sink, compute, folder, stop, own, partial(_say, console)
-            )
-            closing.callback(loop.collector.close)
-            _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
-            sync = restore(loop, checkpoint)
+    begun, resumed, start = read_beginning(folder) if folder else None, folder is not None, time.perf_counter()
+    with ExitStack() as locked:
+        if folder is None:
+            _check_shares(config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, say)
+            folder = make_folder(config, beginning, own.names())
+            locked.enter_context(alone(folder))
+        for sentence in remarks:
+            say(sentence)
+        with _advised(folder, how_to_go_on(folder, own.names())), ExitStack() as closing:
+            place = place_of(config.store.url, folder, config.run.name)
+            if checkpoint is None:
+                say_if_lost(place, folder, say)
+            store = Ledger(place)
+            closing.callback(store.close)
             if resumed:
-                _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else [])
-            finished = loop.run(sync)
-    if not finished:
-        raise InterruptedRunError(
-            f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
-        )
-    with _advised(folder, how_to_go_on(folder, own.names())):
-        unfinished = folder / f"{UNFINISHED}model"
-        loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
-        publish(unfinished, folder / "model")
-    with _advised(folder, f"solera report {folder}"):
-        return _result(folder, console, time.perf_counter() - start)
+                take_back(folder, config, store, checkpoint, say)
+            _import(store, read, config.store.skip_bad, say)
+            version = checkpoint.state.version if checkpoint else 0
+            sink = Several(sinks_of(config, objective, folder, console, version, say))
+            closing.callback(sink.close)
+            with Interruption(say) as interruption, torch_for(model, config.run), rare_garbage_collection():
+
+                def stop() -> bool:
+                    return interruption.wanted() or getattr(console, "reader_left", False)
+
+                loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own, say)
+                closing.callback(loop.collector.close)
+                _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
+                sync = restore(loop, checkpoint)
+                if resumed:
+                    _say_resumed(console, checkpoint, beginning.changed_since(begun) if begun else [])
+                finished = loop.run(sync)
+        if not finished:
+            raise InterruptedRunError(
+                f"stopped after batch {loop.learner.version}; go on with: {how_to_go_on(folder, own.names())}"
+            )
+        with _advised(folder, how_to_go_on(folder, own.names())):
+            unfinished = folder / f"{UNFINISHED}model"
+            loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
+            publish(unfinished, folder / "model")
+        with _advised(folder, f"solera report {folder}"):
+            return result_of(folder, time.perf_counter() - start, say)
 
 
 def _read_data(
@@ -293,8 +303,15 @@ def _read_data(
     return lines
 
 
-def _skip_bad(read: Sequence[ReadLines[Rollout]], target: Path, say: Callable[[str], None]) -> None:
-    """Write the bad lines of all files to one, and say what is wrong with the first of them."""
+def _import(
+    store: Ledger, read: Sequence[ReadLines[Rollout]], skip_bad: str | None, say: Callable[[str], None]
+) -> None:
+    """Put the good lines of all files into the store, and the bad ones into a file of their own."""
+    # Once a rollout is in the store, a reward that came since stays.
+    store.add_imported(*(lines.good for lines in read), over=not store.watermark())
+    if skip_bad is None:
+        return
+    target = Path(skip_bad)
     set_aside([line for lines in read for line in lines.bad], target)
     complaints = [complaint for lines in read for complaint in lines.complaints]
     for complaint in complaints[:COMPLAINTS]:
@@ -323,27 +340,6 @@ def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollou
             raise SoleraError(f"{path}: {error}") from None
 
 
-def make_folder(config: Config, beginning: Beginning, own: OwnCode) -> Path:
-    """A new folder for the run, with the resolved config in it from the first moment."""
-    folder = configuration.new_folder(config)
-    refuse_taken(place_of(config.store.url, folder))
-    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        unfinished.mkdir(parents=True)
-        (unfinished / "config.toml").write_text(configuration.dump(config), encoding="utf-8")
-        beginning.write(unfinished)
-        if own.names():
-            (unfinished / OWN_CODE).write_text(json.dumps(own.names()), encoding="utf-8")
-        publish(unfinished, folder)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        said = f"the run's folder cannot be made: {error.strerror}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise OSError(error.errno, said, str(folder)) from error
-        raise SoleraError(f"{folder}: {said}") from error
-    return folder
-
-
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
     if checkpoint is None:
@@ -353,7 +349,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     try:
         loop.learner.restore(state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise SoleraError(f"{checkpoint.model.parent}: does not fit the run: {one_line(error)}") from error
+        raise SoleraError(f"{checkpoint.folder}: does not fit the run: {one_line(error)}") from error
     loop.collector.position = state.position
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
@@ -361,19 +357,6 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
         loop.probe.restore(tensors["probe"])
     return state.sync
-
-
-def _result(folder: Path, console: Console, seconds: float) -> Result:
-    rows = read_metrics(folder / "metrics.jsonl")
-    if not any(row.get("tokens/trained") for row in rows):
-        rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
-        advice = "harder problems, or a reward that tells answers apart?" if any(rewards) else "easier problems?"
-        _say(console, f"nothing was learned: in no batch did a group's rewards differ ({advice})")
-    accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
-    return Result(
-        folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
-    )  # fmt: skip
 
 
 @contextmanager

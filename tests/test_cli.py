@@ -91,8 +91,12 @@ def test_version():
             ["train", "--task", "countdown"],
             "holds 'M', which the model's tokenizer does not know: take another --model\n",
         ),
-        (["train", "--resume"], "--resume comes alone"),
-        (["train", "--resume", "runs/x", "--run.steps", "5"], "--resume comes alone"),
+        (["train", "--learn.learning_rate", "1e-5"], "did you mean --learn.lr?"),
+        (["train", "--learning_rate", "1e-5"], "did you mean --learn.lr?"),
+        (["train", "--max_steps=3"], "did you mean --run.steps?"),
+        (["train", "--resume"], "--resume needs a run's folder, such as runs/NAME"),
+        (["train", "--resume", "runs/x", "--run.steps", "5"], "runs/x: no config.toml"),
+        (["train", "--run.steps", "5", "--resume=runs/x"], "runs/x: no config.toml"),
         (["train", "--resume", "nowhere"], "nowhere: no config.toml"),
         (["train", "--task.level", "9"], "levels 1 to 4"),
         (
@@ -201,7 +205,7 @@ def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     assert len(rows) == 4
     again = solera(*command, cwd=tmp_path)
     assert again.returncode == 2
-    assert "out/mine exists already" in again.stderr
+    assert "out/mine exists already: extend it (solera train --resume out/mine --run.steps N)" in again.stderr
 
 
 def test_an_unwritable_folder_is_one_line(tmp_path):

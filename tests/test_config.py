@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from solera import running
-from solera.config import Config, check, dump, load, override, parse
+from solera.config import SAFE, Config, check, dump, fields_of, load, new_folder, override, parse
 from solera.errors import SoleraError
+from solera.objectives.table import resolve_config
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,11 @@ from solera.errors import SoleraError
         ("path = 'x'", "f.toml:1: path stands in no table; it belongs under [model] or [task]"),
         ("[lern]\nlr = 1.0", "f.toml:1: unknown table [lern]; did you mean learn?"),
         ("\n\n[learn]\nlr = 1.0\nlearning_rat = 1", "f.toml:5: unknown field learn.learning_rat; known are lr, warmup"),
+        ("[learn]\nlearning_rate = 1", "f.toml:2: unknown field learn.learning_rate; did you mean lr?"),
+        (
+            "num_generations = 4",
+            "f.toml:1: num_generations stands in no table; here it is called group_size, and belongs under [collect]",
+        ),
         ("[learn]\npases = 2", "f.toml:2: unknown field learn.pases; did you mean passes?"),
         ("[run]\nsteps = 2.5", "f.toml:2: run.steps is 2.5 but must be a whole number"),
         ("[run]\nsteps = true", "f.toml:2: run.steps is True but must be a whole number"),
@@ -166,3 +172,36 @@ def test_float16_without_a_gpu_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(SoleraError, match=r"model\.compute is float16, which needs a GPU"):
         running.train(config)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("", 3e-4),  # what docs/results.md found for the embedded model
+        ("model = { path = 'owner/name' }", 1e-6),  # GRPO's default in TRL, and the rate of verl's examples
+        ("model = { path = 'some/folder' }\nlora = { rank = 8 }", 1e-5),  # ten times as much for adapters
+        ("model = { path = 'owner/name' }\nlearn = { lr = 3e-4 }", 3e-4),
+        ("learn = { lr = 1e-6 }", 1e-6),
+    ],
+)
+def test_the_learning_rate_depends_on_the_model_where_it_is_unset(text, rate):
+    config = resolve_config(parse(text, "f.toml"))
+    assert config.learn.lr == rate
+    assert parse(dump(config), "written").learn.lr == rate
+
+
+def test_every_setting_that_a_resume_may_change_is_one():
+    assert set(SAFE) <= fields_of(Config()).keys()
+
+
+def test_a_folder_that_exists_says_how_to_go_on_with_its_run(tmp_path):
+    config = override(Config(), "run", root=str(tmp_path), name="x")
+    (tmp_path / "x").mkdir()
+    with pytest.raises(SoleraError, match=r"x exists already: choose another --run\.name, or remove it$"):
+        new_folder(config)
+    (tmp_path / "x/config.toml").touch()
+    with pytest.raises(SoleraError, match=r"already: go on with it \(solera train --resume \S+/x\), choose another"):
+        new_folder(config)
+    (tmp_path / "x/model").mkdir()
+    with pytest.raises(SoleraError, match=r"already: extend it \(solera train --resume \S+/x --run\.steps N\), choose"):
+        new_folder(config)

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from solera.cli import main
+from solera.errors import SoleraError
+from solera.files import seal
+from solera.models import loading
 from solera.models.source import EMBEDDED
 
 RUN = """
@@ -42,15 +45,21 @@ def state(**fields: object) -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         path = folder / NEWEST / "state.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+        seal(path.parent)  # what a checkpoint without digests would be taken for
 
     return write
 
 
 def tensors(content: object) -> Callable[[Path], object]:
-    return lambda folder: torch.save(content, folder / NEWEST / "tensors.pt")
+    def write(folder: Path) -> None:
+        torch.save(content, folder / NEWEST / "tensors.pt")
+        seal(folder / NEWEST)
+
+    return write
 
 
 MODEL_FILES = ["config.json", "model.safetensors", "tokenizer.json"]
+OTHER_MODEL_FILES = ["generation_config.json", "tokenizer_config.json"]
 PARTS = ["state.json", "tensors.pt", *(f"model/{name}" for name in MODEL_FILES)]
 DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     ("no config.toml", without("config.toml")),
@@ -61,11 +70,12 @@ DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
     *((NEWEST, put(f"{NEWEST}/model/tokenizer_config.json", content)) for content in GARBAGE),
     *((NEWEST, state(**{name: value})) for name in ("version", "position", "watermark")
       for value in ("x", None, -1, 1.5, [], True)),
+    *((NEWEST, state(uses=value)) for value in (3, [1], [1, -1], ["x", 2], {})),
     *((NEWEST, state(sync=value)) for value in (None, [1], "x", {"more": 1})),
     (NEWEST, state(version=99)), (NEWEST, state(more=1)),
     *((NEWEST, tensors(value)) for value in ([1], {}, {"learner": {}}, {"learner": {}, "engine": {}},
                                              {"learner": None, "engine": {}})),
-    ("step-zzz", lambda folder: (folder / "checkpoints" / "step-zzz").mkdir()),
+    ("step-000099", lambda folder: (folder / "checkpoints" / "step-000099").mkdir()),
     *((r"config\.toml", put("config.toml", content)) for content in (b"", b"[run", b"\xff",
     b"[run]\nname='a'\nsteps=-1",
                                                                    b"[lern]",
@@ -144,6 +154,41 @@ def test_a_damaged_model_is_named_and_no_folder_is_made(model, capfd):
         for command in (["train", "--model", "m", "--run.device", "cpu"], ["eval", "m"]):
             assert "model m: " in refusal(capfd, *command)
         assert [path.name for path in Path().iterdir()] == ["m"]
+
+
+@pytest.mark.parametrize("name", [*MODEL_FILES, *OTHER_MODEL_FILES])
+def test_a_file_that_cannot_be_read_is_named(model, name):
+    """Also where transformers would go on without it: other end tokens would come of it, and other rewards."""
+    whole = (model / name).read_bytes()
+    for content in (whole[: len(whole) // 2], *GARBAGE, b"3", b"[" * 100_000):
+        (model / name).write_bytes(content)
+        for read in (lambda: loading.load("m", torch.device("cpu")), lambda: loading.load_reader("m")):
+            with pytest.raises(SoleraError, match=rf"^model m: {name} is damaged: [^\n]+$"):
+                read()
+
+
+def test_a_tokenizer_that_is_json_and_no_tokenizer_is_one_line(model):
+    """One letter of a key that another package needs: it raises a bare Exception."""
+    (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace("single_word", "singlf_word"))
+    for read in (lambda: loading.load("m", torch.device("cpu")), lambda: loading.load_reader("m")):
+        with pytest.raises(
+            SoleraError, match=r"^model m: its tokenizer \(tokenizer\.json\) cannot be loaded: "
+        ) as said:
+            read()
+        assert "single_word" in str(said.value) and "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [(b"{% for", "is refused by the model's chat template"), (b"\xff", "chat_template.jinja is damaged")],
+)
+def test_a_damaged_chat_template_is_named(model, capfd, template, says):
+    (model / "chat_template.jinja").write_bytes(template)
+    row = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}
+    Path("chat.jsonl").write_text(json.dumps(row))
+    Path("text.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
+    task = ["--task", "jsonl", "--task.path", "chat.jsonl", "--task.held_out_path", "text.jsonl"]
+    assert says in refusal(capfd, "train", "--model", "m", *task)
 
 
 def test_a_model_that_does_not_fit_its_tokenizer_or_knows_no_end_is_refused(model, capfd):

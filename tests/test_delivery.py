@@ -39,7 +39,7 @@ def learner() -> Learner:
     )  # fmt: skip
     model = LanguageModel(LlamaForCausalLM(config).eval())
     return Learner(
-        model, compose(resolve(ObjectiveConfig("grpo"))), LearnConfig(), lineage="run", temperature=1.0, limit=8,
+        model, compose(resolve(ObjectiveConfig("grpo"))), LearnConfig(lr=3e-4), lineage="run", temperature=1.0, limit=8,
         steps=10, compute=torch.float32, reference=None,
     )  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, folders that can be checked, and who holds them."""
 
 import errno
+import json
 
 import pytest
 
-from solera.files import appearing, write_whole
+from solera.errors import SoleraError
+from solera.files import PIECE, DamagedError, alone, appearing, check_sealed, refuse_gone, seal, write_whole
 
 
 def write_half(path):
@@ -26,3 +28,76 @@ def test_a_full_disk_names_the_file_and_another_fault_keeps_its_own_place(tmp_pa
         raise OSError(errno.ENOSPC, "No space left on device", at_fault)
     assert str(refusal.value.filename).endswith(named)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    folder = tmp_path / "sealed"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "weights").write_bytes(bytes(range(256)) * 10)
+    seal(folder / "inner")
+    (folder / "large").write_bytes(bytes(PIECE) + b"end")
+    (folder / "empty").touch()
+    seal(folder)
+    return folder
+
+
+def test_a_sealed_folder_is_as_it_was(sealed, tmp_path):
+    assert check_sealed(sealed) and check_sealed(sealed / "inner")
+    (sealed / "added").write_text("a file that nobody sealed")
+    assert check_sealed(sealed)
+    assert not check_sealed(tmp_path)
+    listed = json.loads((sealed / "digests.json").read_text())
+    assert set(listed) == {"large", "empty", "inner/digests.json"}
+    assert listed["large"][0] == PIECE + 3
+
+
+@pytest.mark.parametrize("place", [0, PIECE - 1, PIECE, PIECE + 2])
+def test_one_bit_is_noticed_in_any_piece_of_a_file(sealed, place):
+    with (sealed / "large").open("r+b") as file:
+        file.seek(place)
+        byte = file.read(1)[0]
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    with pytest.raises(DamagedError, match=r"^large is damaged"):
+        check_sealed(sealed)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("large", b"", "large is damaged"), ("large", bytes(PIECE) + b"end.", "large is damaged"),
+        ("empty", b"x", "empty is damaged"), ("large", None, "large is missing"),
+        ("inner/digests.json", b"{}", "inner/digests.json is damaged"),
+        *(("digests.json", text, "^digests.json is damaged") for text in (b"", b"[]", b"{}", b"\xff", b"[" * 100_000)),
+        ("digests.json", b'{"large": 3}', "large is damaged"), ("digests.json", b'{"largf": []}', "largf is missing"),
+    ],
+)  # fmt: skip
+def test_a_changed_folder_is_refused(sealed, name, content, says):
+    (sealed / name).unlink()
+    if content is not None:
+        (sealed / name).write_bytes(content)
+    with pytest.raises(DamagedError, match=says):
+        check_sealed(sealed)
+
+
+def test_a_folder_is_held_by_one_and_can_be_held_again(tmp_path):
+    with alone(tmp_path), pytest.raises(SoleraError, match="another process is training this run"), alone(tmp_path):
+        pass
+    with alone(tmp_path):
+        pass
+
+
+def test_a_file_that_was_deleted_or_replaced_is_gone(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("first")
+    opened = path.stat()
+    path.write_text("the same file with more in it")
+    refuse_gone(path, opened)
+    (tmp_path / "other").write_text("second")
+    (tmp_path / "other").replace(path)
+    with pytest.raises(OSError, match="deleted or replaced while it was in use"):
+        refuse_gone(path, opened)
+    path.unlink()
+    with pytest.raises(OSError, match="deleted or replaced while it was in use"):
+        refuse_gone(path, opened)

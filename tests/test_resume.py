@@ -19,11 +19,11 @@ import torch
 from rich.console import Console
 
 from solera import open_store, running
-from solera.checkpoint import UNFINISHED, RunState, Saver
+from solera.checkpoint import RunState, Saver
 from solera.config import parse
 from solera.errors import SoleraError
+from solera.files import UNFINISHED, alone, seal
 from solera.models import loading
-from solera.process import alone
 from solera.records import Reward
 from solera.report.sinks import read_metrics
 from solera.store.ledger import Ledger
@@ -192,6 +192,7 @@ def test_a_checkpoint_tells_the_arithmetic_that_its_run_began_with(whole, tmp_pa
     state = json.loads(file.read_text())
     assert state.pop("compute") == "float32"
     file.write_text(json.dumps(state if kept is None else {**state, "compute": kept}))
+    seal(file.parent)
     given, real = [], running.compute_of
 
     def compute_of(config, model, task, say, begun):
@@ -223,7 +224,7 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_run_goes_on_from_the_one_bef
     weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(
-        SoleraError, match=rf"{newest.name}: .*; if it is damaged, move it away to go on from {older.name}$"
+        SoleraError, match=rf"{newest.name}: .*: model\.safetensors is damaged.*to go on from {older.name}, the one"
     ):
         running.resume(folder)
     newest.rename(tmp_path / newest.name)
@@ -252,6 +253,7 @@ def test_a_run_begun_before_there_were_probes_goes_on(tmp_path, whole):
     tensors = torch.load(older / "tensors.pt", weights_only=True)
     del tensors["probe"]
     torch.save(tensors, older / "tensors.pt")
+    seal(older)
     running.resume(folder)
     without = [
         [{k: v for k, v in row.items() if k.split("/")[0] not in ("improvement", "probe")} for row in outcome(each)[0]]
@@ -358,6 +360,7 @@ def test_weights_that_an_engine_of_its_own_left_do_not_reach_the_learner(tmp_pat
     model = loading.load("embedded", torch.device("cpu"))[0]
     tensors["engine"] = {name: parameter.detach() for name, parameter in model.parameters().items()}
     torch.save(tensors, folder / "checkpoints/step-000006/tensors.pt")
+    seal(folder / "checkpoints/step-000006")
     running.resume(folder)
     assert_same_outcome(folder, undisturbed)
 

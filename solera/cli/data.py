@@ -34,8 +34,8 @@ one key are compared), response_ids and logp (token ids and their log-probabilit
 texts or objects, and rewards, a number or null for each. Or what `export` writes. A Parquet file has these as columns.
 A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
 VERIFY_HELP = """Read all of the store and check the file itself, the checksum of every rollout, reward and use, and
-that none of them is missing. Each fault names the rollout and what is wrong with it. The exit status is 1 if there is
-one."""
+that none of them is missing; then compare it with the run's newest checkpoint. Each fault names the rollout and what is
+wrong with it. The exit status is 1 if there is one."""
 REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
 task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
 parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
@@ -108,10 +108,13 @@ def _shown(value: float | None) -> str:
 
 
 def _verify(chosen: Namespace) -> int:
+    from solera.checkpoint import checkpoints, read_state
     from solera.store.database import place_in
-    from solera.store.verifying import verify
+    from solera.store.verifying import Needs, verify
 
-    found = verify(place_in(chosen.run))
+    states = [read_state(path) for path in checkpoints(chosen.run / "checkpoints")[-1:]]
+    needs = [Needs(state.version, state.watermark, state.uses) for state in states]
+    found = verify(place_in(chosen.run), *needs)
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     unsigned = f" ({found.unsigned} of them by an earlier Solera, with fewer checksums)" if found.unsigned else ""

@@ -146,8 +146,14 @@ def _misplaced(said: str, arguments: list[str], command: str, ending: str) -> st
 
 def _hint(unknown: str, box: str, default: Any) -> str:
     """Options that the message suggests: those of the unknown one's own name, else the first; or its room's fields."""
+    from solera.config import SYNONYMS
+
     suggested = re.findall(r"^[│ ]{4,}(?:--[\w.]+, )*(--[\w.]+)", box, re.MULTILINE)  # the short alias is last
     room, _, name = unknown.rpartition(".")
+    if name in SYNONYMS:
+        name = SYNONYMS[name]
+        homes = (key.name for key in dataclasses.fields(default) if hasattr(getattr(default, key.name), name))
+        suggested = [f"--{home}.{name}" for home in homes]
     own = [option for option in suggested if re.split(r"[.-]", option)[-1] == name]
     if suggested:
         return f"; did you mean {' or '.join(own or suggested[:1])}?"

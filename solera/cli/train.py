@@ -25,7 +25,11 @@ config, the metrics, the store of all rollouts, a plot, a report and the trained
   solera train recipes/demo.toml --run.seed 7     a recipe with another seed
   solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
   solera train --resume runs/NAME                 go on from the last checkpoint
-                                                  (takes no other options)
+  solera train --resume runs/NAME --run.steps 500 extend it, finished or not
+  solera train --resume runs/NAME --from 40       go back to step 40; later
+                                                  checkpoints are removed
+
+A resume may change these settings, and no others: {safe}.
 
 `solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields.
 """
@@ -36,16 +40,8 @@ def run(arguments: list[str]) -> int:
 
     from solera import config as configuration
 
-    if "--resume" in arguments:
-        if len(arguments) != 2 or arguments[0] != "--resume":
-            folder = next(iter(arguments[arguments.index("--resume") + 1 :]), "")
-            named = folder if folder and not folder.startswith("-") else "runs/NAME"
-            command = shlex.join(["solera", "train", "--resume", named])
-            raise SoleraError(f"--resume comes alone, for the run's config is in its folder: {command}")
-        from solera.resuming import resumable
-
-        resumable(Path(arguments[1]))
-        return _train_with(lambda running, console: running.resume(Path(arguments[1]), console))
+    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+        return _resume(arguments)
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     if file and file.suffix.lower() in DATA:
         command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])
@@ -53,7 +49,7 @@ def run(arguments: list[str]) -> int:
     base = configuration.load(file) if file else configuration.Config()
     config, marker = base, tyro.conf.FlagConversionOff
     if arguments:
-        config = parse(base, arguments, "train", "[FILE.toml]", HELP, marker, first="" if file else ".toml")
+        config = parse(base, arguments, "train", "[FILE.toml]", _help(), marker, first="" if file else ".toml")
     try:
         _refuse_early(config)
     except SoleraError as error:
@@ -61,6 +57,54 @@ def run(arguments: list[str]) -> int:
             raise
         raise configuration.located(error, file, config) from error
     return _train_with(lambda running, console: running.train(config, console))
+
+
+def _resume(arguments: list[str]) -> int:
+    """Refuse what can be refused before torch is loaded, which takes seconds; then go on."""
+    import tyro
+
+    from solera.files import alone
+    from solera.resuming import changes_between, resumable, settings_of
+
+    named, arguments = _take(arguments, "--resume", "a run's folder, such as runs/NAME")
+    step, arguments = _take(arguments, "--from", "the step of a checkpoint, such as 40")
+    folder, start = Path(named or ""), _step(step)
+    if arguments and not arguments[0].startswith("-"):
+        command = shlex.join(["solera", "train", "--resume", str(folder)])
+        raise SoleraError(f"{arguments[0]}: --resume takes no file, for the run's config is in its folder: {command}")
+    before, changes = settings_of(folder), {}
+    if arguments:
+        after = parse(before, arguments, "train", "--resume FOLDER", _help(), tyro.conf.FlagConversionOff)
+        changes = changes_between(before, after)
+    with alone(folder):
+        resumable(folder, (), changes, start)
+    return _train_with(lambda running, console: running.resume(folder, console, changes=changes, start=start))
+
+
+def _take(arguments: list[str], option: str, wanted: str) -> tuple[str | None, list[str]]:
+    """The value of an option, written `--option VALUE` or `--option=VALUE`, and the other arguments."""
+    for place, argument in enumerate(arguments):
+        if argument.startswith(f"{option}="):
+            return argument.partition("=")[2], arguments[:place] + arguments[place + 1 :]
+        if argument == option:
+            value = next(iter(arguments[place + 1 :]), "-")
+            if value.startswith("-"):
+                raise SoleraError(f"{option} needs {wanted} (see solera train --help)")
+            return value, arguments[:place] + arguments[place + 2 :]
+    return None, arguments
+
+
+def _step(text: str | None) -> int | None:
+    """A step, or the name of its checkpoint's folder."""
+    if text is not None and not text.removeprefix("step-").isdecimal():
+        raise SoleraError(f"--from is {text!r} but must be the step of a checkpoint, such as 40")
+    return None if text is None else int(text.removeprefix("step-"))
+
+
+def _help() -> str:
+    from solera.config import SAFE
+
+    return HELP.format(safe=", ".join(SAFE))
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:

@@ -4,7 +4,7 @@ A run is described by a TOML file with one table for each class of `rooms`, and 
 names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
 """
 
-from solera.config.fields import LARGEST, Text, alike, check_types, help_of, perhaps
+from solera.config.fields import LARGEST, SYNONYMS, Text, alike, check_types, help_of, perhaps
 from solera.config.objective import AdvantageName, AggregationName, ClipName, KLName, ObjectiveConfig
 from solera.config.reading import (
     Place,
@@ -43,12 +43,14 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.rules import check, new_folder, refuse_without_gpu
+from solera.config.rules import SAFE, check, default_lr, new_folder, refuse_without_gpu
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
     "GYM",
     "LARGEST",
+    "SAFE",
+    "SYNONYMS",
     "AdvantageName",
     "AggregationName",
     "CheckpointConfig",
@@ -78,6 +80,7 @@ __all__ = [
     "alike",
     "check",
     "check_types",
+    "default_lr",
     "dump",
     "fields_of",
     "help_of",

@@ -86,6 +86,14 @@ def shown_in(field: str, value: Any) -> str:
     return "not shown" if field in MAY_HOLD_SECRETS else shown(value)
 
 
+SYNONYMS = {
+    "learning_rate": "lr", "lr_scheduler_type": "decay", "warmup_steps": "warmup", "max_grad_norm": "grad_clip",
+    "num_iterations": "passes", "num_generations": "group_size", "max_steps": "steps", "total_training_steps": "steps",
+    "max_completion_length": "max_tokens", "max_new_tokens": "max_tokens",
+}  # fmt: skip
+"""What other trainers call our fields."""
+
+
 def perhaps(word: str, known: Any) -> str:
     """What a wrong word may have been meant to be, or all that there is."""
     return alike(word, known, 1) or f"; known are {', '.join(known)}"
@@ -96,7 +104,11 @@ def alike(word: str, known: Any, most: int = 3) -> str:
 
     >>> alike("epsilon", ["epsilon_low", "epsilon_high", "beta"])
     '; did you mean epsilon_low or epsilon_high?'
+    >>> alike("learning_rate", ["lr", "warmup"])
+    '; did you mean lr?'
     """
+    if SYNONYMS.get(word) in known:
+        return f"; did you mean {SYNONYMS[word]}?"
     close = difflib.get_close_matches(word, list(known), most)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

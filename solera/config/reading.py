@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from solera.config.fields import perhaps, shown_in, typed
+from solera.config.fields import SYNONYMS, perhaps, shown_in, typed
 from solera.config.rooms import Config
 from solera.errors import SoleraError
 
@@ -92,9 +92,11 @@ def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
     values = {}
     for name, table in tables.items():
         if name not in rooms:
-            homes = [f"[{room}]" for room, hint in rooms.items() if name in get_type_hints(hint)]
+            ours = SYNONYMS.get(name, name)
+            homes = [f"[{room}]" for room, hint in rooms.items() if ours in get_type_hints(hint)]
             if homes and not isinstance(table, dict):
-                raise SoleraError(f"{place(name)}: {name} stands in no table; it belongs under {' or '.join(homes)}")
+                called = "it belongs" if ours == name else f"here it is called {ours}, and belongs"
+                raise SoleraError(f"{place(name)}: {name} stands in no table; {called} under {' or '.join(homes)}")
             raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
         if not isinstance(table, dict):
             raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")

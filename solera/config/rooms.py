@@ -229,8 +229,9 @@ def writes(draw: DrawConfig) -> bool:
 class LearnConfig:
     """The optimiser, and how a batch is cut."""
 
-    lr: float = 3e-4
-    """Peak learning rate of AdamW."""
+    lr: float | None = None
+    """Peak learning rate of AdamW. Unset: 3e-4 for the embedded model, 1e-6 for any other, and 1e-5 for its adapters
+    (`lora.rank`)."""
     warmup: int = 10
     """Batches over which the learning rate rises from zero."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -320,10 +321,10 @@ class EvaluateConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """What a killed run goes on from (`solera train --resume FOLDER`)."""
+    """What a resumed run goes on from (`solera train --resume FOLDER`)."""
 
     every: int = 50
-    """Batches between two checkpoints; 0: only when interrupted."""
+    """Batches between two checkpoints; one more is written after the last batch. 0: only when interrupted."""
     keep: int = 2
     """How many of the last ones stay, besides the one with the best accuracy."""
 

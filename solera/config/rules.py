@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import get_type_hints
 
 from solera.config.fields import check_types, shown
-from solera.config.rooms import Config, DrawConfig, LoraConfig, RewardConfig, SyncConfig, shares_of, writes
+from solera.config.rooms import (
+    Config,
+    DrawConfig,
+    LoraConfig,
+    ModelConfig,
+    RewardConfig,
+    SyncConfig,
+    shares_of,
+    writes,
+)
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
 from solera.errors import SoleraError
 
@@ -16,6 +25,16 @@ COLDEST = 1e-3
 """Lowest temperature: logits divided by much less are infinite."""
 LONGEST_NAME = 200
 """Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
+
+SAFE = (
+    "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
+    "reward.timeout", "reward.errors", "learn.micro_batch_tokens", "learn.pack_tokens", "learn.logit_chunk",
+    "learn.gradient_checkpointing", "engine.max_rows", "sync.on_fault", "evaluate.every", "evaluate.temperature",
+    "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every", "checkpoint.keep",
+    "report.tensorboard", "report.wandb", "report.progress",
+)  # fmt: skip
+"""Settings that a resume may change: how long a run is, where and how fast it computes, what is measured and kept.
+Every other one would make it another run."""
 
 
 def check(config: Config) -> None:
@@ -31,6 +50,18 @@ def check(config: Config) -> None:
         refuse_without_gpu(config)
 
 
+def default_lr(config: Config) -> float:
+    """The learning rate where none is set. The embedded model is tiny and learns at a rate that ruins a pretrained one;
+    what is safe there is what others take for GRPO, ten times as much for LoRA's few parameters.
+
+    >>> default_lr(Config()), default_lr(Config(model=ModelConfig("owner/name")))
+    (0.0003, 1e-06)
+    """
+    if config.model.path == ModelConfig.path:
+        return 3e-4
+    return 1e-5 if config.lora.rank else 1e-6
+
+
 def refuse_without_gpu(config: Config) -> None:
     """What cannot work on a CPU, whether it was chosen or is all there is."""
     if config.run.gpu_memory is not None:
@@ -44,8 +75,9 @@ def new_folder(config: Config) -> Path:
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
     if os.path.lexists(folder):
-        begun = (folder / "config.toml").is_file() and not (folder / "model").exists()
-        go_on = f"go on with it (solera train --resume {folder}), " if begun else ""
+        more = " --run.steps N" if (folder / "model").exists() else ""
+        command = f"solera train --resume {folder}{more}"
+        go_on = f"{'extend' if more else 'go on with'} it ({command}), " if (folder / "config.toml").is_file() else ""
         raise SoleraError(f"{folder} exists already: {go_on}choose another --run.name, or remove it")
     return folder
 
@@ -98,7 +130,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *_store_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
-        (c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
+        (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
          and len(c.run.name.encode()) <= LONGEST_NAME),
          f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "

@@ -130,7 +130,11 @@ class Learner:
         """Whether the present update cannot be begun again: it has taken a step, or is counted."""
         self._parameters = list(model.parameters().values())
         self._optimiser = torch.optim.AdamW(
-            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            self._parameters,
+            lr=learning_rate(config, 0, steps),
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         if config.gradient_checkpointing:
             self.working.model.module.gradient_checkpointing_enable(

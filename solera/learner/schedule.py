@@ -11,6 +11,7 @@ def learning_rate(config: LearnConfig, version: int, steps: int) -> float:
     >>> [round(learning_rate(LearnConfig(lr=1.0, warmup=2, decay="linear"), k, 6), 2) for k in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
+    assert config.lr is not None, "resolve the config first"
     if version < config.warmup:
         return config.lr * (version + 1) / config.warmup
     progress = (version - config.warmup) / max(1, steps - config.warmup)

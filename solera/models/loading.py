@@ -1,22 +1,26 @@
 """Models by folder, by hub name, or the one inside the package; and writing them back as an ordinary folder."""
 
 import errno
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
+from solera.files import DIGESTS, DamagedError, check_sealed, seal
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
-from solera.models.source import base_of, obtain
+from solera.models.source import ADAPTER, base_of, obtain
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
@@ -24,13 +28,15 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # what matters of its reports is said below, in one line
     source = obtain(path)
+    _refuse_damaged(path, source)
     base = base_of(source)
-    try:
+    if base is not None:
+        _refuse_damaged(base, base)
+    with _reading(path, "its tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(source)
+    with _reading(path, "its config.json or weights"):
         module = AutoModelForCausalLM.from_pretrained(base or source, dtype=torch.float32)
         adapter = read_adapter(module, Path(source)) if base else None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, SafetensorError) as error:
-        raise SoleraError(f"model {path}: cannot be loaded: {one_line(error)}") from error
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
         raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
@@ -38,6 +44,50 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     model = LanguageModel(without_dropout(module).to(device).eval(), adapter)
     model.check()
     return model, codec
+
+
+JSON_FILES = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "chat_template.json", "model.safetensors.index.json", ADAPTER,
+)  # fmt: skip
+"""Files of a model's folder that hold one JSON object. Not every damaged one is an error to transformers: without a
+generation_config.json that it can read, it goes on with other end tokens."""
+
+
+def _refuse_damaged(path: str, source: str) -> None:
+    """Name a file that is not what was written, as far as the folder itself can tell."""
+    folder = Path(source)
+    try:
+        check_sealed(folder)
+    except DamagedError as error:
+        raise DamagedError(f"model {path}: {error} (if you changed it yourself, remove {DIGESTS})") from error
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        try:
+            _read_through(file)
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
+            raise SoleraError(f"model {path}: {file.name} is damaged: {one_line(error)}") from error
+
+
+def _read_through(file: Path) -> None:
+    if file.name in JSON_FILES and not isinstance(json.loads(file.read_bytes()), dict):
+        raise ValueError("not a JSON object")
+    if file.suffix == ".jinja":
+        file.read_text(encoding="utf-8")
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt"):
+            pass
+
+
+@contextmanager
+def _reading(path: str, part: str) -> Iterator[None]:
+    """Whatever the readers of other packages raise means that the folder cannot be used; tokenizers raises a bare
+    Exception."""
+    try:
+        yield
+    except SoleraError:
+        raise
+    except Exception as error:
+        raise SoleraError(f"model {path}: {part} cannot be loaded: {one_line(error)}") from error
 
 
 def with_adapter(model: LanguageModel, config: LoraConfig, path: str, seed: int) -> LanguageModel:
@@ -63,12 +113,12 @@ class Reader:
 def load_reader(path: str) -> Reader:
     """All that is needed to turn text into what the model would learn from."""
     source = obtain(path)
-    try:
+    _refuse_damaged(path, source)
+    with _reading(path, "its tokenizer (tokenizer.json)"):
         tokenizer = AutoTokenizer.from_pretrained(source)
-        source = base_of(source) or source
+    source = base_of(source) or source
+    with _reading(path, "its config.json"):
         config = AutoConfig.from_pretrained(source).get_text_config()
-    except (OSError, ValueError, KeyError) as error:
-        raise SoleraError(f"model {path}: cannot be loaded: {one_line(error)}") from error
     try:
         generation = GenerationConfig.from_pretrained(source)
     except OSError:  # a folder need not have one
@@ -85,10 +135,11 @@ def _codec(path: str, tokenizer: Any, generation_config: Any) -> TokenizerCodec:
 
 
 def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder; of a model with adapters, these alone."""
+    """Write an ordinary Hugging Face folder, sealed; of a model with adapters, these alone."""
     try:
         (model.adapter or model.module).save_pretrained(folder)
         codec.tokenizer.save_pretrained(folder)
+        seal(folder)
     except SafetensorError as error:  # a full disk, too
         raise OSError(errno.EIO, one_line(error), str(folder)) from error
 

@@ -21,6 +21,7 @@ from solera.config import (
     alike,
     check,
     check_types,
+    default_lr,
     passing,
     resolve_task,
 )
@@ -313,7 +314,7 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
 
 
 def resolve_config(config: Config) -> Config:
-    """Every value checked, every unset field of objective and task filled in: what can be said without torch."""
+    """Every value checked, every unset field filled in whose default depends on others; no torch is needed."""
     check(config)
     objective = resolve(config.objective)
     if not objective.refill and config.collect.refill_rounds != CollectConfig.refill_rounds:
@@ -323,10 +324,12 @@ def resolve_config(config: Config) -> Config:
             "objective.refill draws from the batches that collect.offset lets wait, so that their lag would not be "
             "kept: choose one"
         )
-    task, evaluate = resolve_task(config.task), config.evaluate
+    task, evaluate, learn = resolve_task(config.task), config.evaluate, config.learn
     if evaluate.threshold is None:
         evaluate = dataclasses.replace(evaluate, threshold=passing(task))
-    return dataclasses.replace(config, objective=objective, task=task, evaluate=evaluate)
+    if learn.lr is None:
+        learn = dataclasses.replace(learn, lr=default_lr(config))
+    return dataclasses.replace(config, objective=objective, task=task, evaluate=evaluate, learn=learn)
 
 
 def _check(c: ObjectiveConfig) -> None:

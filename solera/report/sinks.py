@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError, counted, one_line
+from solera.files import refuse_gone
 from solera.protocols import Metrics, Sink
 
 
@@ -22,11 +23,13 @@ class JsonLines:
         replacement = path.with_name(f"{path.name}.new")
         replacement.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         replacement.replace(path)
+        self._path = path
         self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._file.write(json.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
+        refuse_gone(self._path, os.fstat(self._file.fileno()))
 
     def close(self) -> None:
         self._file.close()
@@ -107,6 +110,16 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Every complete line of a `metrics.jsonl`; one that a killed run left half-written is passed over."""
     lines = path.read_bytes().split(b"\n")[:-1]
     return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
+
+
+def missing_rows(path: Path, version: int) -> str | None:
+    """What to say where steps before `version` have no row: a run logs every step, so the file was damaged."""
+    held = {row["step"] for row in read_metrics(path)} if path.exists() else set()
+    lost = [step for step in range(version) if step not in held]
+    if not lost:
+        return None
+    which = f"step {lost[0]}" if len(lost) == 1 else f"steps {lost[0]} to {lost[-1]}"
+    return f"{path} has lost {counted(len(lost), 'row')} of {version} ({which}): the run goes on without them"
 
 
 def _row(line: bytes, place: str) -> dict[str, float]:

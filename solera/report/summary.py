@@ -19,7 +19,7 @@ ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
 """Of the tokens trained on; every other waste is of those that were not."""
-CHOOSING = {"task": ("name", "path"), "objective": ("name",)}
+CHOOSING = {"task": ("name", "path"), "objective": ("name",), "model": ("path",), "lora": ("rank",)}
 """Fields that other fields' defaults depend on."""
 
 

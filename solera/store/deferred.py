@@ -68,6 +68,10 @@ class Deferred:
         self.flush()
         return self.ledger.watermark()
 
+    def uses_before(self, version: int) -> tuple[int, int]:
+        self.flush()
+        return self.ledger.uses_before(version)
+
     def record(self, uses: list[Use]) -> None:
         uses = in_groups(uses, self._groups)
         self.ledger.pass_by(uses)
@@ -81,6 +85,8 @@ class Deferred:
         if self._unwritten or self._steps:
             self._written_as |= self.ledger.add_used(self._unwritten, self._steps)
             self._unwritten, self._steps = {}, []
+        else:
+            self.ledger.flush()
 
     def _unused(self) -> Generator[Unused, None, None]:
         """What could be drawn if all were written, in order, in the transaction that is open."""

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, insert, or_,
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
+from solera.files import refuse_gone
 from solera.records import PROBE, Group, Reward, Rollout, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import encode
@@ -81,6 +82,9 @@ _COUNT_USES = (
     .values(uses=_r.uses + 1)
 )
 _COUNT_REWARDS = update(rollouts).where(_r.id == bindparam("id_")).values(rewards=_r.rewards + bindparam("more"))
+_USED_BEFORE = select(func.count(), func.coalesce(func.sum(uses.c.rollout_id), 0)).where(
+    uses.c.version < bindparam("version")
+)
 
 
 class Ledger:
@@ -95,6 +99,7 @@ class Ledger:
         self.place = place
         self._engine = open_engine(place)
         self._connection = self._engine.connect()
+        self._file = place.stat() if isinstance(place, Path) else None
         self._add_rollouts = Many(self._engine, insert(rollouts), ROLLOUT_COLUMNS)
         self._add_rewards = Many(self._engine, insert(rewards), REWARD_COLUMNS)
         self._add_counted = Many(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "uses"))
@@ -241,11 +246,16 @@ class Ledger:
             self._queue.used(use.rollout_id for use in used)
 
     def flush(self) -> None:
-        """Everything is written already."""
+        """Everything is written already, if the file is still there."""
+        self._refuse_gone()
 
     def watermark(self) -> int:
         with self.transaction():
             return self._last_id()
+
+    def uses_before(self, version: int) -> tuple[int, int]:
+        with self.transaction():
+            return count_uses(self._connection, version)
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
@@ -271,8 +281,16 @@ class Ledger:
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[Connection]:
+        self._refuse_gone()
         with transaction(self._connection, self.place, write):
             yield self._connection
+        self._refuse_gone()
+
+    def _refuse_gone(self) -> None:
+        """SQLite goes on writing to a file that was deleted: before, nothing is lost; after, nobody is told that what
+        is lost was written."""
+        if self._file is not None and isinstance(self.place, Path):
+            refuse_gone(self.place, self._file)
 
     def close(self) -> None:
         self._connection.close()
@@ -360,6 +378,12 @@ class Ledger:
                 lines = list(same)
                 found[id_] = rollout_of(tuple(lines[0])[:11], tuple(Reward(*tuple(line)[11:]) for line in lines))
         return found
+
+
+def count_uses(connection: Connection, before: int) -> tuple[int, int]:
+    """How many uses of earlier versions there are, and the sum of their rollouts' ids."""
+    count, total = connection.execute(_USED_BEFORE, {"version": before}).one()
+    return int(count), int(total)
 
 
 def open_store(run: Path | str) -> Ledger:

@@ -35,6 +35,9 @@ class Selected:
     def watermark(self) -> int:
         return self.ledger.watermark()
 
+    def uses_before(self, version: int) -> tuple[int, int]:
+        return self.ledger.uses_before(version)
+
     def missing(self, groups: int, group_size: int, reserve: int) -> int:
         return self._rank(groups, group_size).missing(groups, reserve)
 

@@ -1,9 +1,12 @@
-"""Whether a store is whole: the file, rows that are missing or belong to nobody, and the checksum of every row."""
+"""Whether a store is whole, and whether it fits a checkpoint.
+
+A store is whole if its file is, if no row is missing or belongs to nobody, and if every row has its checksum.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 from sqlalchemy import Connection, Table, exists, func, select
@@ -12,6 +15,7 @@ from solera.errors import SoleraError
 from solera.records import Rollout
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
+from solera.store.ledger import Ledger, count_uses
 from solera.store.rows import SET_ASIDE, checksum_of_reward, checksum_of_use, seal_of
 from solera.store.schema import rewards, rollouts, uses
 
@@ -41,8 +45,17 @@ class Verified:
     complaints: list[str] = field(default_factory=list)
 
 
-def verify(place: Place) -> Verified:
-    """Read all of a store."""
+class Needs(NamedTuple):
+    """What a store held when the checkpoint of `version` was written: the id of the last rollout, and
+    `uses_before(version)`, which older checkpoints do not tell."""
+
+    version: int
+    watermark: int
+    uses: tuple[int, int] | None
+
+
+def verify(place: Place, checkpoint: Needs | None = None) -> Verified:
+    """Read all of a store, and compare it with the run's newest checkpoint."""
     found = Verified()
     with open_for_reading(place) as connection:
         found.complaints += [
@@ -50,6 +63,8 @@ def verify(place: Place) -> Verified:
             *_miscounted(connection, uses, "uses"), *_miscounted(connection, rewards, "rewards"),
             *_gone(connection),
         ]  # fmt: skip
+        if checkpoint is not None and (complaint := _lacking(connection, checkpoint)):
+            found.complaints.append(complaint)
         for sequences, checksum, superseded, seal, *sealed in _all(connection, _ROLLOUTS):
             found.rollouts += 1
             found.unsigned += seal is None
@@ -61,6 +76,29 @@ def verify(place: Place) -> Verified:
 
 def _all(connection: Connection, query: Any) -> Iterator[Any]:
     yield from connection.execution_options(yield_per=READ_TOGETHER).execute(query)
+
+
+def refuse_other(store: Ledger, checkpoint: Needs) -> None:
+    """Refuse a store that lacks rows which a checkpoint depends on."""
+    with store.transaction() as connection:
+        if complaint := _lacking(connection, checkpoint):
+            raise SoleraError(f"{store.place}: {complaint}")
+
+
+def _lacking(connection: Connection, needs: Needs) -> str | None:
+    last = connection.scalar(select(func.max(_r.id))) or 0
+    written = f"the checkpoint of step {needs.version} was written with"
+    if last < needs.watermark:
+        return f"{written} {needs.watermark} rollouts in it, but it holds {last}: put the run's own store back"
+    found = count_uses(connection, needs.version)
+    if needs.uses is None or needs.uses == found:
+        return None
+    other = "as many of other ones" if found[0] == needs.uses[0] else str(found[0])
+    return (
+        f"{written} {needs.uses[0]} uses of rollouts in it, but it holds {other}: another resume went back further, or "
+        "it is an older copy: put the store back that belongs to this checkpoint, or go on from an earlier one "
+        "(--from STEP)"
+    )
 
 
 def _integrity(connection: Connection) -> Iterator[str]:

@@ -66,7 +66,8 @@ def test_training_leaves_a_page_that_needs_nothing_else(trained):
     assert "link" not in page.tags
     assert page.tags.count("script") == 3  # the data, the chart library, the page's own
     assert sorted(p.name for p in trained.folder.iterdir()) == [
-        "beginning.json", "config.toml", "metrics.jsonl", "model", "plot.png", "report.html", "store.db",
+        "beginning.json", "checkpoints", "config.toml", "lock", "metrics.jsonl", "model", "plot.png", "report.html",
+        "store.db",
     ]  # fmt: skip
 
 

@@ -1,0 +1,53 @@
+"""What a finished run leaves behind."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from solera.report.html import write_report
+from solera.report.plot import plot_run
+from solera.report.sinks import read_metrics
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run leaves behind."""
+
+    folder: Path
+    accuracy_before: float
+    accuracy_after: float
+    accuracy_max: float
+    accuracy_mean: float
+    """Over all evaluations of the run."""
+    seconds: float
+    plot: Path
+    report: Path
+    model: Path
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """One dictionary a step, as in `metrics.jsonl`."""
+        return read_metrics(self.folder / "metrics.jsonl")
+
+
+def result_of(folder: Path, seconds: float, say: Callable[[str], None]) -> Result:
+    """Read from the run's folder, with plot and report written into it."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    if not any(row.get("tokens/trained") for row in rows):
+        say(f"nothing was learned: {_why_nothing(rows)}")
+    accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
+    return Result(
+        folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
+        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
+    )  # fmt: skip
+
+
+def _why_nothing(rows: list[dict[str, float]]) -> str:
+    rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]
+    if not rewards and any(row.get("waste/truncated") for row in rows):
+        return "every response was cut off and masked (raise sampling.max_tokens, or change reward.truncated)"
+    if not rewards:
+        return "no rewards arrived (`solera data reward` adds them to the store while a run goes on)"
+    advice = "harder problems, or a reward that tells answers apart?" if any(rewards) else "easier problems?"
+    return f"in no batch did a group's rewards differ ({advice})"
