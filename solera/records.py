@@ -8,18 +8,64 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import iscoroutine
+from operator import index
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from solera.errors import SoleraError
+from solera.config import LARGEST_REWARD
+from solera.errors import SoleraError, one_line
 
 FinishReason = Literal["stop", "length"]
+_FINISH_REASONS = ("stop", "length")
 PROBE = "probe"
 """Origin of responses that are looked at and never learned from."""
 NO_VERSION = -1
 """Version of a token that no policy wrote: the prompt's, a tool's, the user's."""
+
+
+T = TypeVar("T")
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
+
+
+def kind(value: Any) -> str:
+    """What a value is, for a complaint about it."""
+    return "text" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def shown(value: Any) -> str:
+    """What a value is and how it begins, for a complaint about it."""
+    return f"{kind(value)}: {one_line(repr(value), 60)}"
+
+
+def _plain(token_ids: Any) -> bool:
+    return type(token_ids) is tuple and set(map(type, token_ids)) <= {int}
+
+
+def token_ids_of(value: Any, what: str) -> tuple[int, ...]:
+    """Token ids as a tuple, from a tuple, a list or an array; a complaint about anything else begins with `what`.
+
+    >>> token_ids_of([3, 4], "the prompt")
+    (3, 4)
+    """
+    if _plain(value):
+        return value
+    if isinstance(value, str):
+        raise SoleraError(f"{what} is text; it must be token ids: encode it first, with codec.encode(text)")
+    if iscoroutine(value):
+        value.close()  # or Python would print that nobody awaited it
+        raise SoleraError(f"{what} is a coroutine: write `await generate(...)`")
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, another device's tensor
+        array = np.asarray(None)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise SoleraError(
+            f"{what} must be token ids, a tuple or list of whole numbers, not {kind(value)} of other things"
+        )
+    return tuple(map(int, array.tolist()))
 
 
 @dataclass(frozen=True)
@@ -33,6 +79,15 @@ class Prompt:
     key: str
     token_ids: tuple[int, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            raise SoleraError(f"prompt: its key must be text, not {kind(self.key)}")
+        if type(self.data) is not dict and not isinstance(self.data, Mapping):
+            raise SoleraError(f"prompt {self.key!r}: its data must be a dictionary, not {kind(self.data)}")
+        if not _plain(self.token_ids):
+            ids = token_ids_of(self.token_ids, f"prompt {self.key!r}: token_ids")
+            object.__setattr__(self, "token_ids", ids)
 
 
 @dataclass(frozen=True)
@@ -59,7 +114,8 @@ class Completion:
 
     `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied. `versions` are runs of
     (tokens, version of the weights that wrote them): one run, unless weights changed while it was being written.
-    `lineage` names the training run whose weights those were.
+    `lineage` names the training run whose weights those were. Every token has one log-probability and one version; a
+    completion where the numbers differ is refused when it is made.
     """
 
     token_ids_T: npt.NDArray[np.int32]
@@ -68,6 +124,48 @@ class Completion:
     finish_reason: FinishReason
     lineage: str | None = None
     sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        tokens_T, logp_T = self.token_ids_T, self.behaviour_logp_T
+        if getattr(tokens_T, "dtype", None) is not _INT or getattr(logp_T, "dtype", None) is not _FLOAT:
+            tokens_T = np.array(token_ids_of(tokens_T, "completion: token_ids_T"), _INT)
+            logp_T = _logp_of(logp_T)
+            object.__setattr__(self, "token_ids_T", tokens_T)
+            object.__setattr__(self, "behaviour_logp_T", logp_T)
+        written = _written_by(self.versions)
+        if not tokens_T.shape == logp_T.shape == (written,):
+            raise SoleraError(
+                f"completion: {tokens_T.size} tokens, {logp_T.size} log-probabilities, and versions for {written} "
+                "tokens; every token has one of each"
+            )
+        if not logp_T.dot(logp_T) < math.inf:  # the cheapest look at all of them; NaN compares with nothing
+            raise SoleraError("completion: a log-probability is not a finite number")
+        if self.finish_reason not in _FINISH_REASONS:
+            raise SoleraError(f"completion: finish_reason is {self.finish_reason!r}; it must be stop or length")
+
+
+def _written_by(versions: Any) -> int:
+    """Tokens in all runs of `Completion.versions`."""
+    total = 0
+    try:
+        for count, version in versions:
+            if index(count) < 0:
+                raise TypeError
+            total += count
+            index(version)
+    except (TypeError, ValueError):
+        raise SoleraError(f"completion: versions must be pairs of (tokens, version), not {versions!r}") from None
+    return total
+
+
+def _logp_of(value: Any) -> npt.NDArray[np.float32]:
+    try:
+        logp_T = np.asarray(value, _FLOAT)
+    except (TypeError, ValueError, RuntimeError):
+        logp_T = np.zeros(())
+    if logp_T.ndim != 1:
+        raise SoleraError(f"completion: behaviour_logp_T must be a list of numbers, not {kind(value)}")
+    return logp_T
 
 
 class Span(NamedTuple):
@@ -78,10 +176,6 @@ class Span(NamedTuple):
     version: int
 
 
-T = TypeVar("T")
-_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
-
-
 @lru_cache(maxsize=512)
 def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """A prompt's tokens, the same for every member of its group."""
@@ -89,7 +183,7 @@ def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
 
 
 def _made(kind: type[T], **fields: Any) -> T:
-    """A frozen value of fields that need no check: two fifths of its constructor's time, for every rollout written."""
+    """A frozen value of fields that were checked already: two fifths of its constructor's time, for every rollout."""
     made = object.__new__(kind)
     made.__dict__.update(fields)
     return made
@@ -144,7 +238,7 @@ class Sequence:
         if len(parts) == 2 and (usual := cls._answer(*parts)) is not None:
             return usual
         tokens, logps, spans, end = [], [], [], 0
-        for part in parts:
+        for number, part in enumerate(parts):
             if isinstance(part, Completion):
                 tokens.append(part.token_ids_T)
                 logps.append(part.behaviour_logp_T)
@@ -153,8 +247,9 @@ class Sequence:
                         spans.append(Span(end, end + count, version))
                     end += count
             else:
-                tokens.append(_given(tuple(part)))
-                end += len(part)
+                ids = token_ids_of(part, f"sequence: turn {number}" if number else "sequence: the prompt")
+                tokens.append(_given(ids))
+                end += len(ids)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         return cls(np.concatenate(tokens), tuple(spans), span_logp)
 
@@ -162,15 +257,14 @@ class Sequence:
     def _answer(
         cls, given: "tuple[int, ...] | Completion", written: "tuple[int, ...] | Completion"
     ) -> "Sequence | None":
-        """A prompt and what one version wrote after it; `None` for anything else, and where something is wrong."""
-        if isinstance(given, Completion) or not isinstance(written, Completion) or len(written.versions) != 1:
+        """A prompt and what one version wrote after it; `None` for anything else."""
+        if type(given) is not tuple or not isinstance(written, Completion) or len(written.versions) != 1:
             return None
-        token_ids_T, span_logp, ((count, version),) = written.token_ids_T, written.behaviour_logp_T, written.versions
-        start, typed = len(given), token_ids_T.dtype == _INT and span_logp.dtype == _FLOAT
-        if not typed or start == 0 or not 0 < count == len(token_ids_T) == len(span_logp):
+        start, ((count, version),) = len(given), written.versions
+        if start == 0 or count == 0:
             return None
         return _made(
-            cls, token_ids_T=np.concatenate((_given(tuple(given)), token_ids_T)), span_logp=span_logp,
+            cls, token_ids_T=np.concatenate((_given(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
             spans=(Span(start, start + count, version),), length=count, version=version,
         )  # fmt: skip
 
@@ -200,8 +294,6 @@ class Sequence:
         return array
 
 
-LARGEST_REWARD = 1e12
-"""In either direction: squares and sums of such rewards are finite in float32."""
 REWARD_RULE = f"a reward must be finite, and at most {LARGEST_REWARD:g} in size"
 
 
@@ -228,6 +320,18 @@ class Reward:
             raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; {REWARD_RULE}")
 
 
+def _rewards_of(rewards: Any, key: str) -> tuple[Reward, ...]:
+    """A rollout's rewards as a tuple; what is no `Reward` is refused."""
+    if not isinstance(rewards, tuple | list):
+        raise SoleraError(f"rollout of {key!r}: rewards must be a tuple, such as (Reward(1.0),), not {kind(rewards)}")
+    for reward in rewards:
+        if not isinstance(reward, Reward):
+            raise SoleraError(
+                f"rollout of {key!r}: rewards holds {reward!r}; each must be a solera.Reward, such as Reward(1.0)"
+            )
+    return tuple(rewards)
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """One attempt at a prompt: an episode of one or more sequences, its rewards, its origin.
@@ -251,6 +355,9 @@ class Rollout:
     id: int | None = None
     text: str | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rewards", _rewards_of(self.rewards, self.prompt_key))
+
     @classmethod
     def of(
         cls,
@@ -263,7 +370,13 @@ class Rollout:
 
         Lineage, sampling and finish reason are those of the last completion.
         """
-        sequence = Sequence.turns((prompt.token_ids, *turns))
+        if not isinstance(prompt, Prompt):
+            raise SoleraError(f"rollout: the first argument must be a solera.Prompt, not {kind(prompt)}")
+        try:
+            sequence = Sequence.turns((prompt.token_ids, *turns))
+        except SoleraError as error:
+            raise SoleraError(f"rollout of {prompt.key!r}: {error}") from None
+        rewards = _rewards_of(rewards, prompt.key)
         for last in reversed(turns):
             if isinstance(last, Completion):
                 return _made(

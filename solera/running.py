@@ -19,7 +19,6 @@ from rich.console import Console
 from solera import config as configuration
 from solera.beginning import Beginning, read_beginning
 from solera.build import (
-    OwnCode,
     build_exam,
     build_loop,
     build_task,
@@ -53,8 +52,9 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
+from solera.own_code import OwnCode, own_code
 from solera.process import alone, rare_garbage_collection, torch_for
-from solera.protocols import Codec, Task, Weights
+from solera.protocols import Weights
 from solera.records import Rollout, Sampling
 from solera.report.html import write_report
 from solera.report.plot import plot_run
@@ -65,6 +65,8 @@ from solera.store.drawing import absent, draws_from
 from solera.store.exchange import read_lines
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
+from solera.tasks.episodes import Guard
+from solera.tasks.own import TaskFactory
 
 
 class InterruptedRunError(SoleraError):
@@ -96,21 +98,22 @@ def train(
     config: Config,
     console: Console | None = None,
     *,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
-    objective: Objective | None = None,
-    rule: SyncRule | None = None,
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
+    objective: Objective | str | None = None,
+    rule: SyncRule | str | None = None,
 ) -> Result:
     """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
 
-    `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
-    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
-    batch when the engine gets new weights.
+    `task` is a class, or a function, that takes the model's codec; `rewards` are functions of the signatures that
+    `reward.functions` may name; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides
+    after each batch when the engine gets new weights. Each may also be a name, as the config has it: it takes the
+    place of the config's, and rewards are added to the config's.
     """
     console = console or Console(stderr=True)
-    own = OwnCode(task, tuple(rewards), objective, rule)
+    config, own = own_code(config, task, rewards, objective, rule)
     config = resolved(config)
-    for sentence in notices(config) if objective is None else ():
+    for sentence in notices(config) if own.objective is None else ():
         _say(console, sentence)
     return _run(config, console, None, own)
 
@@ -119,14 +122,20 @@ def resume(
     folder: Path | str,
     console: Console | None = None,
     *,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
-    objective: Objective | None = None,
-    rule: SyncRule | None = None,
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
+    objective: Objective | str | None = None,
+    rule: SyncRule | str | None = None,
 ) -> Result:
     """Go on with a run that was interrupted or killed, from its last checkpoint, with the code it was started with."""
-    folder, own = Path(folder), OwnCode(task, tuple(rewards), objective, rule)
-    return _run(resumable(folder, own.names()), console or Console(stderr=True), folder, own)
+    folder, (_, own) = Path(folder), own_code(Config(), task, rewards, objective, rule)
+    config = resumable(folder, own.names())
+    if own_code(config, task, rewards, objective, rule)[0] != config:
+        raise SoleraError(
+            f"{folder}: a name that was given is not the one in the run's config.toml: leave it out, as the run goes "
+            "on with its own"
+        )
+    return _run(config, console or Console(stderr=True), folder, own)
 
 
 def evaluate_models(
@@ -137,8 +146,8 @@ def evaluate_models(
     console: Console | None = None,
     advance: Callable[[str, int, int], None] = lambda model, made, total: None,
     *,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
 ) -> Evaluation:
     """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
 
@@ -147,29 +156,37 @@ def evaluate_models(
     of one's own needs them here too. `advance` hears after each turn which model, how many attempts were made now, and
     how many the model makes in all.
     """
-    own = OwnCode(task, tuple(rewards))
+    config, own = own_code(config or settings(models), task, rewards)
     if not own.names():
         refuse_own_code(models)
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
-    config = resolve_config(config or settings(models))
+    config = resolve_config(config)
     check_k(k, config)
     for run in other_tasks(models, config):
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own) for candidate in chosen))
+    guard = Guard(config.collect.errors, config.collect.retries, partial(_say, console))
+    result = Evaluation(config, tuple(_examine(candidate, config, k, advance, own, guard) for candidate in chosen))
     _say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
 
 
 def _examine(
-    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
+    candidate: Candidate,
+    config: Config,
+    k: tuple[int, ...],
+    advance: Callable[[str, int, int], None],
+    own: OwnCode,
+    guard: Guard,
 ) -> Examined:
     model, codec = loading.load(candidate.path, device_of(config))
-    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task)
-    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own, guard)
+    for prompt in exam.prompts[:1]:
+        refuse_too_long(len(prompt.token_ids), config.sampling.max_tokens, model.max_length)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -211,7 +228,7 @@ def _run(config: Config, console: Console, folder: Path | None, own: OwnCode) ->
     device = device_of(config)
     checkpoint = latest(folder / "checkpoints") if folder else None
     model, codec = _model_of(config, device, checkpoint)
-    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    task = build_task(config, codec, model.max_length, own.rewards, own.task)
     beginning = Beginning.of(task, config, own.task is not None)
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, model.max_length)
     if config.report.wandb is not None:
