@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import count
 from typing import Literal
 
 import numpy as np
@@ -89,23 +88,24 @@ async def attempt(
 
     A failure of the engine itself is nobody's episode: it is raised whatever the guard says.
     """
-    for number in count():
-        episode = Episode(engine, prompt, sampling, stream_seed(seed, 0, number) if number else seed)
+    tried = 0
+    while True:
+        episode = Episode(engine, prompt, sampling, stream_seed(seed, 0, tried) if tried else seed)
         try:
             return episode.checked(await task.run(prompt, episode.generate))
         except Exception as error:
             failure = episode.engine_error or error
             if not getattr(failure, "__notes__", None):  # an engine gives one error to everyone in its batch
                 failure.add_note(f"while attempting prompt {prompt.key!r}")
-            if failure is not error:
+            if failure is not error:  # the task has put its own in the place of the engine's
                 raise failure from None
-            stops = isinstance(error, StopRunError) or guard.errors == "stop"
-            if number < guard.retries and not isinstance(error, StopRunError):
-                continue
-            if stops:
+            if episode.engine_error is not None or isinstance(error, StopRunError):
                 raise
-            return episode.failed(error, guard.errors)
-    raise AssertionError("not reached")
+            if tried >= guard.retries:
+                if guard.errors == "stop":
+                    raise
+                return episode.failed(error, guard.errors)
+        tried += 1
 
 
 class Episode:
