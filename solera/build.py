@@ -35,7 +35,7 @@ from solera.objectives.table import resolve_config
 from solera.own_code import NO_OWN_CODE, OwnCode
 from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store, Task
-from solera.records import Sampling
+from solera.records import Prompt, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
@@ -115,7 +115,7 @@ def build_loop(
         guard=guard,
     )  # fmt: skip
     delivery = Delivery(
-        learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
+        learner, engine, _canary_prompts(task, model.max_length), sampling,
         retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
@@ -141,6 +141,12 @@ def build_loop(
         ),
         stop, config.reward.truncated == "mask", kept_for(config.sync) if overlaps and own.rule is None else 0,
     )  # fmt: skip
+
+
+def _canary_prompts(task: Task, max_length: int | None) -> list[Prompt]:
+    """The first problems; one that fills the model's context has no continuation."""
+    prompts = [task.prompt(index) for index in range(CANARY_PROMPTS)]
+    return [prompt for prompt in prompts if max_length is None or len(prompt.token_ids) < max_length]
 
 
 def _has_room_beside(model: LanguageModel) -> bool:

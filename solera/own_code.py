@@ -1,20 +1,18 @@
-"""Parts of a run that its user wrote or named in Python, checked before anything is loaded. No torch."""
+"""Parts of a run that its user wrote or named in Python, checked before the model is loaded."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from solera import config as configuration
 from solera.config import Config, kind_of_task
 from solera.errors import SoleraError
-from solera.records import kind
+from solera.objectives.objective import Objective
 from solera.sync.rules import SyncRule
 from solera.tasks.functions import spec_of
 from solera.tasks.graders import is_grader
 from solera.tasks.own import TaskFactory, check_factory
-
-if TYPE_CHECKING:
-    from solera.objectives.objective import Objective
+from solera.values import kind
 
 
 @dataclass(frozen=True)
@@ -23,7 +21,7 @@ class OwnCode:
 
     task: TaskFactory | None = None
     rewards: tuple[Callable[..., Any], ...] = ()
-    objective: "Objective | None" = None
+    objective: Objective | None = None
     rule: SyncRule | None = None
 
     def names(self) -> list[str]:
@@ -46,7 +44,7 @@ def own_code(
     config: Config,
     task: TaskFactory | str | None = None,
     rewards: Sequence[Callable[..., Any] | str] = (),
-    objective: "Objective | str | None" = None,
+    objective: Objective | str | None = None,
     rule: SyncRule | str | None = None,
 ) -> tuple[Config, OwnCode]:
     """The config with what was given by name in its place, and the rest, which is code. Mistakes are refused."""
@@ -68,7 +66,7 @@ def own_code(
 
 
 def _check_objective(objective: Any) -> None:
-    if objective is None or hasattr(objective, "aggregation"):  # the class itself would load torch
+    if objective is None or isinstance(objective, Objective):
         return
     hint = ": wrap it, solera.custom_objective(term)" if callable(objective) else ""
     raise SoleraError(f"objective must be a name or what solera.custom_objective gives, not {kind(objective)}{hint}")

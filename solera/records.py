@@ -8,15 +8,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from inspect import iscoroutine
-from operator import index
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from solera.config import LARGEST_REWARD
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError
+from solera.values import is_token_ids, kind, logp_of, token_ids_of, tokens_written
 
 FinishReason = Literal["stop", "length"]
 _FINISH_REASONS = ("stop", "length")
@@ -28,44 +27,6 @@ NO_VERSION = -1
 
 T = TypeVar("T")
 _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
-
-
-def kind(value: Any) -> str:
-    """What a value is, for a complaint about it."""
-    return "text" if isinstance(value, str) else f"a {type(value).__name__}"
-
-
-def shown(value: Any) -> str:
-    """What a value is and how it begins, for a complaint about it."""
-    return f"{kind(value)}: {one_line(repr(value), 60)}"
-
-
-def _plain(token_ids: Any) -> bool:
-    return type(token_ids) is tuple and set(map(type, token_ids)) <= {int}
-
-
-def token_ids_of(value: Any, what: str) -> tuple[int, ...]:
-    """Token ids as a tuple, from a tuple, a list or an array; a complaint about anything else begins with `what`.
-
-    >>> token_ids_of([3, 4], "the prompt")
-    (3, 4)
-    """
-    if _plain(value):
-        return value
-    if isinstance(value, str):
-        raise SoleraError(f"{what} is text; it must be token ids: encode it first, with codec.encode(text)")
-    if iscoroutine(value):
-        value.close()  # or Python would print that nobody awaited it
-        raise SoleraError(f"{what} is a coroutine: write `await generate(...)`")
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # rows of different lengths, another device's tensor
-        array = np.asarray(None)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise SoleraError(
-            f"{what} must be token ids, a tuple or list of whole numbers, not {kind(value)} of other things"
-        )
-    return tuple(map(int, array.tolist()))
 
 
 @dataclass(frozen=True)
@@ -85,7 +46,7 @@ class Prompt:
             raise SoleraError(f"prompt: its key must be text, not {kind(self.key)}")
         if type(self.data) is not dict and not isinstance(self.data, Mapping):
             raise SoleraError(f"prompt {self.key!r}: its data must be a dictionary, not {kind(self.data)}")
-        if not _plain(self.token_ids):
+        if not is_token_ids(self.token_ids):
             ids = token_ids_of(self.token_ids, f"prompt {self.key!r}: token_ids")
             object.__setattr__(self, "token_ids", ids)
 
@@ -129,10 +90,10 @@ class Completion:
         tokens_T, logp_T = self.token_ids_T, self.behaviour_logp_T
         if getattr(tokens_T, "dtype", None) is not _INT or getattr(logp_T, "dtype", None) is not _FLOAT:
             tokens_T = np.array(token_ids_of(tokens_T, "completion: token_ids_T"), _INT)
-            logp_T = _logp_of(logp_T)
+            logp_T = logp_of(logp_T)
             object.__setattr__(self, "token_ids_T", tokens_T)
             object.__setattr__(self, "behaviour_logp_T", logp_T)
-        written = _written_by(self.versions)
+        written = tokens_written(self.versions)
         if not tokens_T.shape == logp_T.shape == (written,):
             raise SoleraError(
                 f"completion: {tokens_T.size} tokens, {logp_T.size} log-probabilities, and versions for {written} "
@@ -142,30 +103,6 @@ class Completion:
             raise SoleraError("completion: a log-probability is not a finite number")
         if self.finish_reason not in _FINISH_REASONS:
             raise SoleraError(f"completion: finish_reason is {self.finish_reason!r}; it must be stop or length")
-
-
-def _written_by(versions: Any) -> int:
-    """Tokens in all runs of `Completion.versions`."""
-    total = 0
-    try:
-        for count, version in versions:
-            if index(count) < 0:
-                raise TypeError
-            total += count
-            index(version)
-    except (TypeError, ValueError):
-        raise SoleraError(f"completion: versions must be pairs of (tokens, version), not {versions!r}") from None
-    return total
-
-
-def _logp_of(value: Any) -> npt.NDArray[np.float32]:
-    try:
-        logp_T = np.asarray(value, _FLOAT)
-    except (TypeError, ValueError, RuntimeError):
-        logp_T = np.zeros(())
-    if logp_T.ndim != 1:
-        raise SoleraError(f"completion: behaviour_logp_T must be a list of numbers, not {kind(value)}")
-    return logp_T
 
 
 class Span(NamedTuple):

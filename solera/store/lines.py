@@ -172,7 +172,7 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
 
 def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
     """What a person reads of it, beside its tokens: the prompt, and everything from the first written token on."""
-    starts = [sequence.spans[0].start if sequence.spans else 0 for sequence in rollout.sequences]
+    starts = [s.spans[0].start if s.spans else len(s.token_ids_T) for s in rollout.sequences]
     pairs = list(zip(rollout.sequences, starts, strict=True))
     written = "\n".join(codec.decode(sequence.token_ids_T[start:]) for sequence, start in pairs)
     first, start = pairs[0]

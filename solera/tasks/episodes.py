@@ -8,8 +8,9 @@ import numpy as np
 
 from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
 from solera.protocols import Engine, Task
-from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence, kind, token_ids_of
+from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
 from solera.streams import stream_seed
+from solera.values import kind, token_ids_of
 
 FAILED = "failed"
 """Part of the reward of an episode that failed."""

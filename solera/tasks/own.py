@@ -9,8 +9,9 @@ import numpy as np
 
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate, Task
-from solera.records import Prompt, Reward, Rollout, kind
+from solera.records import Prompt, Reward, Rollout
 from solera.tasks.functions import check_file, is_spec, load_module, where
+from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
 """What a task has."""
