@@ -5,12 +5,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from solera.protocols import Engine, Store, Task
-from solera.records import Prompt, Sampling
+from solera.records import Prompt, Rollout, Sampling
 from solera.streams import stream_seeds
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt
 
@@ -146,6 +146,27 @@ def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
     return future
 
 
+@overload
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Rollout]: ...
+
+
+@overload
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None,
+    guard: Guard,
+) -> list[Attempted]: ...
+
+
 def attempt_all(
     task: Task,
     engine: Engine,
@@ -153,7 +174,7 @@ def attempt_all(
     sampling: Sampling,
     meanwhile: Callable[[], None] | None = None,
     guard: Guard = STOP,
-) -> list[Attempted]:
+) -> list[Rollout] | list[Attempted]:
     """One episode for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
     called once it has begun to write. Without a guard that says otherwise, an episode that fails raises."""
 

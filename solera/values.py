@@ -64,9 +64,9 @@ def tokens_written(versions: Any) -> int:
 def logp_of(value: Any) -> npt.NDArray[np.float32]:
     """Log-probabilities as an array, from any list of numbers."""
     try:
-        logp_T = np.asarray(value, np.float32)
+        logp_T: npt.NDArray[np.float32] = np.asarray(value, np.float32)
     except (TypeError, ValueError, RuntimeError):
-        logp_T = np.zeros(())
+        logp_T = np.zeros((), np.float32)
     if logp_T.ndim != 1:
         raise SoleraError(f"completion: behaviour_logp_T must be a list of numbers, not {kind(value)}")
     return logp_T

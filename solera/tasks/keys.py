@@ -22,7 +22,7 @@ def keys_of(task: TaskConfig) -> KeyOf:
     """Keys of a resolved task; a prompt that it does not know gets one of its own, a held-out one is refused."""
     if task.prompt is not None:
         return _keys_of_jsonl(task)
-    kinds = {
+    kinds: dict[str, KeyOf] = {
         "gym": _key_of_gym, "countdown": _key_of_countdown, "arithmetic": _key_of_arithmetic,
         "own": partial(_own_key, "prompt"),
     }  # fmt: skip
