@@ -2,6 +2,7 @@
 second one is worth half.
 
     python examples/own_task.py [STEPS]
+    solera train --task examples/own_task.py:TwoTries
 """
 
 import sys

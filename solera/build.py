@@ -5,7 +5,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,10 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import resolve_config
+from solera.own_code import NO_OWN_CODE, OwnCode
 from solera.probe import Probe
-from solera.protocols import Codec, Engine, Sink, Store, Task
-from solera.records import Sampling
+from solera.protocols import Engine, Sink, Store, Task
+from solera.records import Prompt, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
@@ -46,16 +46,16 @@ from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
+from solera.sync.rules import always_fresh, kept_for, never, sync_rule
 from solera.tasks.arithmetic import Arithmetic
 from solera.tasks.countdown import Countdown
-from solera.tasks.functions import spec_of
-from solera.tasks.graders import is_grader
+from solera.tasks.episodes import Guard
 from solera.tasks.gym import Gym
 from solera.tasks.held_out import HeldOut
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.keys import keys_of
 from solera.tasks.mixture import Mixture
+from solera.tasks.own import OwnTask, TaskFactory, load_task, make_task
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
 
@@ -63,33 +63,6 @@ CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
 EXTENT_PROMPTS = 8
 """Held-out problems, which every task has, whose prompts tell how large the model's numbers grow."""
-
-
-@dataclass(frozen=True)
-class OwnCode:
-    """Parts of a run that its user wrote; what is left out comes from the config."""
-
-    task: Callable[[Codec], Task] | None = None
-    rewards: tuple[Callable[..., Any], ...] = ()
-    objective: Objective | None = None
-    rule: SyncRule | None = None
-
-    def __post_init__(self) -> None:
-        if self.task and self.rewards:
-            raise SoleraError(
-                "rewards=... are for a task of the config; a task of your own grades by itself: leave them out"
-            )
-
-    def names(self) -> list[str]:
-        return [name for name, part in vars(self).items() if part]
-
-    def functions(self, config: Config) -> tuple[str, ...]:
-        """Reward functions that a user wrote, here or for the config; a task of one's own asks none."""
-        named = (spec for spec in config.reward.functions if not is_grader(spec))
-        return () if self.task else (*named, *map(spec_of, self.rewards))
-
-
-NO_OWN_CODE = OwnCode()
 
 
 def resolved(config: Config) -> Config:
@@ -121,8 +94,9 @@ def build_loop(
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     overlaps = config.collect.overlap
     if overlaps is None:  # a task of one's own may not be made for another thread
-        overlaps = own.task is None and _has_room_beside(model)
+        overlaps = not own.has_task(config) and _has_room_beside(model)
     writes, reference = configuration.writes(config.draw), None
+    guard = Guard(config.collect.errors, config.collect.retries, say)
     if objective.uses_reference:
         reference = Reference(model, objective.ref_period, objective.ref_ema, compute)
     learner = Learner(
@@ -138,13 +112,14 @@ def build_loop(
     collector = Collector(
         task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
+        guard=guard,
     )  # fmt: skip
     delivery = Delivery(
-        learner, engine, [task.prompt(index) for index in range(CANARY_PROMPTS)], sampling,
+        learner, engine, _canary_prompts(task, model.max_length), sampling,
         retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, learner.working.model, codec, task, compute, own), evaluation_sampling(config),
+        build_exam(config, learner.working.model, codec, task, compute, own, guard), evaluation_sampling(config),
         config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
@@ -154,7 +129,7 @@ def build_loop(
         diagnosed = dataclasses.replace(diagnosed, every=0)
     probe = Probe(
         diagnosed, task, engine, store, learner, evaluator.exam.prompts, sampling=sampling, seed=config.run.seed,
-        say=say,
+        say=say, guard=guard,
     )  # fmt: skip
     return Loop(
         config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
@@ -168,6 +143,12 @@ def build_loop(
     )  # fmt: skip
 
 
+def _canary_prompts(task: Task, max_length: int | None) -> list[Prompt]:
+    """The first problems; one that fills the model's context has no continuation."""
+    prompts = [task.prompt(index) for index in range(CANARY_PROMPTS)]
+    return [prompt for prompt in prompts if max_length is None or len(prompt.token_ids) < max_length]
+
+
 def _has_room_beside(model: LanguageModel) -> bool:
     """Whether a processor core is idle while the learner computes on others, or on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -176,7 +157,7 @@ def _has_room_beside(model: LanguageModel) -> bool:
 
 def _graded_alone(config: Config, own: OwnCode) -> bool:
     """Whether each response is graded by itself: functions of one's own may be given a whole batch, to compare."""
-    return own.task is None and not own.functions(config)
+    return not own.has_task(config) and not own.functions(config)
 
 
 def _engine(
@@ -211,9 +192,18 @@ def _members(config: Config) -> int:
 
 
 def build_task(
-    config: Config, codec: TokenizerCodec, max_length: int | None = None, rewards: Sequence[Callable[..., Any]] = ()
+    config: Config,
+    codec: TokenizerCodec,
+    max_length: int | None = None,
+    rewards: Sequence[Callable[..., Any]] = (),
+    factory: TaskFactory | None = None,
 ) -> Task:
-    """The task of a resolved config; prompts that leave no room for a response in `max_length` tokens are refused."""
+    """The task that a `factory` makes, or that of a resolved config; prompts of the config's own tasks that leave no
+    room for a response in `max_length` tokens are refused."""
+    if factory is None and kind_of_task(config.task.name) == "own":
+        factory = load_task(config.task.name)
+    if factory is not None:
+        return _with_rewards(make_task(factory, codec), config, codec, rewards)
     parts = {
         name: SingleTurn(problems, build_rewards(part, codec, problems, rewards))
         for name, task in task_parts(config.task).items()
@@ -224,6 +214,16 @@ def build_task(
         return parts[config.task.name]
     weights = config.task.weights or (1.0,) * len(parts)
     return Mixture(dict(parts), dict(zip(parts, weights, strict=True)))
+
+
+def _with_rewards(
+    task: OwnTask, config: Config, codec: TokenizerCodec, rewards: Sequence[Callable[..., Any]]
+) -> OwnTask:
+    """A task of one's own grades by itself; the rewards that the config or the user names come on top."""
+    reward = config.reward
+    if rewards or reward.functions or reward.truncated == "penalise" or reward.overlong_buffer:
+        task.regrade = build_rewards(config, codec, task, rewards, own_task=True).of_rollout
+    return task
 
 
 def _problems(config: Config, codec: TokenizerCodec, max_length: int | None) -> Problems:
@@ -246,13 +246,22 @@ def _longest_prompt(config: Config, max_length: int | None) -> int | None:
 
 
 def build_exam(
-    config: Config, model: LanguageModel, codec: TokenizerCodec, task: Task, compute: torch.dtype, own: OwnCode
+    config: Config,
+    model: LanguageModel,
+    codec: TokenizerCodec,
+    task: Task,
+    compute: torch.dtype,
+    own: OwnCode,
+    guard: Guard | None = None,
 ) -> Exam:
     """The task's held-out problems, attempted with `model`'s own weights."""
     engine = InProcessEngine(model, codec.end_token_ids, config.engine.max_rows, compute)
     problems = task.held_out(config.evaluate.problems)
     assert config.evaluate.threshold is not None, "resolve the config first"
-    return Exam(task, engine, problems, config.evaluate.threshold, config.engine.max_rows, own.functions(config))
+    return Exam(
+        task, engine, problems, config.evaluate.threshold, config.engine.max_rows, own.functions(config),
+        guard or Guard(config.collect.errors, config.collect.retries),
+    )  # fmt: skip
 
 
 def evaluation_sampling(config: Config) -> Sampling:

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from itertools import count
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from solera.protocols import Engine, Store, Task
-from solera.records import Completion, Prompt, Rollout, Sampling
-from solera.streams import stream_seed, stream_seeds
+from solera.records import Prompt, Rollout, Sampling
+from solera.streams import stream_seeds
+from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt
 
 T = TypeVar("T")
 ROUNDS = 4
@@ -25,7 +25,8 @@ class Collector:
     """Generates as far as pacing allows, when asked (`ensure`) or ahead of that in a thread of its own (`begin`).
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
-    `members` of each group are written here, all where unset; others may come from elsewhere.
+    `members` of each group are written here, all where unset; others may come from elsewhere. `guard` says what becomes
+    of episodes that fail; where none of a whole batch succeeds, the first error is raised.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Collector:
         reserve: int,
         seed: int,
         members: int | None = None,
+        guard: Guard = STOP,
     ) -> None:
         self.task = task
         self.engine = engine
@@ -50,7 +52,11 @@ class Collector:
         self.seed = seed
         self.position = 0
         """Next problem of the task's stream."""
-        self._begun: Future[list[Rollout]] | None = None
+        self.guard = guard
+        self._failed = 0
+        """Episodes that failed since `take_metrics` was called last."""
+        self._failed_in_a_row = 0
+        self._begun: Future[list[Attempted]] | None = None
         self._missing: int | None = None
         """Groups that the first `ensure` since the last `begin` found missing."""
 
@@ -60,7 +66,7 @@ class Collector:
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
         over; what is still missing then is left to the next call.
         """
-        generated, ahead = 0, list[Rollout]()
+        generated, ahead = 0, list[Attempted]()
         if self._begun is not None:
             self.store.flush()
             ahead, self._begun = self._begun.result(), None
@@ -69,9 +75,13 @@ class Collector:
             self._missing = missing if self._missing is None else self._missing
             if missing <= 0:
                 break
-            rollouts = self._write(missing, ahead)
+            attempted = self._attempted(missing, ahead)
             ahead = []
-            generated += sum(rollout.length for rollout in rollouts)
+            self._count_failures(attempted, groups * self.members)
+            rollouts = [each.member() if isinstance(each, Failed) else each for each in attempted]
+            self.store.add([r.admitted(self.position + place // self.members) for place, r in enumerate(rollouts)])
+            self.position += missing
+            generated += sum(each.tokens if isinstance(each, Failed) else each.length for each in attempted)
             if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
         if not generated:
@@ -93,15 +103,24 @@ class Collector:
         if self._begun is not None:
             wait([self._begun], timeout=PATIENCE)
 
-    def _write(self, groups: int, ahead: list[Rollout]) -> list[Rollout]:
+    def take_metrics(self) -> dict[str, float]:
+        """`episodes/failed` since the last call, where some did."""
+        failed, self._failed = self._failed, 0
+        return {"episodes/failed": failed} if failed else {}
+
+    def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """The next problems of the stream, a group each, unless just these are attempted already."""
         known = len(ahead) == groups * self.members
-        rollouts = ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
-        self.store.add([r.admitted(self.position + place // self.members) for place, r in enumerate(rollouts)])
-        self.position += groups
-        return rollouts
+        return ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
 
-    def _attempt(self, first: int, groups: int, meanwhile: Callable[[], None] | None = None) -> list[Rollout]:
+    def _count_failures(self, attempted: list[Attempted], batch: int) -> None:
+        failed = [each for each in attempted if isinstance(each, Failed)]
+        self._failed += len(failed)
+        self._failed_in_a_row = self._failed_in_a_row + len(failed) if len(failed) == len(attempted) else 0
+        if failed and self._failed_in_a_row >= batch:
+            raise failed[0].error
+
+    def _attempt(self, first: int, groups: int, meanwhile: Callable[[], None] | None = None) -> list[Attempted]:
         index_P = np.arange(first, first + groups)
         seed_PG = stream_seeds(stream_seeds(self.seed, index_P)[:, None], np.arange(self.members))
         attempts = [
@@ -110,7 +129,7 @@ class Collector:
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]
-        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile)
+        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile, self.guard)
 
 
 def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
@@ -127,47 +146,58 @@ def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
     return future
 
 
+@overload
 def attempt_all(
     task: Task,
     engine: Engine,
     attempts: Iterable[tuple[Prompt, int]],
     sampling: Sampling,
     meanwhile: Callable[[], None] | None = None,
-) -> list[Rollout]:
-    """One rollout for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
-    called once it has begun to write."""
+) -> list[Rollout]: ...
 
-    async def gather() -> list[Rollout]:
+
+@overload
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None,
+    guard: Guard,
+) -> list[Attempted]: ...
+
+
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None = None,
+    guard: Guard = STOP,
+) -> list[Rollout] | list[Attempted]:
+    """One episode for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
+    called once it has begun to write. Without a guard that says otherwise, an episode that fails raises."""
+
+    async def gather() -> list[Attempted]:
         loop = asyncio.get_running_loop()
-        running = [asyncio.Task(_attempt(task, engine, prompt, sampling, seed), loop=loop) for prompt, seed in attempts]
+        running = [
+            asyncio.Task(attempt(task, engine, prompt, sampling, seed, guard), loop=loop) for prompt, seed in attempts
+        ]
         try:
             if meanwhile is not None:
                 await asyncio.sleep(0)  # every attempt asks the engine
                 await asyncio.sleep(0)  # which begins
                 meanwhile()
-            return [await rollout for rollout in running]
+            return [await attempted for attempted in running]
         except BaseException:  # one speaks for all: the others are stopped and their errors not shown
-            for attempt in running:
-                attempt.cancel()
+            for each in running:
+                each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
             raise
 
-    return run_async(gather())
-
-
-async def _attempt(task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int) -> Rollout:
-    turn = count()
-
-    async def generate(token_ids: tuple[int, ...]) -> Completion:
-        number = next(turn)
-        return await engine.generate(token_ids, sampling, stream_seed(seed, number) if number else seed)
-
-    try:
-        return await task.run(prompt, generate)
-    except Exception as error:
-        if not getattr(error, "__notes__", None):  # an engine gives one error to everyone in its batch
-            error.add_note(f"while attempting prompt {prompt.key!r}")
-        raise
+    attempted = run_async(gather())
+    guard.tell(attempted)
+    return attempted
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -7,9 +7,17 @@ class SoleraError(Exception):
     """A mistake in what the user gave us. The command line prints it as one line and exits with status 2."""
 
 
-def one_line(error: BaseException) -> str:
-    """What another package's error says, without its line breaks."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
+class StopRunError(SoleraError):
+    """Stops the run, whatever `collect.errors` says about episodes that fail."""
+
+
+class BadRequestError(SoleraError):
+    """A request that an engine cannot serve. It fails alone; other requests of its batch do not."""
+
+
+def one_line(said: object, longest: int = 300) -> str:
+    """What another package's error says, or any text, without its line breaks."""
+    return " ".join(str(said).split())[:longest] or type(said).__name__
 
 
 def counted(count: int, noun: str) -> str:

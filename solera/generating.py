@@ -33,6 +33,7 @@ from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger, open_store
 from solera.store.lines import plain
 from solera.store.reading import reading
+from solera.tasks.episodes import rollouts_of
 from solera.streams import stream_seed
 from solera.tasks.jsonl import every_prompt
 
@@ -117,7 +118,7 @@ def _write(task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], orde
         written = attempt_all(task, engine, chunk, sampling)
     except torch.OutOfMemoryError as error:
         raise SoleraError("the GPU's memory is full: lower --engine.max_rows, or use --device cpu") from error
-    return [dataclasses.replace(rollout, origin=order.origin) for rollout in written]
+    return [dataclasses.replace(rollout, origin=order.origin) for rollout in rollouts_of(written)]
 
 
 def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> list[Prompt]:

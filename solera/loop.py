@@ -87,6 +87,7 @@ class Loop:
             with clock("time/store"):
                 self.store.record(batch.uses)
             metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
+            metrics |= self.collector.take_metrics()
             metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
             self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
             sync = self.rule(sync, learner.version, diagnosis)

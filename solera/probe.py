@@ -18,6 +18,7 @@ from solera.protocols import Engine, Store, Task
 from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
+from solera.tasks.episodes import STOP, Guard, rollouts_of
 
 TOKEN_ORDER = "rollouts"
 """Order of the tokens in a checkpoint's probe. Checkpoints without it followed the micro-batches of their run."""
@@ -42,7 +43,9 @@ class Probe:
         sampling: Sampling,
         seed: int,
         say: Callable[[str], None],
+        guard: Guard = STOP,
     ) -> None:
+        self.guard = guard
         self.task = task
         self.engine = engine
         self.store = store
@@ -79,7 +82,7 @@ class Probe:
             for number, prompt in enumerate(chosen)
             for member in range(self.group_size)
         ]
-        written = attempt_all(self.task, self.engine, attempts, self.sampling)
+        written = rollouts_of(attempt_all(self.task, self.engine, attempts, self.sampling, None, self.guard))
         marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in written]
         ids = self.store.add(marked)
         self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])

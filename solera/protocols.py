@@ -22,6 +22,9 @@ class Codec(Protocol):
     chats: bool
     """Whether the model has a chat template."""
 
+    max_length: int | None
+    """Most tokens that the model reads, prompt and responses together; `None` where it has no limit."""
+
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def response(self, text: str, ended: bool) -> tuple[int, ...]:
@@ -38,7 +41,11 @@ class Codec(Protocol):
 
 
 class Generate(Protocol):
-    """What a task calls to let the policy write: the whole text so far in, what follows out. Call it once a turn."""
+    """What a task calls to let the policy write: the whole text so far in, what follows out. Call it once a turn.
+
+    Where the text leaves less room than `sampling.max_tokens` in the model's context, the completion ends there, with
+    `finish_reason = "length"`; where it leaves none, the completion is empty. The episode should end then.
+    """
 
     async def __call__(self, token_ids: tuple[int, ...]) -> Completion: ...
 
@@ -55,7 +62,11 @@ class Task(Protocol):
         ...
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
-        """One attempt. Rewards already known stand in the rollout; others may come to the store later."""
+        """One attempt. Rewards already known stand in the rollout; others may come to the store later.
+
+        The rollout must hold what `generate` was given and what it returned, token for token. Completions may be left
+        out of it, but not changed.
+        """
         ...
 
 
@@ -84,7 +95,10 @@ class Engine(Protocol):
         ...
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        """Continue one text. The same weights and seed give the same tokens, whatever else is in flight."""
+        """Continue one text. The same weights and seed give the same tokens, whatever else is in flight.
+
+        A text that the model cannot read is refused with `BadRequestError`, and no other request with it.
+        """
         ...
 
 

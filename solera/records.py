@@ -13,13 +13,20 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from solera.config import LARGEST_REWARD
 from solera.errors import SoleraError
+from solera.values import is_token_ids, kind, logp_of, token_ids_of, tokens_written
 
 FinishReason = Literal["stop", "length"]
+_FINISH_REASONS = ("stop", "length")
 PROBE = "probe"
 """Origin of responses that are looked at and never learned from."""
 NO_VERSION = -1
 """Version of a token that no policy wrote: the prompt's, a tool's, the user's."""
+
+
+T = TypeVar("T")
+_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,15 @@ class Prompt:
     key: str
     token_ids: tuple[int, ...]
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            raise SoleraError(f"prompt: its key must be text, not {kind(self.key)}")
+        if type(self.data) is not dict and not isinstance(self.data, Mapping):
+            raise SoleraError(f"prompt {self.key!r}: its data must be a dictionary, not {kind(self.data)}")
+        if not is_token_ids(self.token_ids):
+            ids = token_ids_of(self.token_ids, f"prompt {self.key!r}: token_ids")
+            object.__setattr__(self, "token_ids", ids)
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,8 @@ class Completion:
 
     `behaviour_logp_T` is of the distribution actually sampled from, its temperature applied. `versions` are runs of
     (tokens, version of the weights that wrote them): one run, unless weights changed while it was being written.
-    `lineage` names the training run whose weights those were.
+    `lineage` names the training run whose weights those were. Every token has one log-probability and one version; a
+    completion where the numbers differ is refused when it is made.
     """
 
     token_ids_T: npt.NDArray[np.int32]
@@ -68,6 +85,24 @@ class Completion:
     finish_reason: FinishReason
     lineage: str | None = None
     sampling: Sampling | None = None
+
+    def __post_init__(self) -> None:
+        tokens_T, logp_T = self.token_ids_T, self.behaviour_logp_T
+        if getattr(tokens_T, "dtype", None) is not _INT or getattr(logp_T, "dtype", None) is not _FLOAT:
+            tokens_T = np.array(token_ids_of(tokens_T, "completion: token_ids_T"), _INT)
+            logp_T = logp_of(logp_T)
+            object.__setattr__(self, "token_ids_T", tokens_T)
+            object.__setattr__(self, "behaviour_logp_T", logp_T)
+        written = tokens_written(self.versions)
+        if not tokens_T.shape == logp_T.shape == (written,):
+            raise SoleraError(
+                f"completion: {tokens_T.size} tokens, {logp_T.size} log-probabilities, and versions for {written} "
+                "tokens; every token has one of each"
+            )
+        if not logp_T.dot(logp_T) < math.inf:  # the cheapest look at all of them; NaN compares with nothing
+            raise SoleraError("completion: a log-probability is not a finite number")
+        if self.finish_reason not in _FINISH_REASONS:
+            raise SoleraError(f"completion: finish_reason is {self.finish_reason!r}; it must be stop or length")
 
 
 class Span(NamedTuple):
@@ -78,10 +113,6 @@ class Span(NamedTuple):
     version: int
 
 
-T = TypeVar("T")
-_INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float32)
-
-
 @lru_cache(maxsize=512)
 def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """A prompt's tokens, the same for every member of its group."""
@@ -89,7 +120,7 @@ def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
 
 
 def _made(kind: type[T], **fields: Any) -> T:
-    """A frozen value of fields that need no check: two fifths of its constructor's time, for every rollout written."""
+    """A frozen value of fields that were checked already: two fifths of its constructor's time, for every rollout."""
     made = object.__new__(kind)
     made.__dict__.update(fields)
     return made
@@ -144,7 +175,7 @@ class Sequence:
         if len(parts) == 2 and (usual := cls._answer(*parts)) is not None:
             return usual
         tokens, logps, spans, end = [], [], [], 0
-        for part in parts:
+        for number, part in enumerate(parts):
             if isinstance(part, Completion):
                 tokens.append(part.token_ids_T)
                 logps.append(part.behaviour_logp_T)
@@ -153,8 +184,9 @@ class Sequence:
                         spans.append(Span(end, end + count, version))
                     end += count
             else:
-                tokens.append(_given(tuple(part)))
-                end += len(part)
+                ids = token_ids_of(part, f"sequence: turn {number}" if number else "sequence: the prompt")
+                tokens.append(_given(ids))
+                end += len(ids)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         return cls(np.concatenate(tokens), tuple(spans), span_logp)
 
@@ -162,15 +194,14 @@ class Sequence:
     def _answer(
         cls, given: "tuple[int, ...] | Completion", written: "tuple[int, ...] | Completion"
     ) -> "Sequence | None":
-        """A prompt and what one version wrote after it; `None` for anything else, and where something is wrong."""
-        if isinstance(given, Completion) or not isinstance(written, Completion) or len(written.versions) != 1:
+        """A prompt and what one version wrote after it; `None` for anything else."""
+        if type(given) is not tuple or not isinstance(written, Completion) or len(written.versions) != 1:
             return None
-        token_ids_T, span_logp, ((count, version),) = written.token_ids_T, written.behaviour_logp_T, written.versions
-        start, typed = len(given), token_ids_T.dtype == _INT and span_logp.dtype == _FLOAT
-        if not typed or start == 0 or not 0 < count == len(token_ids_T) == len(span_logp):
+        start, ((count, version),) = len(given), written.versions
+        if start == 0 or count == 0:
             return None
         return _made(
-            cls, token_ids_T=np.concatenate((_given(tuple(given)), token_ids_T)), span_logp=span_logp,
+            cls, token_ids_T=np.concatenate((_given(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
             spans=(Span(start, start + count, version),), length=count, version=version,
         )  # fmt: skip
 
@@ -200,8 +231,6 @@ class Sequence:
         return array
 
 
-LARGEST_REWARD = 1e12
-"""In either direction: squares and sums of such rewards are finite in float32."""
 REWARD_RULE = f"a reward must be finite, and at most {LARGEST_REWARD:g} in size"
 
 
@@ -226,6 +255,18 @@ class Reward:
             object.__setattr__(self, "value", float(self.value))
         if not abs(self.value) <= LARGEST_REWARD:
             raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; {REWARD_RULE}")
+
+
+def _rewards_of(rewards: Any, key: str) -> tuple[Reward, ...]:
+    """A rollout's rewards as a tuple; what is no `Reward` is refused."""
+    if not isinstance(rewards, tuple | list):
+        raise SoleraError(f"rollout of {key!r}: rewards must be a tuple, such as (Reward(1.0),), not {kind(rewards)}")
+    for reward in rewards:
+        if not isinstance(reward, Reward):
+            raise SoleraError(
+                f"rollout of {key!r}: rewards holds {reward!r}; each must be a solera.Reward, such as Reward(1.0)"
+            )
+    return tuple(rewards)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,6 +294,9 @@ class Rollout:
     text: str | None = None
     admission: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rewards", _rewards_of(self.rewards, self.prompt_key))
+
     @classmethod
     def of(
         cls,
@@ -265,7 +309,13 @@ class Rollout:
 
         Lineage, sampling and finish reason are those of the last completion.
         """
-        sequence = Sequence.turns((prompt.token_ids, *turns))
+        if not isinstance(prompt, Prompt):
+            raise SoleraError(f"rollout: the first argument must be a solera.Prompt, not {kind(prompt)}")
+        try:
+            sequence = Sequence.turns((prompt.token_ids, *turns))
+        except SoleraError as error:
+            raise SoleraError(f"rollout of {prompt.key!r}: {error}") from None
+        rewards = _rewards_of(rewards, prompt.key)
         for last in reversed(turns):
             if isinstance(last, Completion):
                 return _made(

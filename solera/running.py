@@ -14,7 +14,6 @@ from rich.console import Console
 
 from solera.beginning import Beginning, make_folder, read_beginning
 from solera.build import (
-    OwnCode,
     build_exam,
     build_loop,
     build_task,
@@ -48,8 +47,9 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
+from solera.own_code import OwnCode, own_code
 from solera.process import rare_garbage_collection, torch_for
-from solera.protocols import Codec, Task, Weights
+from solera.protocols import Weights
 from solera.records import Rollout, Sampling
 from solera.report.result import Result, result_of
 from solera.report.sinks import Several, need_wandb
@@ -67,6 +67,8 @@ from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
+from solera.tasks.episodes import Guard
+from solera.tasks.own import TaskFactory
 
 
 class InterruptedRunError(SoleraError):
@@ -77,21 +79,22 @@ def train(
     config: Config,
     console: Console | None = None,
     *,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
-    objective: Objective | None = None,
-    rule: SyncRule | None = None,
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
+    objective: Objective | str | None = None,
+    rule: SyncRule | str | None = None,
 ) -> Result:
     """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
 
-    `task` is given the model's codec; `rewards` are functions of the signatures that `reward.functions` may name, for a
-    task of the config; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides after each
-    batch when the engine gets new weights.
+    `task` is a class, or a function, that takes the model's codec; `rewards` are functions of the signatures that
+    `reward.functions` may name; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides
+    after each batch when the engine gets new weights. Each may also be a name, as the config has it: it takes the
+    place of the config's, and rewards are added to the config's.
     """
     console = console or Console(stderr=True)
-    own = OwnCode(task, tuple(rewards), objective, rule)
+    config, own = own_code(config, task, rewards, objective, rule)
     unset, config = config.learn.lr is None, resolved(config)
-    remarks = notices(config) if objective is None else []
+    remarks = notices(config) if own.objective is None else []
     if unset and config.model.path != ModelConfig.path:
         remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
     return _run(config, console, own, remarks)
@@ -103,20 +106,26 @@ def resume(
     *,
     changes: Mapping[str, Any] = MappingProxyType({}),
     start: int | None = None,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
-    objective: Objective | None = None,
-    rule: SyncRule | None = None,
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
+    objective: Objective | str | None = None,
+    rule: SyncRule | str | None = None,
 ) -> Result:
     """Go on with a run from its last checkpoint, with the code it was started with.
 
     `changes` holds settings to go on with, such as `{"run.steps": 500}`, which also extends a finished run. `start` is
     the step of an earlier checkpoint to go back to; later ones are removed. 0 begins the run again.
     """
-    folder, own, console = Path(folder), OwnCode(task, tuple(rewards), objective, rule), console or Console(stderr=True)
+    folder, (_, own) = Path(folder), own_code(Config(), task, rewards, objective, rule)
+    console = console or Console(stderr=True)
     settings_of(folder)
     with alone(folder):  # first: what is read before may be out of date when the run is ours
         config = resumable(folder, own.names(), changes, start)
+        if own_code(config, task, rewards, objective, rule)[0] != config:
+            raise SoleraError(
+                f"{folder}: a name that was given is not the one in the run's config.toml: leave it out, as the run "
+                "goes on with its own"
+            )
         with offering(folder, own.names()):
             checkpoint = checkpoint_of(folder, config, start, partial(_say, console))
             return _run(config, console, own, (), folder, checkpoint)
@@ -130,8 +139,8 @@ def evaluate_models(
     console: Console | None = None,
     advance: Callable[[str, int, int], None] = lambda model, made, total: None,
     *,
-    task: Callable[[Codec], Task] | None = None,
-    rewards: Sequence[Callable[..., Any]] = (),
+    task: TaskFactory | str | None = None,
+    rewards: Sequence[Callable[..., Any] | str] = (),
 ) -> Evaluation:
     """Attempt the same held-out problems with every model: greedily and, at a temperature above 0, sampled as well.
 
@@ -140,18 +149,19 @@ def evaluate_models(
     of one's own needs them here too. `advance` hears after each turn which model, how many attempts were made now, and
     how many the model makes in all.
     """
-    own = OwnCode(task, tuple(rewards))
+    config, own = own_code(config or settings(models), task, rewards)
     if not own.names():
         refuse_own_code(models)
     console = console or Console(stderr=True)
     chosen = candidates(models, checkpoints)
-    config = resolve_config(config or settings(models))
+    config = resolve_config(config)
     check_k(k, config)
     for run in other_tasks(models, config):
         _say(console, f"{run} was trained on another task; every model is given the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
-    examined = tuple(_examine_all(chosen, config, k, advance, own, partial(_say, console)))
+    guard = Guard(config.collect.errors, config.collect.retries, partial(_say, console))
+    examined = tuple(_examine_all(chosen, config, k, advance, own, guard))
     if not examined:
         raise SoleraError(f"{', '.join(models)}: every checkpoint was removed meanwhile: try again")
     result = Evaluation(config, examined)
@@ -165,24 +175,33 @@ def _examine_all(
     k: tuple[int, ...],
     advance: Callable[[str, int, int], None],
     own: OwnCode,
-    say: Callable[[str], None],
+    guard: Guard,
 ) -> Iterator[Examined]:
     for candidate in chosen:
         try:
-            yield _examine(candidate, config, k, advance, own)
+            yield _examine(candidate, config, k, advance, own, guard)
         except SoleraError:
             if candidate.run is None or Path(candidate.path).exists():
                 raise
-            say(f"{candidate.name} was removed meanwhile and is left out")  # a running run keeps only its last ones
+            guard.say(
+                f"{candidate.name} was removed meanwhile and is left out"
+            )  # a running run keeps only its last ones
 
 
 def _examine(
-    candidate: Candidate, config: Config, k: tuple[int, ...], advance: Callable[[str, int, int], None], own: OwnCode
+    candidate: Candidate,
+    config: Config,
+    k: tuple[int, ...],
+    advance: Callable[[str, int, int], None],
+    own: OwnCode,
+    guard: Guard,
 ) -> Examined:
     model, codec = loading.load(candidate.path, device_of(config))
-    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task)
-    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own)
+    exam = build_exam(config, model.for_compute(compute), codec, task, compute, own, guard)
+    for prompt in exam.prompts[:1]:
+        refuse_too_long(len(prompt.token_ids), config.sampling.max_tokens, model.max_length)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
@@ -227,7 +246,7 @@ def _run(
     nothing is left to refuse."""
     device, say = device_of(config), partial(_say, console)
     model, codec = _model_of(config, device, checkpoint)
-    task = own.task(codec) if own.task else build_task(config, codec, model.max_length, own.rewards)
+    task = build_task(config, codec, model.max_length, own.rewards, own.task)
     beginning = Beginning.of(task, config, own.task is not None)
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, model.max_length)
     if config.report.wandb is not None:

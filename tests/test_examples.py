@@ -79,8 +79,6 @@ def test_own_code_that_cannot_act_is_refused(tmp_path):
     def verbatim(rollout: solera.Rollout, row: dict) -> float:
         return 0.0
 
-    with pytest.raises(solera.SoleraError, match="a task of your own grades by itself"):
-        solera.train(config(tmp_path), task=lambda codec: None, rewards=[verbatim])
     settings = replace(config(tmp_path), reward=solera.RewardConfig(functions=("verbatim",)))
     with pytest.raises(solera.SoleraError, match="reward/verbatim is there twice"):
         solera.train(settings, rewards=[verbatim])

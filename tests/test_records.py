@@ -34,18 +34,108 @@ def test_an_answer_of_two_versions_or_of_none_has_its_spans():
     assert (empty.spans, empty.length, empty.version, empty.token_ids_T.tolist()) == ((), 0, -1, [4, 12])
 
 
+def test_a_sequence_begins_with_something_given():
+    with pytest.raises(SoleraError, match="holds the first token"):
+        Rollout.of(Prompt("key", ()), completion(2, (2, 3)))
+
+
 @pytest.mark.parametrize(
-    ("given", "written", "complaint"),
+    ("tokens", "logps", "versions"),
     [
-        ((), completion(2, (2, 3)), "holds the first token"),
-        ((4,), completion(2, (3, 3)), "beyond its 3 tokens"),
-        ((4,), completion(3, (2, 3)), "3 log-probabilities for 2 tokens"),
-        ((4,), completion(2, (2, 3), logps=1), "1 log-probabilities for 2 tokens"),
+        (4, 3, ((1, 3), (2, 4))),  # followed by another turn, this used to shift that turn's span by one
+        (4, 4, ((1, 3), (2, 4))),
+        (4, 4, ((1, 3), (5, 4))),
+        (4, 3, ((4, 3),)),
+        (3, 4, ((3, 3),)),
+        (4, 4, ()),
+        (0, 0, ((1, 3),)),
+        (2, 2, ((3, 3), (-1, 4))),
+        (2, 2, (2, 3)),
+        (2, 2, ((2.0, 3),)),
+        (2, 2, ((2, None),)),
+        (2, 2, None),
     ],
 )
-def test_an_answer_that_does_not_fit_itself_is_refused(given, written, complaint):
+def test_a_completion_that_does_not_fit_itself_is_refused_when_it_is_made(tokens, logps, versions):
+    with pytest.raises(SoleraError, match=r"^completion: .*(every token has one of each|pairs of \(tokens, version\))"):
+        Completion(np.arange(7, 7 + tokens, dtype=np.int32), -np.ones(logps, np.float32), versions, "stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"behaviour_logp_T": np.array([-0.5, np.nan], np.float32)}, "not a finite number"),
+        ({"behaviour_logp_T": np.array([-0.5, -np.inf])}, "not a finite number"),
+        ({"behaviour_logp_T": -0.5}, "behaviour_logp_T must be a list of numbers, not a float"),
+        ({"behaviour_logp_T": None}, "behaviour_logp_T must be a list of numbers"),
+        ({"token_ids_T": "ab"}, "token_ids_T is text"),
+        ({"token_ids_T": [1.5, 2.5]}, "must be token ids"),
+        ({"token_ids_T": np.zeros((2, 2), np.int32)}, "every token has one of each"),
+        ({"finish_reason": "eos"}, "finish_reason is 'eos'; it must be stop or length"),
+        ({"versions": ((1, 3),)}, "2 tokens, 2 log-probabilities, and versions for 1 tokens"),
+    ],
+)
+def test_what_a_completion_cannot_hold_is_named(fields, complaint):
     with pytest.raises(SoleraError, match=complaint):
-        Rollout.of(Prompt("key", given), written)
+        dataclasses.replace(completion(2, (2, 3)), **fields)
+
+
+def test_a_completion_of_lists_is_one_of_arrays():
+    made = Completion([7, 8], [-0.5, -0.25], ((2, 3),), "stop")
+    assert (made.token_ids_T.dtype, made.behaviour_logp_T.dtype) == (np.int32, np.float32)
+    sequence = Rollout.of(Prompt("key", [4, 5]), made, [6], made).sequences[0]
+    assert sequence.token_ids_T.tolist() == [4, 5, 7, 8, 6, 7, 8]
+    assert sequence.spans == (Span(2, 4, 3), Span(5, 7, 3))
+
+
+@pytest.mark.parametrize("token_ids", [[4, 5], np.array([4, 5]), (np.int64(4), np.int32(5)), range(4, 6)])
+def test_a_prompt_takes_any_run_of_whole_numbers(token_ids):
+    prompt = Prompt("key", token_ids)
+    assert prompt.token_ids == (4, 5)
+    assert {type(token_id) for token_id in prompt.token_ids} == {int}
+
+
+@pytest.mark.parametrize("token_ids", ["12+34=", (1.0, 2.0), [[1, 2], [3]], [True, False], None, 7, ("1", "2")])
+def test_a_prompt_of_anything_else_is_refused(token_ids):
+    with pytest.raises(SoleraError, match=r"^prompt 'key': token_ids (is text|must be token ids)"):
+        Prompt("key", token_ids)
+
+
+def test_a_prompt_without_a_name_or_with_odd_data_is_refused():
+    with pytest.raises(SoleraError, match="key must be text, not a int"):
+        Prompt(3, (4,))
+    with pytest.raises(SoleraError, match="data must be a dictionary, not text"):
+        Prompt("key", (4,), "5")
+
+
+@pytest.mark.parametrize(
+    ("rewards", "complaint"),
+    [
+        ((1.0,), r"rewards holds 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
+        ([Reward(1.0), 0.5], "rewards holds 0.5"),
+        (1.0, r"rewards must be a tuple, such as \(Reward\(1.0\),\), not a float"),
+        (Reward(1.0), "rewards must be a tuple"),
+        (None, "rewards must be a tuple"),
+    ],
+)
+def test_rewards_that_are_none_are_refused(rewards, complaint):
+    with pytest.raises(SoleraError, match=f"rollout of 'key': {complaint}"):
+        Rollout.of(Prompt("key", (4,)), completion(2, (2, 3)), rewards=rewards)
+    with pytest.raises(SoleraError, match=f"rollout of 'key': {complaint}"):
+        Rollout("key", (), rewards)
+
+
+def test_turns_of_anything_but_tokens_and_completions_are_refused():
+    prompt, written = Prompt("key", (4,)), completion(2, (2, 3))
+
+    async def generate():
+        return written
+
+    for turn, complaint in [("no", "turn 2 is text"), (None, "turn 2 must be"), (generate(), "turn 2 is a coroutine")]:
+        with pytest.raises(SoleraError, match=f"rollout of 'key': sequence: {complaint}"):
+            Rollout.of(prompt, written, turn, written)
+    with pytest.raises(SoleraError, match=r"must be a solera.Prompt, not a tuple"):
+        Rollout.of((4,), written)
 
 
 def test_a_rollout_of_an_answer_has_every_field():

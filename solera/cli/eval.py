@@ -10,6 +10,7 @@ import tyro
 
 from solera.cli.options import parse
 from solera.config import (
+    CollectConfig,
     Config,
     EngineConfig,
     EvaluateConfig,
@@ -65,6 +66,10 @@ class EvalOptions:
     """An attempt passes where its reward is at least this; by default 0.5, with a task gym:NAME 0.99."""
     seed: Annotated[int, tyro.conf.arg(aliases=("--run.seed",))] = RunConfig.seed
     """Seed of the sampled attempts."""
+    errors: Annotated[Literal["stop", "missing"] | float, tyro.conf.arg(name="collect.errors")] = CollectConfig.errors
+    """When an episode fails: `stop`, leave it out (`missing`), or a number, its reward."""
+    retries: Annotated[int, tyro.conf.arg(name="collect.retries")] = CollectConfig.retries
+    """How often an episode that fails is tried again, before `collect.errors` applies."""
     device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(aliases=("--run.device",))] = RunConfig.device
     """`auto` takes a GPU where there is one."""
     threads: Annotated[int, tyro.conf.arg(aliases=("--run.threads",))] = RunConfig.threads
@@ -81,7 +86,7 @@ PLACES = {
     "task": None, "reward": None, "engine": None, "max_tokens": "sampling", "problems": "evaluate",
     "samples": "evaluate",
     "temperature": "evaluate", "top_p": "evaluate", "threshold": "evaluate", "seed": "run", "device": "run",
-    "threads": "run",
+    "threads": "run", "errors": "collect", "retries": "collect",
 }  # fmt: skip
 """The table of the config that each option belongs to; `None`: it is a table itself."""
 

@@ -137,8 +137,13 @@ def _config(author: Author, base: Config, options: GenerateOptions, out: Path) -
     task = options.task
     if task.name == "jsonl" and task.held_out_path is None and task.held_out_share is None:
         task = replace(task, held_out_share=0.0)  # every prompt of the file
-    named = {"root": str(out.parent), "name": out.absolute().name}
-    run = RunConfig(seed=options.seed, device=options.device, threads=options.threads, **named)
+    run = RunConfig(
+        root=str(out.parent),
+        name=out.absolute().name,
+        seed=options.seed,
+        device=options.device,
+        threads=options.threads,
+    )
     return Config(
         run=run, task=task, engine=options.engine, store=StoreConfig(url=options.url),
         model=replace(base.model, path=author.path), evaluate=replace(base.evaluate, threshold=None),

@@ -4,7 +4,7 @@ A run is described by a TOML file with one table for each class of `rooms`, and 
 names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
 """
 
-from solera.config.fields import LARGEST, SYNONYMS, Text, alike, check_types, help_of, perhaps
+from solera.config.fields import LARGEST, LARGEST_REWARD, SYNONYMS, Text, alike, check_types, help_of, perhaps
 from solera.config.objective import AdvantageName, AggregationName, ClipName, KLName, ObjectiveConfig
 from solera.config.reading import (
     Place,
@@ -49,6 +49,7 @@ from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_p
 __all__ = [
     "GYM",
     "LARGEST",
+    "LARGEST_REWARD",
     "SAFE",
     "SYNONYMS",
     "AdvantageName",

@@ -21,6 +21,10 @@ LARGEST = 10**18 - 1
 """Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
 
 
+LARGEST_REWARD = 1e12
+"""In either direction: squares and sums of such rewards are finite in float32."""
+
+
 def short(room: str, field_name: str) -> Any:
     """A field whose option is also its room's name: `--model X` for `--model.path X`."""
     return tyro.conf.arg(name=room, prefix_name=False, aliases=(f"--{room}.{field_name}",))
@@ -45,7 +49,7 @@ def typed(value: Any, hint: Any) -> Any:
     if origin is Annotated:
         return typed(value, arguments[0])
     if origin in (Union, types.UnionType):
-        return typed(value, next(a for a in arguments if a is not type(None)))
+        return _typed_one_of(value, [a for a in arguments if a is not type(None)])
     if origin is Literal:
         if value not in arguments:
             raise TypeError("one of " + ", ".join(map(str, arguments)))
@@ -63,6 +67,16 @@ def typed(value: Any, hint: Any) -> Any:
     if hint is str and not (value and value.isprintable()):
         raise TypeError("text, not empty and without control characters")
     return float(value) if hint is float else value
+
+
+def _typed_one_of(value: Any, hints: list[Any]) -> Any:
+    wanted = []
+    for hint in hints:
+        try:
+            return typed(value, hint)
+        except TypeError as error:
+            wanted.append(str(error))
+    raise TypeError(" or ".join(wanted))
 
 
 def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -68,7 +68,8 @@ class TaskConfig:
     name: Annotated[str, short("task", "name")] = "arithmetic"
     """`arithmetic`: sums of two numbers, generated, graded exactly, nothing to download. `countdown`: a target made
     from given numbers. `gym:NAME`: any task of reasoning-gym. `gsm8k`, `math`: word problems and competition
-    mathematics. `jsonl`: your own file. `mixture`: several of these."""
+    mathematics. `jsonl`: your own file. `mixture`: several of these. `file.py:Class` or `package.module:Class`: a task
+    of your own (docs/tasks.md)."""
     level: int | None = None
     """How hard generated problems are. `arithmetic`: largest number of digits, 1 to 4, 2 where unset, which the
     embedded model was taught; `countdown`: how many numbers, 2 to 6, 3 where unset; `gym:NAME`: level of its
@@ -145,6 +146,12 @@ class CollectConfig:
     """Whole batches that wait in the store before they are learned from: a constant lag on top of the sync period."""
     refill_rounds: int = 3
     """With `objective.refill`: how often a batch may be topped up in place of masked groups."""
+    errors: Literal["stop", "missing"] | float = "stop"
+    """When an episode fails, because the task raises an error or its rollout is not what the engine wrote: `stop` the
+    run; go on without it (`missing`): the rest of its group is learned from; or a number: its reward, for what it had
+    written. Failures are counted in `episodes/failed`. When all episodes of a batch fail, the run stops."""
+    retries: int = 0
+    """How often an episode that fails is tried again, with other random numbers, before `errors` applies."""
     overlap: bool | None = None
     """Write the next batch while the present one is learned from, where no sync comes between them: the same run,
     sooner. Unset: where a CPU core is left for it."""

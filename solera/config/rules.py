@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
-from solera.config.fields import check_types, shown
+from solera.config.fields import LARGEST_REWARD, check_types, shown
 from solera.config.rooms import (
     Config,
     DrawConfig,
@@ -88,6 +88,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("run.steps", c.run.steps, 1), ("run.threads", c.run.threads, 0), ("run.seed", c.run.seed, 0),
         ("sampling.max_tokens", c.sampling.max_tokens, 1), ("collect.prompts", c.collect.prompts, 1),
         ("collect.offset", c.collect.offset, 0), ("collect.refill_rounds", c.collect.refill_rounds, 0),
+        ("collect.retries", c.collect.retries, 0),
         ("learn.lr", c.learn.lr, 0), ("learn.warmup", c.learn.warmup, 0), ("learn.passes", c.learn.passes, 1),
         ("learn.weight_decay", c.learn.weight_decay, 0), ("learn.minibatches", c.learn.minibatches, 1),
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
@@ -109,6 +110,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          f"a value above 0, {COLDEST} at least"),
         (c.collect.group_size >= (1 if c.objective.name == "sft" else 2), f"collect.group_size is "
          f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
+        (isinstance(c.collect.errors, str) or abs(c.collect.errors) <= LARGEST_REWARD, f"collect.errors is "
+         f"{c.collect.errors}; as a reward it must be at most {LARGEST_REWARD:g} in size"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.run.gpu_memory is None or c.run.gpu_memory > 0, f"run.gpu_memory is {c.run.gpu_memory}; it must be above 0"),

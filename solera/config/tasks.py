@@ -28,32 +28,37 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
     },
     "gym": {"level": None, "template": "{prompt}\n\nAnswer (just the answer, nothing else):"},
     "mixture": {"parts": (), "weights": ()},
+    "own": {},
 }  # fmt: skip
 """The fields each task uses, and the values they take where unset."""
 GYM = "gym:"
+SPELLED = {"gym": f"{GYM}NAME", "own": "file.py:Class"}
+"""How the kinds of tasks are named that are not named by one word."""
 
 
 def kind_of_task(name: str) -> str:
     """The row of TASK_FIELDS that a task's name belongs to.
 
-    >>> kind_of_task("gym:gcd"), kind_of_task("math")
-    ('gym', 'math')
+    >>> kind_of_task("gym:gcd"), kind_of_task("math"), kind_of_task("tasks.py:TwoTries")
+    ('gym', 'math', 'own')
     """
-    return "gym" if name.startswith(GYM) else name
+    if name.startswith(GYM):
+        return "gym"
+    return "own" if ":" in name else name
 
 
 def resolve_task(task: TaskConfig) -> TaskConfig:
     """Unset fields take the task's own values; a field that the task does not use is refused."""
     kind = kind_of_task(task.name)
-    if kind not in TASK_FIELDS or task.name == "gym":
-        known = [name if name != "gym" else f"{GYM}NAME" for name in TASK_FIELDS]
+    if kind not in TASK_FIELDS or task.name in SPELLED:
+        known = [SPELLED.get(name, name) for name in TASK_FIELDS]
         raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
     own = TASK_FIELDS[kind]
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):
             owners = [name for name, fields in TASK_FIELDS.items() if key.name in fields]
-            hint = f", or choose --task {owners[0].replace('gym', 'gym:NAME')}" if owners else ""
+            hint = f", or choose --task {SPELLED.get(owners[0], owners[0])}" if owners else ""
             raise SoleraError(f"task.{key.name} is not used by {task.name}: remove it{hint}")
     _check_task(task)
     chosen = {} if task.held_out_path is None else {"held_out_share": None}
@@ -112,6 +117,8 @@ def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
         label = name if not path or stem == base else f"{base} {stem}"
         if at and not re.fullmatch("[0-9]{1,3}", level):
             raise SoleraError(f"task.parts: {text}: after @ stands a level, a whole number")
+        if kind_of_task(base) == "own":
+            raise SoleraError(f"task.parts: {text}: a task of your own cannot be part of a mixture")
         if base == "mixture" or label in parts:
             raise SoleraError(
                 f"task.parts: {text}: {'a mixture in a mixture' if base == 'mixture' else 'is there twice'}"

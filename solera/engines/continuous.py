@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.engines.decoding import Decoded
+from solera.engines.decoding import Decoded, room_for
 from solera.engines.pool import Decoding, Prefilling
 from solera.engines.sampling import sample
 from solera.errors import SoleraError
@@ -32,8 +32,9 @@ NOTHING: Ended = (
 )  # fmt: skip
 CHUNK = 8
 PREFILL_TOKENS = 16_384
-TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE = range(8)
-"""Lines of the table of rows: last token and its position, where its keys lie, which token of which request is next."""
+TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE, LIMIT = range(9)
+"""Lines of the table of rows: last token and its position, where its keys lie, which token of which request is next,
+whether it goes on, and the most tokens of its response: read by the graphs, so that one serves long and short ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +46,6 @@ class Memory:
     limit: int
     prompt_tokens: int
     row_table: Tensor
-    most: Tensor
-    """Tokens of a response: read by the graphs, so that one serves long and short ones."""
     uniform_BT: Tensor
     token_BT: Tensor
     logp_BT: Tensor
@@ -60,7 +59,7 @@ class Memory:
         places = prompt_tokens + slots * limit
         return cls(
             slots, requests, limit, prompt_tokens,
-            row_table=make(8, slots, dtype=torch.int64), most=make((), dtype=torch.int64),
+            row_table=make(9, slots, dtype=torch.int64),
             uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
@@ -99,7 +98,8 @@ class ContinuousDecoder:
     def decode(
         self, prompts: Items[tuple[int, ...]], uniform_BT: npt.NDArray[np.float32], sampling: Sampling
     ) -> Iterator[Ended]:
-        """Continue every prompt until an end token or `sampling.max_tokens`. `uniform_BT` holds the random numbers.
+        """Continue every prompt until an end token, `sampling.max_tokens` or the end of the model's context.
+        `uniform_BT` holds the random numbers.
 
         Yields after every chunk what has ended, which may be nothing, while the GPU goes on.
         """
@@ -162,7 +162,6 @@ class ContinuousDecoder:
         starts = np.concatenate([[0], np.cumsum([len(prompt) - 1 for prompt in number])])
         memory = self._prepare(int(starts[-1]), len(prompts), sampling)
         memory.uniform_BT[: len(prompts), : sampling.max_tokens].copy_(torch.from_numpy(uniform_BT))
-        memory.most.fill_(sampling.max_tokens)
         self._prefill(list(number), starts)
         waiting = deque(
             (prompt[-1], len(prompt) - 1, int(starts[number[prompt]]), len(prompt) - 1, b)
@@ -194,7 +193,7 @@ class ContinuousDecoder:
     def step(self, memory: Memory, rows: int, sampling: Sampling) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
         table = memory.row_table[:, :rows]
-        token, position, prompt_start, prompt_length, response_start, step, request, alive = table
+        token, position, prompt_start, prompt_length, response_start, step, request, alive, limit = table
         plan = Decoding(prompt_start, prompt_length, response_start, step)
         hidden_S1H = self.model.hidden(token[:, None], position[:, None], plan=plan)
         uniform_S = memory.uniform_BT[request, step]
@@ -205,7 +204,7 @@ class ContinuousDecoder:
         memory.logp_BT[request_S, step] = logp_S
         memory.length_B[request_S] = step + 1
         memory.finished_B[request_S] = ended_S
-        alive.mul_(~ended_S & (step + 1 < memory.most))
+        alive.mul_(~ended_S & (step + 1 < limit))
         token.copy_(token_S)
         position.add_(alive)
         step.add_(alive)
@@ -311,7 +310,9 @@ class Rows:
         for slot in taken:
             token, position, prompt_start, prompt_length, request = self.waiting.popleft()
             self.request[slot] = request
-            lines.append((token, position, prompt_start, prompt_length, self.response_start[slot], 0, request, 1))
+            limit = room_for(self.decoder.model, position + 1, self.sampling.max_tokens)
+            start = self.response_start[slot]
+            lines.append((token, position, prompt_start, prompt_length, start, 0, request, 1, limit))
         self.left = self.sampling.max_tokens
         device = self.memory.row_table.device
         self.memory.row_table[:, sent(taken, device)] = sent(lines, device).T

@@ -103,6 +103,11 @@ def _prefill_mask(real_SK: Tensor) -> Tensor:
     return ((real_SK[:, None, :] & seen_KK) | own_KK)[:, None]
 
 
+def room_for(model: LanguageModel, prompt: int, max_tokens: int) -> int:
+    """Most tokens after a prompt of so many."""
+    return max_tokens if model.max_length is None else min(max_tokens, model.max_length - prompt)
+
+
 @torch.inference_mode()
 def decode(
     model: LanguageModel,
@@ -111,14 +116,18 @@ def decode(
     sampling: Sampling,
     end_token_ids: tuple[int, ...],
 ) -> Decoded:
-    """Continue every prompt until an end token or `sampling.max_tokens`. `uniform_BT` holds the random numbers."""
+    """Continue every prompt until an end token, `sampling.max_tokens` or the end of the model's context. `uniform_BT`
+    holds the random numbers."""
     assert uniform_BT.shape == (len(prompts), sampling.max_tokens)
+    limits = [room_for(model, len(prompt), sampling.max_tokens) for prompt in prompts]
+    limit_B = torch.tensor(limits, device=model.device)
+    cut_off = min(limits) < sampling.max_tokens
     live = LiveRows.prefill(model, prompts)
     uniforms = torch.from_numpy(uniform_BT).to(model.device)
     ends = torch.tensor(end_token_ids, device=model.device)
     token_BT = torch.zeros(uniform_BT.shape, dtype=torch.int64, device=model.device)
     logp_BT = torch.zeros(uniform_BT.shape, device=model.device)
-    length_B = torch.full((len(prompts),), sampling.max_tokens, device=model.device)
+    length_B = limit_B.clone()
     finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
     for step in range(sampling.max_tokens):
         uniform_B = uniforms[live.row_B, step]
@@ -130,6 +139,9 @@ def decode(
         if some_ended:
             length_B[live.row_B[ended_B]] = step + 1
             finished_B[live.row_B[ended_B]] = True
+        if cut_off:
+            ended_B = ended_B | (limit_B[live.row_B] <= step + 1)
+            some_ended = bool(ended_B.any())
         if step + 1 == sampling.max_tokens or (some_ended and bool(ended_B.all())):
             break
         live.advance(model, token_B, ~ended_B if some_ended else None)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from solera.engines.decoding import Decoded, decode
-from solera.errors import SoleraError
+from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
@@ -81,6 +81,9 @@ class InProcessEngine:
         self.early = early
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
+        self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
+        self._readable: tuple[int, ...] = ()
+        """The text that was looked at last: all members of a group have the same."""
         self._pending: list[Request] = []
         self._answering: asyncio.Task[None] | None = None
         self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
@@ -108,6 +111,11 @@ class InProcessEngine:
         return Weights(self.held.lineage, self.held.version, iter(own.items()))
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        """Continue one text, up to `sampling.max_tokens` or the end of the model's context; where the text fills it
+        already, with nothing. Both are cut off: `finish_reason` is `length`."""
+        self._refuse_unreadable(token_ids)
+        if self.model.max_length is not None and len(token_ids) >= self.model.max_length:
+            return self._nothing(sampling)
         loop = asyncio.get_running_loop()
         request = Request(token_ids, sampling, seed, loop.create_future())
         self._pending.append(request)
@@ -116,6 +124,20 @@ class InProcessEngine:
             self._answering = loop.create_task(self._answer_pending())
             self._answering.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await request.answer
+
+    def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
+        """Here, since in a batch it would take the others with it."""
+        if token_ids is self._readable:
+            return
+        for token_id in (min(token_ids, default=-1), max(token_ids, default=-1)):
+            if not 0 <= token_id < self._vocabulary:
+                what = f"token id {token_id} is not one of the model's {self._vocabulary}" if token_ids else "no tokens"
+                raise BadRequestError(f"engine: a text to continue holds what the model cannot read: {what}")
+        self._readable = token_ids
+
+    def _nothing(self, sampling: Sampling) -> Completion:
+        tokens_T, logp_T = np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return Completion(tokens_T, logp_T, ((0, self.held.version),), "length", self.held.lineage, sampling)
 
     async def _answer_pending(self) -> None:
         while self._pending:
@@ -159,8 +181,6 @@ class InProcessEngine:
     def _write(self, requests: Items[Request]) -> Iterator[Written]:
         """Which of the requests have ended, and what was written for them, until all have."""
         sampling = requests[0].sampling
-        longest = max(len(request.token_ids) for request in requests)
-        refuse_too_long(longest, sampling.max_tokens, self.model.max_length)
         seed_B = np.array([request.seed for request in requests], np.uint64)
         texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
         if self._continuous:

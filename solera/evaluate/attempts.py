@@ -11,6 +11,7 @@ from solera.evaluate.statistics import pass_at_k
 from solera.protocols import Engine, Task
 from solera.records import Prompt, Rollout, Sampling
 from solera.streams import stream_seed
+from solera.tasks.episodes import STOP, Attempted, Failed, Guard, rollouts_of
 
 Values = list[float | None]
 """One for each problem; `None` where it has none."""
@@ -86,12 +87,14 @@ class Exam:
     """Most attempts in flight; more are made in turns, all attempts at a problem in the same one."""
     functions: tuple[str, ...] = ()
     """Reward functions that the user wrote, to be named where nothing was graded."""
+    guard: Guard = STOP
+    """What becomes of attempts that fail; one without a reward is left out."""
 
     def attempt(
         self, sampling: Sampling, samples: int = 1, seed: int = 0, advance: Callable[[int], None] = lambda done: None
     ) -> Attempts:
         """Attempt every problem `samples` times; `advance` is told how many attempts are made after each turn."""
-        rollouts = list[Rollout]()
+        attempted = list[Attempted]()
         step = max(1, self.max_rows // samples)
         for start in range(0, len(self.prompts), step):
             seeds = (
@@ -99,17 +102,21 @@ class Exam:
                 for index, prompt in enumerate(self.prompts[start : start + step], start)
                 for number in range(samples)
             )
-            made = attempt_all(self.task, self.engine, seeds, sampling)
-            rollouts += made
+            made = attempt_all(self.task, self.engine, seeds, sampling, None, self.guard)
+            attempted += made
             advance(len(made))
-        return self._count(rollouts, sampling, samples)
+        return self._count(attempted, sampling, samples)
 
-    def _count(self, rollouts: list[Rollout], sampling: Sampling, samples: int) -> Attempts:
+    def _count(self, attempted: list[Attempted], sampling: Sampling, samples: int) -> Attempts:
         problems = tuple(
-            count_problem(prompt.key, rollouts[index * samples : (index + 1) * samples], self.threshold)
+            count_problem(prompt.key, rollouts_of(attempted[index * samples : (index + 1) * samples]), self.threshold)
             for index, prompt in enumerate(self.prompts)
         )
+        rollouts = rollouts_of(attempted)
         if not any(problem.graded for problem in problems):
+            for each in attempted:
+                if isinstance(each, Failed):
+                    raise each.error
             raise SoleraError(f"evaluation: {self._ungraded(len(rollouts))}")
         truncated = sum(rollout.finish_reason == "length" for rollout in rollouts) / len(rollouts)
         length = sum(rollout.length for rollout in rollouts) / len(rollouts)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -103,14 +104,15 @@ def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
             units.append([_row_of(sequence, response) for sequence in rollout.sequences if sequence.spans])
             continue
         (sequence,) = rollout.sequences
-        whole, prefix = sequence.token_ids_T.tobytes(), sequence.spans[0].start
-        prompt = whole[: prefix * sequence.token_ids_T.itemsize]
+        token_ids_T, prefix = _read(sequence), sequence.spans[0].start
+        whole = token_ids_T.tobytes()
+        prompt = whole[: prefix * token_ids_T.itemsize]
         if whole in placed and placed[whole][0][0].spans[0].start == prefix:
             placed[whole].append((sequence, response))
             continue
         row = open_rows.get(prompt)
-        if row is not None and row.length + len(sequence.token_ids_T) - prefix <= pack_tokens:
-            row.length += len(sequence.token_ids_T) - prefix
+        if row is not None and row.length + len(token_ids_T) - prefix <= pack_tokens:
+            row.length += len(token_ids_T) - prefix
             row.texts.append([(sequence, response)])
         else:
             row = _row_of(sequence, response)
@@ -121,7 +123,12 @@ def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
 
 
 def _row_of(sequence: Sequence, response: int) -> Row:
-    return Row(sequence.spans[0].start, len(sequence.token_ids_T), [[(sequence, response)]])
+    return Row(sequence.spans[0].start, len(_read(sequence)), [[(sequence, response)]])
+
+
+def _read(sequence: Sequence) -> npt.NDArray[np.int32]:
+    """The tokens up to the last that the policy answers for: what was given after it may not fit into the model."""
+    return sequence.token_ids_T[: sequence.spans[-1].stop]
 
 
 def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
@@ -152,7 +159,7 @@ def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
         stretches.append((row_start, row.prefix, 0, 0))
         tokens.append(row.texts[0][0][0].token_ids_T[: row.prefix])
         for segment, members in enumerate(row.texts, 1):
-            tail = members[0][0].token_ids_T[row.prefix :]
+            tail = _read(members[0][0])[row.prefix :]
             stretches.append((place, len(tail), row.prefix, segment))
             tokens.append(tail)
             for sequence, response in members:
@@ -200,7 +207,7 @@ def _packed_texts(rows: list[Row]) -> PackedTexts:
             texts.append(Text(start, row.prefix))
             place = start + row.prefix
             for members in row.texts:
-                length = len(members[0][0].token_ids_T) - row.prefix
+                length = len(_read(members[0][0])) - row.prefix
                 texts.append(Text(place, length, start, row.prefix))
                 place += length
         start += row.length

@@ -16,8 +16,9 @@ NO_LETTER = 0x10FFFF
 class TokenizerCodec:
     """The Codec of a Hugging Face tokenizer."""
 
-    def __init__(self, tokenizer: Any, end_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: Any, end_token_ids: tuple[int, ...], max_length: int | None = None) -> None:
         self.tokenizer = tokenizer
+        self.max_length = max_length
         self.end_token_ids = end_token_ids
         fast = getattr(tokenizer, "backend_tokenizer", None)
         unknown = getattr(fast.model, "unk_token", None) if fast is not None else tokenizer.unk_token

@@ -40,8 +40,8 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
         raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
-    codec = _codec(path, tokenizer, module.generation_config)
     model = LanguageModel(without_dropout(module).to(device).eval(), adapter)
+    codec = _codec(path, tokenizer, module.generation_config, model.max_length)
     model.check()
     return model, codec
 
@@ -123,15 +123,15 @@ def load_reader(path: str) -> Reader:
         generation = GenerationConfig.from_pretrained(source)
     except OSError:  # a folder need not have one
         generation = GenerationConfig.from_model_config(config)
-    codec = _codec(path, tokenizer, generation)
-    return Reader(codec, config.vocab_size, getattr(config, "max_position_embeddings", None))
+    max_length = getattr(config, "max_position_embeddings", None)
+    return Reader(_codec(path, tokenizer, generation, max_length), config.vocab_size, max_length)
 
 
-def _codec(path: str, tokenizer: Any, generation_config: Any) -> TokenizerCodec:
+def _codec(path: str, tokenizer: Any, generation_config: Any, max_length: int | None) -> TokenizerCodec:
     ends = end_token_ids(generation_config, tokenizer)
     if not ends:
         raise SoleraError(f"model {path}: neither its tokenizer nor its generation config names an end token (eos)")
-    return TokenizerCodec(tokenizer, ends)
+    return TokenizerCodec(tokenizer, ends, max_length)
 
 
 def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:

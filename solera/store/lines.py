@@ -14,6 +14,7 @@ from solera.config import perhaps
 from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
 from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
+from solera.tasks.episodes import FAILED
 from solera.tasks.jsonl import canonical, check_prompt, read_object, text_of
 from solera.tasks.keys import HELD_OUT, HeldOutError, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
@@ -139,10 +140,11 @@ class LineReader:
         return sequence
 
     def _fits(self, rollout: Rollout) -> None:
-        longest = max(len(sequence.token_ids_T) for sequence in rollout.sequences)
+        longest = max(s.spans[-1].stop if s.spans else 0 for s in rollout.sequences)
         if self.longest is not None and longest > self.longest:
             raise SoleraError(f"it has {longest} tokens, prompt and response; the model takes {self.longest}")
-        if not rollout.length:
+        left_empty = FAILED in rollout.parts or rollout.finish_reason == "length"  # by a run that is exported
+        if not rollout.length and not left_empty:
             raise SoleraError("field 'sequences' has no span: nothing in it was written by anyone")
 
 
@@ -172,7 +174,7 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
 
 def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
     """What a person reads of it, beside its tokens: the prompt, and everything from the first written token on."""
-    starts = [sequence.spans[0].start if sequence.spans else 0 for sequence in rollout.sequences]
+    starts = [s.spans[0].start if s.spans else len(s.token_ids_T) for s in rollout.sequences]
     pairs = list(zip(rollout.sequences, starts, strict=True))
     written = "\n".join(codec.decode(sequence.token_ids_T[start:]) for sequence, start in pairs)
     first, start = pairs[0]

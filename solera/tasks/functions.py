@@ -1,4 +1,4 @@
-"""Reward functions of one's own: found by name, and recognised by what they take."""
+"""Code of one's own: found by name, and reward functions recognised by what they take."""
 
 import importlib
 import inspect
@@ -49,19 +49,34 @@ def check_spec(spec: str) -> None:
     """Refuse what cannot name a grader or a function, before anything is imported."""
     if is_grader(spec):
         return
-    source, colon, name = spec.rpartition(":")
-    if not (colon and source and name.isidentifier()):
+    if not is_spec(spec):
         raise SoleraError(
             f"reward.functions: {spec!r} is none of the graders {', '.join((*GRADERS, *JUDGED))}, and your own "
             "function is written package.module:function or file.py:function"
         )
+    check_file(spec, "reward.functions")
+
+
+def is_spec(spec: str) -> bool:
+    """Whether it could name something in a file or a package.
+
+    >>> is_spec("rewards.py:brevity"), is_spec("package.module:TwoTries"), is_spec("rewards.py"), is_spec("a:b c")
+    (True, True, False, False)
+    """
+    source, colon, name = spec.rpartition(":")
+    return bool(colon and source and name.isidentifier())
+
+
+def check_file(spec: str, field: str) -> None:
+    """Refuse a file that is not there; `field` is the config's that names it."""
+    source = spec.rpartition(":")[0]
     if source.endswith(".py") and not Path(source).expanduser().is_file():
-        raise SoleraError(f"reward.functions: {spec}: there is no file {source}")
+        raise SoleraError(f"{field}: {spec}: there is no file {source}")
 
 
 def load(specs: list[str], columns: Set[str], prompt: str) -> list[OwnFunction]:
     """The functions, each module loaded once; `columns` are those of the data, `prompt` the prompt's own."""
-    modules = {source: _module(source, spec) for spec in specs for source in [spec.rpartition(":")[0]]}
+    modules = {spec.rpartition(":")[0]: load_module(spec, "reward.functions") for spec in specs}
     return [_function(modules[spec.rpartition(":")[0]], spec, columns - {prompt}) for spec in specs]
 
 
@@ -76,20 +91,22 @@ def spec_of(call: Callable[..., Any]) -> str:
     return f"{getattr(call, '__module__', type(call).__module__)}:{getattr(call, '__name__', type(call).__name__)}"
 
 
-def _module(source: str, spec: str) -> ModuleType:
+def load_module(spec: str, field: str) -> ModuleType:
+    """The module that `spec` names something in; `field` is the config's that names it."""
+    source = spec.rpartition(":")[0]
     try:
         return _from_file(Path(source).expanduser()) if source.endswith(".py") else _from_package(source)
     except (Exception, SystemExit) as error:
         place = where(error, source) if source.endswith(".py") and not isinstance(error, SyntaxError) else ""
         raise SoleraError(
-            f"reward.functions: {spec}: {source} cannot be imported: {type(error).__name__}: {one_line(error)}{place}"
+            f"{field}: {spec}: {source} cannot be imported: {type(error).__name__}: {one_line(error)}{place}"
         ) from error
 
 
 def _from_file(path: Path) -> ModuleType:
     """Run once for what the file holds now: a file that loads a model is looked at early, and again for its tasks."""
     code = path.read_bytes()
-    name = f"solera_reward_{blake2b(str(path.resolve()).encode() + code, digest_size=6).hexdigest()}"
+    name = f"solera_own_{blake2b(str(path.resolve()).encode() + code, digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there

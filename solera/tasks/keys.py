@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from solera.config import TaskConfig, kind_of_task, task_parts
@@ -25,7 +26,10 @@ def keys_of(task: TaskConfig) -> KeyOf:
     """Keys of a resolved task; a prompt that it does not know gets one of its own, a held-out one is refused."""
     if task.prompt is not None:
         return _keys_of_jsonl(task)
-    kinds = {"gym": _key_of_gym, "countdown": _key_of_countdown, "arithmetic": _key_of_arithmetic}
+    kinds: dict[str, KeyOf] = {
+        "gym": _key_of_gym, "countdown": _key_of_countdown, "arithmetic": _key_of_arithmetic,
+        "own": partial(_own_key, "prompt"),
+    }  # fmt: skip
     return _keys_of_mixture(task) if task.name == "mixture" else kinds[kind_of_task(task.name)]
 
 

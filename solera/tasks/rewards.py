@@ -10,16 +10,20 @@ from functools import partial
 from numbers import Real
 from typing import Any, NamedTuple
 
-from solera.config import GYM, Config, RewardConfig, TaskConfig, kind_of_task, perhaps, task_parts
-from solera.errors import SoleraError, one_line
+import numpy as np
+import numpy.typing as npt
+
+from solera.config import GYM, LARGEST_REWARD, Config, RewardConfig, TaskConfig, kind_of_task, perhaps, task_parts
+from solera.errors import SoleraError, StopRunError, one_line
 from solera.protocols import Codec
-from solera.records import LARGEST_REWARD, REWARD_RULE, Completion, Prompt, Reward, Rollout
+from solera.records import REWARD_RULE, Completion, Prompt, Reward, Rollout
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
-from solera.tasks.functions import OwnFunction, check_spec, given, load, part_name, where
+from solera.tasks.functions import OwnFunction, check_spec, given, load, load_module, part_name, where
 from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
 from solera.tasks.gym import check_gym, gym
 from solera.tasks.jsonl import columns_of, read_split
 from solera.tasks.mathematics import math as math_grader
+from solera.tasks.own import check_task, load_task
 from solera.tasks.single_turn import GENERATED_COLUMNS, Problems
 
 OWN_GRADER = {
@@ -41,8 +45,8 @@ class Attempt(Rollout):
     text: str = ""
 
     @classmethod
-    def written(cls, prompt: Prompt, completion: Completion, text: str) -> "Attempt":
-        return cls(**{**vars(Rollout.of(prompt, completion)), "text": text})
+    def of_rollout(cls, rollout: Rollout, text: str) -> "Attempt":
+        return cls(**{**vars(rollout), "text": text})
 
 
 class Check(NamedTuple):
@@ -79,28 +83,59 @@ class Rewards:
     overlong: Callable[[int], float] | None = None
 
     async def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Reward, ...]:
-        finished = completion.finish_reason == "stop"
+        attempt = partial(Rollout.of, prompt, completion)
+        return await self._grade(prompt, completion.token_ids_T, completion.finish_reason, attempt)
+
+    async def of_rollout(self, prompt: Prompt, rollout: Rollout) -> tuple[Reward, ...]:
+        """What its task gave, and what its last turn is worth."""
+        return await self._grade(prompt, last_turn(rollout), rollout.finish_reason, lambda: rollout, rollout.rewards)
+
+    async def _grade(
+        self,
+        prompt: Prompt,
+        token_ids_T: npt.NDArray[np.int32],
+        finish_reason: str,
+        rollout: Callable[[], Rollout],
+        given: tuple[Reward, ...] = (),
+    ) -> tuple[Reward, ...]:
+        finished = finish_reason == "stop"
         if self.truncated is not None and not finished:
             return (self.truncated,)
-        text = self.codec.decode(completion.token_ids_T)
-        rewards = []
+        text = self.codec.decode(token_ids_T)
+        rewards = list(given)
         for grader, right, wrong in self.checks:
             rewards.append(right if grader(text, str(prompt.data.get(self.answer, "")), finished) else wrong)
         for judgement in self.judged:
             rewards.append(await judgement.reward(text, prompt.data, finished))
         if self.asked:
-            attempt = Attempt.written(prompt, completion, text)
-            given = [await function.ask(attempt, prompt) for function in self.asked]
-            rewards += [reward for reward in given if reward is not None]
+            attempt = Attempt.of_rollout(rollout(), text)
+            asked = [await function.ask(attempt, prompt) for function in self.asked]
+            rewards += [reward for reward in asked if reward is not None]
         if self.overlong is not None and rewards:
-            rewards.append(Reward(self.overlong(len(completion.token_ids_T)), OVERLONG, "length"))
+            rewards.append(Reward(self.overlong(len(token_ids_T)), OVERLONG, "length"))
         return tuple(rewards)
 
 
+def last_turn(rollout: Rollout) -> npt.NDArray[np.int32]:
+    """The tokens that the policy wrote last, without a break."""
+    for sequence in reversed(rollout.sequences):
+        if sequence.spans:
+            start, stop, _ = sequence.spans[-1]
+            for span in reversed(sequence.spans):
+                start = span.start if span.stop == start else start
+            return sequence.token_ids_T[start:stop]
+    return np.zeros(0, np.int32)
+
+
 def build_rewards(
-    config: Config, codec: Codec, problems: Problems, further: Sequence[Callable[..., Any]] = ()
+    config: Config,
+    codec: Codec,
+    problems: Problems,
+    further: Sequence[Callable[..., Any]] = (),
+    own_task: bool = False,
 ) -> Rewards:
-    """The rewards of a resolved config, and further functions, which count with weight 1."""
+    """The rewards of a resolved config, and further functions, which count with weight 1. Where none is named, the
+    task's own grader judges; a task of one's own (`own_task`) has none."""
     check_functions(config.reward)
     reward, limit = config.reward, config.sampling.max_tokens
     weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
@@ -108,7 +143,7 @@ def build_rewards(
     own = own_functions(config, problems.columns)
     own += [given(function, problems.columns - {column}) for function in further]
     check_names([*filter(is_grader, weights), *(function.spec for function in own)])
-    if not weights and not further:
+    if not weights and not further and not own_task:
         parts = [(own_grader(config.task), 1.0, Reward.part, Reward.source)]
     else:
         parts = [(spec, weight, spec, spec) for spec, weight in weights.items() if is_grader(spec)]
@@ -155,7 +190,9 @@ def check_data(config: Config) -> dict[str, Set[str]]:
         kind, columns[name] = kind_of_task(task.name), GENERATED_COLUMNS
         if "gym" in config.reward.functions and kind != "gym":
             raise SoleraError(f"reward.functions: gym is the grader of tasks gym:NAME, not of {task.name}")
-        if kind == "gym":
+        if kind == "own":
+            check_task(task.name)
+        elif kind == "gym":
             check_gym(task.name.removeprefix(GYM), task.level)
         elif task.prompt is not None:
             training, held_out = read_split(task, graders(replace(config, task=task)))
@@ -166,7 +203,13 @@ def check_data(config: Config) -> dict[str, Set[str]]:
 def check_own(config: Config, columns: Mapping[str, Set[str]]) -> None:
     """What can be refused of functions of one's own, whose files are run for it; `columns` are those of each task."""
     for name, task in task_parts(config.task).items():
-        own_functions(replace(config, task=task), columns[name])
+        if kind_of_task(task.name) == "own":  # its columns are known once it has the model's codec
+            load_task(task.name)
+            for spec in config.reward.functions:
+                if not is_grader(spec):
+                    load_module(spec, "reward.functions")
+        else:
+            own_functions(replace(config, task=task), columns[name])
 
 
 def check_functions(reward: RewardConfig) -> None:
@@ -307,7 +350,7 @@ class Asked:
     def _fail(self, request: Request, complaint: str, cause: BaseException | None = None) -> Reward | None:
         line = f"{self.problems.place(request.prompt)}: reward {self.function.spec} {complaint}"
         if self.config.errors == "stop":
-            raise SoleraError(line) from cause
+            raise StopRunError(line) from cause
         if not self._warned:
             log.warning("solera: %s: counted as missing, as will be further errors of this function", line)
             self._warned = True
@@ -320,8 +363,7 @@ def _completion(text: str, prompt: Any) -> Any:
 
 
 def _response_ids(attempt: Attempt) -> list[int]:
-    (sequence,) = attempt.sequences
-    return sequence.token_ids_T[sequence.mask_T].tolist()
+    return [token_id for sequence in attempt.sequences for token_id in sequence.token_ids_T[sequence.mask_T].tolist()]
 
 
 def as_number(value: Any) -> float | None:

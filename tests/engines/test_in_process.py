@@ -9,7 +9,7 @@ import torch
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.sampling import sample
-from solera.errors import SoleraError
+from solera.errors import BadRequestError, SoleraError
 from solera.learner.learner import Weights
 from solera.models.language_model import LanguageModel
 from solera.records import Completion, Sampling
@@ -171,14 +171,60 @@ def test_more_requests_than_rows_are_written_in_turns(engine):
         assert np.array_equal(a.token_ids_T, b.token_ids_T)
 
 
-def test_an_error_reaches_everyone_who_waits(engine):
-    with pytest.raises(IndexError):
-        ask(engine, [((VOCABULARY + 5,), SAMPLING, 0), ((3,), SAMPLING, 1)])
+def test_an_error_reaches_everyone_who_waits(engine, monkeypatch):
+    def broken(*_):
+        raise MemoryError("full")
+
+    monkeypatch.setattr(LanguageModel, "hidden", broken)
+    for request in range(2):
+        with pytest.raises(MemoryError):
+            ask(engine, [((3,), SAMPLING, request), ((4,), SAMPLING, 1)])
 
 
-def test_a_text_longer_than_the_model_reads_is_refused(engine):
-    with pytest.raises(SoleraError, match=r"a prompt of 120 tokens .* do not fit the model's 128: lower"):
-        ask(engine, [((3,) * 120, SAMPLING, 0)])
+@pytest.mark.parametrize("token_id", [VOCABULARY, -1, 10**9])
+def test_a_text_that_the_model_cannot_read_is_refused_alone(engine, token_id):
+    async def gather():
+        texts = [(3,), (3, token_id), (4, 5)]
+        asked = (engine.generate(text, SAMPLING, 7) for text in texts)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    first, refused, last = asyncio.run(gather())
+    assert isinstance(refused, BadRequestError) and f"token id {token_id} is not one of" in str(refused)
+    for text, answer in (((3,), first), ((4, 5), last)):
+        assert answer.token_ids_T.tolist() == ask(engine, [(text, SAMPLING, 7)])[0].token_ids_T.tolist()
+
+
+@pytest.fixture(params=["plain", "continuous"])
+def either(request, tiny) -> InProcessEngine:
+    """Decoding as on a CPU, and as on a GPU."""
+    model = tiny.copy(torch.float32)
+    model = model.with_plans() if request.param == "continuous" else model
+    return InProcessEngine(model, (END,), max_rows=64, compute=torch.float32)
+
+
+def test_a_text_that_fills_the_context_is_cut_there_and_others_are_not(either):
+    """The model reads 128 tokens. A response is the beginning of what it would be with more room."""
+    rng = np.random.default_rng(1)
+    lengths = (3, 100, 116, 117, 120, 126, 127, 128, 129, 600)
+    texts = [tuple(int(i) for i in rng.integers(2, VOCABULARY, length)) for length in lengths]
+    requests = [(text, SAMPLING, 50 * n + g) for n, text in enumerate(texts) for g in range(8)]
+    answers = ask(either, requests)
+    either.model.max_length = None
+    with_room = ask(either, [request for request in requests if len(request[0]) < 128])
+    cut = 0
+    for (text, _, _), answer in zip(requests, answers, strict=True):
+        room = max(0, min(SAMPLING.max_tokens, 128 - len(text)))
+        ids = answer.token_ids_T.tolist()
+        assert len(ids) <= room
+        assert answer.finish_reason == ("stop" if END in ids else "length")
+        assert len(ids) == room or ids[-1] == END
+        cut += answer.finish_reason == "length" and room < SAMPLING.max_tokens
+        if room:
+            whole = with_room.pop(0)
+            assert ids == whole.token_ids_T.tolist()[:room]
+            assert answer.behaviour_logp_T == pytest.approx(whole.behaviour_logp_T[:room], abs=1e-5)
+        assert answer.sampling == SAMPLING
+    assert cut > 30
 
 
 def test_load_copies_weights_and_stamps_what_is_written(engine, model, tiny):

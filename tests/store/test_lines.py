@@ -10,8 +10,8 @@ from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.models.codec import TokenizerCodec
 from solera.models.loading import Reader, load_reader
-from solera.records import Reward, Sampling, Sequence, Span
-from solera.store.lines import LineReader, plain, read_reward
+from solera.records import Reward, Rollout, Sampling, Sequence, Span
+from solera.store.lines import LineReader, plain, read_reward, spelled
 from solera.tasks.arithmetic import is_held_out
 from solera.tasks.held_out import HeldOut
 from solera.tasks.keys import keys_of
@@ -207,3 +207,12 @@ def damaged(rng: np.random.Generator, line: bytes) -> bytes:
     name = str(rng.choice(list(data)))
     data[name] = others[rng.integers(0, len(others))]
     return json.dumps(data).encode()
+
+
+def test_an_empty_response_is_exported_and_read_back_as_one(read, model):
+    """What a failed episode leaves."""
+    ids = np.array(model.codec.encode(TRAINING), np.int32)
+    empty = Rollout(f"arithmetic/{TRAINING}", (Sequence(ids, (), np.zeros(0, np.float32)),), (Reward(0.0, "failed"),))
+    assert spelled(empty, model.codec) == {"prompt": TRAINING, "response": ""}
+    back = read(plain(empty, 0.0))
+    assert (back.length, back.rewards) == (0, empty.rewards)

@@ -76,7 +76,7 @@ def test_trl_functions_get_whole_batches_and_what_trl_would_give_them(tmp_path):
     assert values(graded) == [{"f": 1.0}, {"f": 1.0}]  # one call for both
     import sys
 
-    (module,) = [m for name, m in sys.modules.items() if name.startswith("solera_reward_") and m.__file__ == path]
+    (module,) = [m for name, m in sys.modules.items() if name.startswith("solera_own_") and m.__file__ == path]
     ((prompts, completions, ids, columns),) = module.seen
     assert prompts == [[{"role": "user", "content": "hello"}], "ask"]
     assert completions == [[{"role": "assistant", "content": "hi"}], "so"]

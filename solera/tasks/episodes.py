@@ -1,0 +1,237 @@
+"""One attempt at a prompt: run, compared with what the engine wrote, and guarded: a failure costs one episode."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
+from solera.protocols import Engine, Task
+from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
+from solera.streams import stream_seed
+from solera.values import kind, token_ids_of
+
+FAILED = "failed"
+"""Part of the reward of an episode that failed."""
+MOST_FULL = 100
+"""Calls of `generate` that one episode may make after its context is full: a task that never looks would not end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Failed:
+    """An episode that failed: why, how many tokens it had written, and the rollout that counts for it, if any does."""
+
+    prompt: Prompt
+    error: Exception
+    tokens: int
+    rollout: Rollout | None
+
+    def member(self) -> Rollout:
+        """What keeps its place in its group. Where no rollout counts for it, that is an empty response, which takes no
+        part in the baseline or the update."""
+        return self.rollout or _rollout(self.prompt, (), 0.0)
+
+
+Attempted = Rollout | Failed
+
+
+class Guard:
+    """What becomes of an episode that fails: it stops the run, has no reward (`missing`), or has a fixed one.
+
+    Before that it is tried again, `retries` times. The first failure is said, further ones are only counted.
+    """
+
+    def __init__(
+        self,
+        errors: Literal["stop", "missing"] | float = "stop",
+        retries: int = 0,
+        say: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
+        self.errors = errors
+        self.retries = retries
+        self.say = say
+        self._said = False
+
+    def tell(self, attempted: Iterable[Attempted]) -> None:
+        """Say the first failure of the run."""
+        failed = next((each for each in attempted if isinstance(each, Failed)), None) if not self._said else None
+        if failed is not None:
+            self._said = True
+            then = "it has no reward" if self.errors == "missing" else f"its reward is {self.errors:g}"
+            self.say(
+                f"an episode failed: {complaint(failed)}; {then} (collect.errors), and further failures are counted "
+                "in episodes/failed but not shown"
+            )
+
+
+STOP = Guard()
+
+
+def complaint(failed: Failed) -> str:
+    """Why an episode failed, in one line."""
+    error = failed.error
+    if isinstance(error, SoleraError):
+        return str(error)
+    return f"prompt {failed.prompt.key!r}: {type(error).__name__}: {one_line(error)}"
+
+
+def rollouts_of(attempted: Iterable[Attempted]) -> list[Rollout]:
+    """Those that count: of failed episodes, the ones with a fixed reward."""
+    found = (each.rollout if isinstance(each, Failed) else each for each in attempted)
+    return [rollout for rollout in found if rollout is not None]
+
+
+async def attempt(
+    task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int, guard: Guard = STOP
+) -> Attempted:
+    """One episode, tried again where it fails and the guard allows it, with random numbers of its own each time.
+
+    A failure of the engine itself is nobody's episode: it is raised whatever the guard says.
+    """
+    tried = 0
+    while True:
+        episode = Episode(engine, prompt, sampling, stream_seed(seed, 0, tried) if tried else seed)
+        try:
+            return episode.checked(await task.run(prompt, episode.generate))
+        except Exception as error:
+            failure = episode.engine_error or error
+            if not getattr(failure, "__notes__", None):  # an engine gives one error to everyone in its batch
+                failure.add_note(f"while attempting prompt {prompt.key!r}")
+            if failure is not error:  # the task has put its own in the place of the engine's
+                raise failure from None
+            if episode.engine_error is not None or isinstance(error, StopRunError):
+                raise
+            if tried >= guard.retries:
+                if guard.errors == "stop":
+                    raise
+                return episode.failed(error, guard.errors)
+        tried += 1
+
+
+class Episode:
+    """One run of a task: hands its turns to the engine and remembers them."""
+
+    def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int) -> None:
+        self.engine = engine
+        self.prompt = prompt
+        self.sampling = sampling
+        self.seed = seed
+        self.turns: list[tuple[tuple[int, ...], Completion]] = []
+        self.engine_error: Exception | None = None
+        self._asked = 0
+        self._full = 0
+
+    async def generate(self, token_ids: tuple[int, ...]) -> Completion:
+        """The `Generate` that the task is given."""
+        if token_ids is not self.prompt.token_ids:
+            token_ids = token_ids_of(token_ids, "what generate is given")
+        if not token_ids:
+            raise SoleraError("what generate is given is empty: it needs one token at least")
+        number, self._asked = self._asked, self._asked + 1
+        seed = stream_seed(self.seed, number) if number else self.seed
+        try:
+            completion = await self.engine.generate(token_ids, self.sampling, seed)
+        except BadRequestError:
+            raise
+        except Exception as error:
+            self.engine_error = error
+            raise
+        self.turns.append((token_ids, completion))
+        if not len(completion.token_ids_T):
+            self._count_full()
+        return completion
+
+    def _count_full(self) -> None:
+        self._full += 1
+        if self._full > MOST_FULL:
+            raise SoleraError(
+                f"the context is full, and generate was called {MOST_FULL} times since: end the episode where a "
+                "completion's finish_reason is length"
+            )
+
+    def checked(self, rollout: Rollout) -> Rollout:
+        """The rollout, refused where it says that the engine wrote something else than it did."""
+        key = self.prompt.key
+        if not isinstance(rollout, Rollout):
+            raise SoleraError(f"prompt {key!r}: run gave {kind(rollout)}; it must give a solera.Rollout (Rollout.of)")
+        if rollout.origin != "self" and rollout.lineage is None:  # another author's text
+            return rollout
+        if rollout.prompt_key != key:
+            raise SoleraError(f"prompt {key!r}: run gave a rollout of another prompt, {rollout.prompt_key!r}")
+        for sequence in rollout.sequences:
+            if not self._wrote(sequence):
+                raise SoleraError(f"prompt {key!r}: {self._difference(sequence)}")
+        return rollout
+
+    def _wrote(self, sequence: Sequence) -> bool:
+        """Whether each token that the policy answers for stands after the tokens that `generate` was given, in a
+        completion that it returned, whole and with its log-probabilities and versions."""
+        if len(self.turns) == 1 == len(sequence.spans) and self._is_answer(sequence):
+            return True
+        mask_T, version_T, logp_T = sequence.mask_T, sequence.version_T, sequence.behaviour_logp_T
+        covered_T = np.zeros_like(mask_T)
+        for given, completion in self.turns:
+            start, stop = len(given), len(given) + len(completion.token_ids_T)
+            written_by = [version for tokens, version in completion.versions for _ in range(tokens)]
+            covered_T[start:stop] |= (
+                sequence.token_ids_T[:stop].tolist() == [*given, *completion.token_ids_T.tolist()]
+                and version_T[start:stop].tolist() == written_by
+                and (logp_T is None or np.array_equal(logp_T[start:stop], completion.behaviour_logp_T))
+            )
+        return not (mask_T & ~covered_T).any()
+
+    def _is_answer(self, sequence: Sequence) -> bool:
+        """The usual case, a prompt and one answer, found out in a tenth of the time."""
+        ((given, completion),), ((start, _, version),) = self.turns, sequence.spans
+        return (
+            start == len(given)
+            and completion.versions == ((len(sequence.token_ids_T) - start, version),)
+            and sequence.span_logp is completion.behaviour_logp_T
+            and sequence.token_ids_T.tobytes() == np.array(given, np.int32).tobytes() + completion.token_ids_T.tobytes()
+        )
+
+    def _difference(self, sequence: Sequence) -> str:
+        ids, advice = sequence.token_ids_T.tolist(), "make it with Rollout.of from what generate was given and returned"
+        said = "the rollout does not hold what the engine was given and what it wrote"
+        texts = [[*given, *completion.token_ids_T.tolist()] for given, completion in self.turns]
+        text = max(texts, key=lambda text: (_common(ids, text), len(text)), default=list[int]())
+        same = _common(ids, text)
+        if same < min(len(ids), len(text)):
+            said += f" (token {same} of the rollout is {ids[same]}, the engine had {text[same]})"
+        elif same == len(text):
+            said += " (it differs in log-probabilities or versions, or holds more than was written)"
+        else:
+            said += f" (it ends after {len(ids)} tokens, the engine had {len(text)})"
+        return f"{said}: {advice}"
+
+    def failed(self, error: Exception, errors: Literal["stop", "missing"] | float) -> Failed:
+        tokens = sum(len(completion.token_ids_T) for _, completion in self.turns)
+        rollout = None if isinstance(errors, str) else _rollout(self.prompt, self._history(), errors)
+        return Failed(self.prompt, error, tokens, rollout)
+
+    def _history(self) -> tuple[tuple[int, ...] | Completion, ...]:
+        """What the engine was given and what it wrote up to the last turn, as `Sequence.turns` takes it."""
+        last = [*self.turns[-1][0], *self.turns[-1][1].token_ids_T.tolist()] if self.turns else []
+        parts, end = list[tuple[int, ...] | Completion](), 0
+        for given, completion in sorted(self.turns, key=lambda turn: len(turn[0])):
+            whole = [*given, *completion.token_ids_T.tolist()]
+            if end <= len(given) and whole == last[: len(whole)]:
+                parts += [given[end:], completion]
+                end = len(whole)
+        return tuple(parts)
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """Tokens that both begin with."""
+    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _rollout(prompt: Prompt, parts: tuple[tuple[int, ...] | Completion, ...], reward: float) -> Rollout:
+    """A failed episode's, of what was written, which may be nothing."""
+    last = next((part for part in reversed(parts) if isinstance(part, Completion)), None)
+    rewards = (Reward(reward, FAILED, "collect.errors"),)
+    sequences = (Sequence.turns(parts or (prompt.token_ids,)),)
+    if last is None:
+        return Rollout(prompt.key, sequences, rewards)
+    return Rollout(prompt.key, sequences, rewards, last.lineage, "self", last.finish_reason, last.sampling)

@@ -1,0 +1,155 @@
+"""A task of one's own: found by name, made with the model's codec, and its mistakes told in one line."""
+
+import inspect
+from collections.abc import Callable, Set
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from solera.errors import SoleraError, one_line
+from solera.protocols import Codec, Generate, Task
+from solera.records import Prompt, Reward, Rollout
+from solera.tasks.functions import check_file, is_spec, load_module, where
+from solera.values import kind
+
+METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
+"""What a task has."""
+TaskFactory = Callable[[Codec], Task]
+
+
+class Regrade(Protocol):
+    """What a rollout is worth besides what its task gave."""
+
+    async def __call__(self, prompt: Prompt, rollout: Rollout) -> tuple[Reward, ...]: ...
+
+
+def check_task(spec: str) -> None:
+    """Refuse what cannot name a task, before anything is imported."""
+    if not is_spec(spec):
+        raise SoleraError(f"task.name is {spec!r}; a task of your own is written file.py:Class or package.module:Class")
+    check_file(spec, "task.name")
+
+
+def load_task(spec: str) -> TaskFactory:
+    """The class, or the function of a codec, that a spec names."""
+    check_task(spec)
+    module, name = load_module(spec, "task.name"), spec.rpartition(":")[2]
+    factory = getattr(module, name, None)
+    if factory is None:
+        known = [key for key, value in vars(module).items() if inspect.isclass(value) and not missing_methods(value)]
+        raise SoleraError(f"task.name: {spec}: {name} is not there; tasks in the file: {', '.join(known) or 'none'}")
+    return check_factory(factory, f"task.name: {spec}")
+
+
+def check_factory(factory: Any, what: str) -> TaskFactory:
+    """Refuse what cannot make a task, as far as can be seen without a codec; a complaint begins with `what`."""
+    if not callable(factory):
+        called = type(factory).__name__
+        hint = f": give the class itself, {called}" if not missing_methods(factory) else ""
+        raise SoleraError(f"{what} must be a class or a function that takes the codec, not an instance{hint}")
+    if inspect.isclass(factory):
+        check_methods(factory, f"{what}: {factory.__name__}")
+    return factory
+
+
+def missing_methods(task: Any) -> list[str]:
+    return [shown for name, shown in METHODS.items() if not callable(getattr(task, name, None))]
+
+
+def check_methods(task: Any, what: str) -> None:
+    """Refuse a task, or the class of one, that lacks a method or whose `run` is not asynchronous."""
+    if missing := missing_methods(task):
+        raise SoleraError(
+            f"{what} has no {' and no '.join(missing)}; a task has {', '.join(METHODS.values())} (docs/tasks.md)"
+        )
+    run = inspect.unwrap(task.run)
+    if inspect.isroutine(run) and not inspect.iscoroutinefunction(run):
+        raise SoleraError(f"{what}: run must be asynchronous: write `async def run(self, prompt, generate)`")
+
+
+def make_task(factory: TaskFactory, codec: Codec) -> "OwnTask":
+    """The task for a model's codec."""
+    name = getattr(factory, "__name__", type(factory).__name__)
+    try:
+        task = factory(codec)
+    except SoleraError:
+        raise
+    except Exception as error:
+        raise SoleraError(f"task {name}: {name}(codec) raised {raised(error, factory)}") from error
+    name = name if inspect.isclass(factory) else type(task).__name__
+    check_methods(task, f"task {name}")
+    return OwnTask(task, name, codec)
+
+
+class OwnTask:
+    """The Task of a user, whose errors become one line that names the prompt, the method and the line of its file."""
+
+    def __init__(self, task: Task, name: str, codec: Codec) -> None:
+        self.task = task
+        self.name = name
+        self.codec = codec
+        self.regrade: Regrade | None = None
+
+    @property
+    def columns(self) -> Set[str]:
+        return frozenset(self._shown(self.prompt(0)).data)
+
+    def place(self, prompt: Prompt) -> str:
+        return f"prompt {prompt.key!r}"
+
+    def prompt(self, index: int) -> Prompt:
+        prompt = self._call("prompt", index)
+        if not isinstance(prompt, Prompt):
+            raise SoleraError(f"task {self.name}: prompt({index}) gave {kind(prompt)}; it must give a solera.Prompt")
+        return prompt
+
+    def held_out(self, count: int) -> list[Prompt]:
+        prompts = self._call("held_out", count)
+        if not isinstance(prompts, list | tuple) or not all(isinstance(prompt, Prompt) for prompt in prompts):
+            raise SoleraError(f"task {self.name}: held_out({count}) must give a list of solera.Prompt")
+        if not prompts:
+            raise SoleraError(f"task {self.name}: held_out({count}) gave no problem; the run is evaluated on them")
+        return list(prompts)
+
+    async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
+        try:
+            running = self.task.run(prompt, generate)
+            if not inspect.isawaitable(running):
+                raise SoleraError("run must be asynchronous: write `async def run(self, prompt, generate)`")
+            rollout = await running
+        except SoleraError as error:
+            if repr(prompt.key) not in str(error):
+                error.args = (f"prompt {prompt.key!r}: {self.name}.run: {error}",)
+            raise
+        except Exception as error:
+            said = f"prompt {prompt.key!r}: {self.name}.run raised {raised(error, self.task)}"
+            raise SoleraError(said) from error
+        if self.regrade is None or not isinstance(rollout, Rollout):
+            return rollout
+        return replace(rollout, rewards=await self.regrade(self._shown(prompt), rollout))
+
+    def _shown(self, prompt: Prompt) -> Prompt:
+        """With the prompt's text among its columns, which reward functions get."""
+        if "prompt" in prompt.data:
+            return prompt
+        text = self.codec.decode(np.array(prompt.token_ids, np.int32))
+        return replace(prompt, data={**prompt.data, "prompt": text})
+
+    def _call(self, method: str, number: int) -> Any:
+        try:
+            return getattr(self.task, method)(number)
+        except SoleraError as error:
+            error.args = (f"task {self.name}: {method}({number}): {error}",)
+            raise
+        except Exception as error:
+            said = f"task {self.name}: {method}({number}) raised {raised(error, self.task)}"
+            raise SoleraError(said) from error
+
+
+def raised(error: Exception, source: Any) -> str:
+    """An error of a user's code, with the line of the file that `source`, an object or a class, is written in."""
+    cls = source if inspect.isclass(source) or inspect.isroutine(source) else type(source)
+    module = inspect.getmodule(cls)
+    said = one_line(error) if str(error) else ""
+    return f"{type(error).__name__}{': ' if said else ''}{said}{where(error, getattr(module, '__file__', None) or '')}"
