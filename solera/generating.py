@@ -33,8 +33,8 @@ from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger, open_store
 from solera.store.lines import plain
 from solera.store.reading import reading
-from solera.tasks.episodes import rollouts_of
 from solera.streams import stream_seed
+from solera.tasks.episodes import rollouts_of
 from solera.tasks.jsonl import every_prompt
 
 Say = Callable[[str], None]
