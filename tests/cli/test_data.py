@@ -81,7 +81,7 @@ def test_in_out_and_rewards(folder, tmp_path):
 
 
 def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
-    """The real command: bad lines of two files go into one, a resumed run writes the same again."""
+    """The real command: the bad lines of both files go into one."""
     good = {"prompt": TRAINING, "response": "9", "model": "teacher", "reward": 1.0}
     held_out = json.dumps({**good, "prompt": HELD_OUT})
     text = json.dumps({**good, "reward": "good"})
@@ -92,6 +92,7 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
 
     def begin(*more: object) -> subprocess.CompletedProcess:
         command = [sys.executable, "-m", "solera.cli", "train", tmp_path / "run.toml", "--store.data", *files, *more]
+        command += ["--objective", "red_weight"]
         return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
     refused = begin()
