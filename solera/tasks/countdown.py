@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import combinations_with_replacement, permutations
 from random import Random
 
 from solera.errors import SoleraError
@@ -14,6 +15,9 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 HELD_OUT_SHARE = 8
 LARGEST = 99
 """Of the numbers, and of the targets ten times as much."""
+MOST_HELD_OUT = 50_000
+DRAWS = 200
+"""Held-out problems drawn in vain, one after the other, before drawing ends: level 2 has 1,487 in all."""
 STATEMENT = re.compile(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.")
 
 
@@ -31,11 +35,15 @@ class Countdown:
         return self._prompt(draw_problem(Random(self.seed << 40 | index), self.level, held_out=False))
 
     def held_out(self, count: int) -> list[Prompt]:
-        """`count` different problems, the same in every run."""
-        rng, problems = Random(0), dict[str, None]()
-        while len(problems) < count:
-            problems[draw_problem(rng, self.level, held_out=True)] = None
-        return [self._prompt(problem) for problem in problems]
+        """Up to `count` different held-out problems, the same in every run."""
+        rng, problems, in_vain = Random(0), dict[str, None](), 0
+        while len(problems) < min(count, MOST_HELD_OUT) and in_vain < DRAWS:
+            problem = draw_problem(rng, self.level, held_out=True)
+            in_vain = in_vain + 1 if problem in problems else 0
+            problems[problem] = None
+        if len(problems) < count and self.level <= 2:  # drawing would hardly ever find the last ones
+            problems |= dict.fromkeys(filter(is_held_out, sorted(all_problems(self.level))))
+        return [self._prompt(problem) for problem in list(problems)[:count]]
 
     def place(self, prompt: Prompt) -> str:
         return prompt.key
@@ -60,6 +68,29 @@ def draw_problem(rng: Random, level: int, held_out: bool) -> str:
             return problem
 
 
+def all_problems(level: int) -> set[str]:
+    """Every problem of a level. Levels 1 and 2 have few."""
+    return {
+        f"{' '.join(map(str, numbers))} = {target}"
+        for numbers in combinations_with_replacement(range(1, LARGEST + 1), level)
+        for order in permutations(numbers)
+        for target in _targets(order)
+        if 0 < target <= 10 * LARGEST
+    }
+
+
+def _targets(numbers: tuple[int, ...]) -> set[int]:
+    """What numbers come to, joined in this order by operations that stay whole."""
+    results = {numbers[0]}
+    for other in numbers[1:]:
+        results = {target for first in results for target in _joined(first, other)}
+    return results
+
+
+def _joined(first: int, other: int) -> list[int]:
+    return [first + other, first - other, first * other, *([first // other] if first % other == 0 else [])]
+
+
 def problem_in(text: str) -> str | None:
     """The problem that a prompt states, and nothing else.
 
@@ -82,6 +113,5 @@ def _combined(rng: Random, numbers: list[int]) -> int:
     """The numbers in a random order, joined by random operations that stay whole."""
     first, *others = rng.sample(numbers, len(numbers))
     for other in others:
-        possible = [first + other, first - other, first * other, *([first // other] if first % other == 0 else [])]
-        first = rng.choice(possible)
+        first = rng.choice(_joined(first, other))
     return first

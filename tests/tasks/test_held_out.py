@@ -3,7 +3,7 @@
 import pytest
 
 from solera.config import TaskConfig, resolve_task
-from solera.tasks.countdown import Countdown
+from solera.tasks.countdown import Countdown, is_held_out
 from solera.tasks.gym import Gym
 from solera.tasks.held_out import HeldOut
 from tests.tasks.parts import Letters
@@ -53,3 +53,15 @@ def test_evaluated_problems_of_reasoning_gym_are_told_from_their_tokens(codec, t
     assert all(held_out(prompt.token_ids) for prompt in evaluated)
     assert not any(held_out(problems.prompt(index).token_ids) for index in range(60))
     assert not any(held_out(codec.encode(f"What is {number}?")) for number in range(60))
+
+
+def test_countdown_has_as_many_held_out_problems_as_there_are():
+    """Counted by hand: each pair of numbers, each operation both ways round, whole results from 1 to 990."""
+    pairs = [(a, b) for a in range(1, 100) for b in range(a, 100)]
+    results = {(a, b, t) for a, b in pairs for t in (a + b, b - a, a * b, *([b // a] if b % a == 0 else []))}
+    problems = {f"{a} {b} = {t}" for a, b, t in results if 0 < t <= 990}
+    held_out = {problem for problem in problems if is_held_out(problem)}
+    task = Countdown(Letters(), 2, "{prompt}", seed=0)
+    assert {prompt.data["answer"] for prompt in task.held_out(5000)} == held_out
+    assert len(task.held_out(5000)) == len(held_out) == 1487
+    assert [prompt.key for prompt in task.held_out(1488)[:100]] == [prompt.key for prompt in task.held_out(100)]
