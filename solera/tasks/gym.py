@@ -1,7 +1,8 @@
 """Every generated task of the package reasoning-gym, with its own graders.
 
 The package runs in other processes only (`judges.py`): some of its graders run an answer as Python code, and what it
-generates depends on the order of sets, which is fixed there. One question in four is held out, by a hash of it alone.
+generates depends on the order of sets, which is fixed there. One question in four is held out, by a hash of its
+canonical form, so that `gcd of 2, 412` and `gcd of 412, 2` fall on the same side of the split.
 """
 
 import math
@@ -22,6 +23,8 @@ from solera.tasks.prompting import encode_problem
 from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 4
+SPLIT = b"gym-split"
+"""Salt of the split. With it both sides have problems of each task, also of those with four to eight in all."""
 CHUNK = 500
 """Problems of one dataset; the next ones come from another, with a seed of its own."""
 BLOCK = 32
@@ -35,6 +38,12 @@ _WORDED = re.compile(r"\s*\\(?:text|textbf|mathrm)\s?\{([^{}]*)\}\s*")
 _HARMLESS = re.compile(
     r"(?:[\w+\-*/%=<>^,:;!?|&~$#)]|\.(?![^\W\d])|(?:^|(?<=[-+*/%=<>^,(|&~]))\()*", re.ASCII
 )  # brackets and dots only where they begin no call and name no attribute
+_TERM = r"-?[\w.]*\w"
+_LIST = re.compile(rf"(?<![\w.]){_TERM}(?:(?:, ?(?:and )?| and ){_TERM})+(?!\w)")
+_COMMUTATIVE = re.compile(
+    rf"(?<![\w.*×/^-])(?<![-+*×/^] ){_TERM}(?:(?: ?\+ ?{_TERM})+|(?: ?\* ?{_TERM})+"
+    rf"|(?: ?× ?{_TERM})+)(?! ?[-+*×/^(]|\w)"
+)
 NONSENSE = "qwxz {["
 NONSENSE_SCORE = 0.5
 """From here on nonsense has passed, and the task's grader is not asked any more."""
@@ -69,11 +78,12 @@ class Gym:
         raise SoleraError(f"task gym:{self._name}: none of {TRIES} generated problems can be trained on{self._hint()}")
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` different held-out problems, the same in every run."""
+        """Up to `count` held-out problems of different canonical form, the same in every run."""
         found: dict[str, Prompt] = {}
         for position, question in self._first(TRIES * count):
-            if question not in found and is_held_out(question) and (prompt := self._prompt(position, question)):
-                found[question] = prompt
+            form = canonical(question)
+            if form not in found and is_held_out(question) and (prompt := self._prompt(position, question)):
+                found[form] = prompt
                 if len(found) == count:
                     break
         if not found:
@@ -124,7 +134,25 @@ class Gym:
 
 
 def is_held_out(question: str) -> bool:
-    return blake2b(question.encode(), digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
+    digest = blake2b(canonical(question).encode(), digest_size=4, person=SPLIT).digest()
+    return digest[0] % HELD_OUT_SHARE == 0
+
+
+def canonical(question: str) -> str:
+    """The same for questions that differ only in case, in white space, or in the order of a list, a sum or a product.
+
+    >>> canonical("Find the GCD of 412, 2."), canonical("5 + 3 - 2 or 4 * 3 * 1")
+    ('find the gcd of 2, 412.', '5 + 3 - 2 or 1 * 3 * 4')
+    """
+    plain = " ".join(question.casefold().split())
+    listed = _LIST.sub(lambda items: ", ".join(sorted(re.split(", and |, ?| and ", items[0]))), plain)
+    return _COMMUTATIVE.sub(_in_order, listed)
+
+
+def _in_order(terms: re.Match[str]) -> str:
+    """The terms of a sum or product in one order. A term of another operation beside it stays where it is."""
+    sign = next(sign for sign in "+*×" if sign in terms[0])
+    return f" {sign} ".join(sorted(term.strip() for term in terms[0].split(sign)))
 
 
 async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:

@@ -1,13 +1,14 @@
 """reasoning-gym: its problems and scores, in processes of their own; and what hostile answers do to those."""
 
 import asyncio
+import re
 import time
 
 import pytest
 
 from solera.errors import SoleraError
 from solera.tasks.graders import GRADERS
-from solera.tasks.gym import Gym, check_gym, gym, is_held_out
+from solera.tasks.gym import Gym, canonical, check_gym, gym, is_held_out
 from solera.tasks.gym import grader as in_process_grader
 from solera.tasks.judges import MOST, NoVerdictError, judges
 from solera.tasks.mathematics import math
@@ -40,6 +41,48 @@ def test_training_and_held_out_problems_are_disjoint_and_the_same_every_time():
     assert [again.prompt(i).token_ids for i in (59, 0, 7)] == [training[i].token_ids for i in (59, 0, 7)]
     assert [p.token_ids for p in task(seed=5).held_out(20)] == [p.token_ids for p in held_out]
     assert task(seed=5).prompt(0).token_ids != training[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("Find the GCD of these numbers: 2, 412.", "Find the GCD of these numbers: 412, 2."),
+        ("Find the GCD of 6, 12 and 9.", "Find the GCD of 9, 6 and 12."),
+        ("Spell this word backward: dan", "Spell this word backward: Dan"),
+        ("What is 31 + 7?", "What is 7 + 31?"), ("What is 31 * 7?", "What is 7 * 31?"),
+        ("Sort: a  b", "Sort: a b"),
+    ],
+)  # fmt: skip
+def test_near_duplicates_fall_on_the_same_side(one, other):
+    assert canonical(one) == canonical(other)
+    assert is_held_out(one) == is_held_out(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("7 - 31", "31 - 7"),
+        ("2 + 3 * 4", "3 + 2 * 4"),
+        ("10 / 5", "5 / 10"),
+        ("spell dan", "spell nad"),
+        ("1, 2", "1, 3"),
+    ],
+)
+def test_other_questions_keep_their_own_form(one, other):
+    assert canonical(one) != canonical(other)
+
+
+@pytest.mark.parametrize(("name", "level"), [("gcd", None), ("lcm", 0), ("spell_backward", 0), ("number_sorting", 0)])
+def test_no_training_problem_repeats_a_held_out_one_in_other_order_or_case(name, level):
+    """Compared by the bag of their words and numbers, which the split does not know."""
+    problems = task(name, level)
+
+    def bag(prompt):
+        return tuple(sorted(re.findall(r"[\w.-]+", prompt.data["prompt"].casefold())))
+
+    held_out = {bag(prompt) for prompt in problems.held_out(40)}
+    assert len(held_out) > 30
+    assert not held_out & {bag(problems.prompt(index)) for index in range(600)}
 
 
 def test_levels_make_problems_harder():
