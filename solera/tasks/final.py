@@ -1,70 +1,363 @@
-"""Where in a response its answer stands."""
+r"""Where in a response its answer stands. The rule for `number`, `math` and `countdown`, in one place:
+
+1. Text before the last `</think>` is ignored, unless nothing follows it.
+2. A *statement* is one of these: the content of `<answer>…</answer>` or of `\boxed{…}`, a line `#### ANSWER`, the
+   sentence after "answer is", and the line after "Answer:" or after a heading "Final Answer".
+3. A line after `####`, "Answer:" or such a heading must look like an answer: a value with a few words at most. A
+   heading, a list and a sentence of the working do not.
+4. The last statement in the text counts, whatever its form. Empty and negated statements do not count.
+5. A later retraction ("Wait, that is wrong") voids a statement. Only the text behind the retraction counts then.
+6. A response without a statement is read as a whole.
+
+`numbers.py` says which number a statement, or a whole response, comes to.
+"""
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 READ = 50_000
 """Characters at the end of a text in which an answer is looked for, so that megabytes cost nothing."""
-_TAG = "<answer>", "</answer>"
+LONGEST_LINE = 400
+"""Characters of a line that may be the answer behind `####` or "Answer:"."""
+LONGEST_BOX = 20_000
+MOST_WORDS = 6
+MOST_WORDS_BEFORE_NUMBERS = 3
+"""Words beside the value in such a line; fewer where more numbers follow, since the line may belong to the working."""
+_CANDIDATES = 20
+"""Statements that are looked at, from the last one back."""
+SIMPLE = re.compile(r"\s*(-?)\$?([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(\.[0-9]{1,30})?\s*")
+"""A number and nothing else."""
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
-_MARK = "####"
-_PHRASE = re.compile(r"(?i)\banswers?(?: (?:is|are)\b(?! not\b)|:|\*\*:|:\*\*| =|=)[:\s*]{0,20}")
-_REASON = re.compile(r"(?i),?\s(?:because|since)\b.*")
-_SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
+_OPENING_TAG, _CLOSING_TAG = re.compile(r"(?i)<((?:final_?)?answer)>"), re.compile(r"(?i)</((?:final_?)?answer)>")
+_FILLER = r"""(?:[\s:*_"'`“]|(?<=\n)>|(?:\\\[|\$\$|\\begin\{\w+\*?\})(?=\s*\n))"""
+_VERB = (
+    r"(?:is|are|was|were|equals|(?:should|must|will|would|has to|have to) be|(?:comes?|came|works? out|adds? up"
+    r"|amounts?)"
+    r" (?:out )?to)(?![a-z'’])"
+)
+_ADVERB = r"(?:(?:really|actually|clearly|simply|therefore|thus|then|here|now|also|certainly|definitely|obviously),? )?"
+_NOT = (
+    r"(?:(?:is|are|was|were|should|must|will|would|can|could|do|does)(?:n['’]?t|(?:n| )ot)(?: be| equal)?"
+    r"|can['’]?t be)\b"
+)
+_PHRASE = re.compile(
+    r"(?i)\banswers?(?: to (?:the|this|your|our) (?:\w+ )?(?:question|problem|exercise|task))?"
+    rf"(?:(?P<negated>(?: {_ADVERB}{_NOT}|(?: is)? ?\$?(?:≠|!=|\\neq?\b)))"
+    rf"|,? {_ADVERB}(?P<verb>{_VERB})(?P<colon> ?:)?|[\"'*_]{{0,3}}(?P<label> ?[:=]))(?P<filler>{_FILLER}{{0,20}})"
+)
+_HEADING = re.compile(
+    r"(?im)^[ \t]*(?P<dress>#{1,6} ?|\*\*|__)?(?:\d+[.)] )?(?:the |my |so,? )?(?:final )?answers?"
+    rf"[ \t]*(?:\*\*|__|#+)?[ \t]*\n{_FILLER}{{0,20}}"
+)
+_REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b.*")
+SENTENCE_END = re.compile(
+    r"\n|[.!?](?<!\bapprox\.)(?<!\b(?:Rs|No|Mr|Ms|Dr|St|ca|vs)\.)(?<!\bMrs\.)(?<!\b(?:i\.e|e\.g|a\.m"
+    r"|p\.m)\.)(?=[\"'”’*_)`$]{0,4}(?:\s|$))"
+)
+_LIST_ITEM = re.compile(
+    r"[ \t]*(?:[-•*] +|\(?[0-9]{1,2}[.)][ \t]+(?=[^\s0-9])|\(?[a-h]\)[ \t]+(?=[A-Za-z])|step\b)", re.IGNORECASE
+)
+_DRESS = re.compile(r"\\(?:left|right|displaystyle|text\w*|math\w+|mbox|[A-Za-z]+)(?![A-Za-z])|[*_`]{1,3}|\([^()]*\)")
+_LABEL = re.compile(
+    r"(?i)\s*(?:(?:so|thus|hence|therefore|and)\b,? *)?(?:(?:the )?(?:(?:final|grand) )?"
+    r"(?:answer|total|result|sum|ans|value)\b(?: is\b| of\b)? *[:=]? *)?(?:[a-z]\w? *(?:=|\\in) *)?"
+)
+_VALUE_FIRST = re.compile(
+    r"(?i)(?:\(?[a-j][).:] )?[\s$€£¥₹\\%({\[\"'~≈=#<+\-−–*]*(?:(?:about|approx\w*\.?|around|exactly|roughly|only"
+    r"|just|negative|minus|usd|rs\.?|us|a)\s*)?"
+    r"[\s$€£¥₹\\({\[+\-−–.]*(?:[0-9¼½¾⅐-⅞０-９√π∞]|frac|sqrt|(?:zero|one|two|three|four|five|six|seven|eight|nine|ten"
+    r"|eleven|twelve"
+    r"|[a-z]+teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|half|hundred)\b)"
+)
+_NUMBERED = re.compile(r"[\s(]*[0-9]{1,2}(?:[.)]|:(?![0-9])) *[A-Za-z*]|[\s(]*[0-9]{1,3}(?:st|nd|rd|th)\b")
+VERBS = re.compile(
+    r"(?i)\b(?:is|are|was|were|be|been|has|have|had|will|would|can|could|does?|did|sold|makes?|made|gets?|got|goes"
+    r"|went"
+    r"|gives?|gave|takes|took|needs?|buys|bought|costs?|means?|[a-z]{2,}ed)\b"
+)
+_HEADINGS = re.compile(
+    r"(?i)\W*(?:step|part|explanation|solution|conclusion|reasoning|working|workings|check|verification|notes?"
+    r"|summary"
+    r"|details|calculations?|problem|question|given|approach|method|analysis|breakdown|justification|proof|final"
+    r"|answer)\b"
+)
+RETRACTION = re.compile(
+    r"(?:^|(?<=[.!?\n*(—–])|(?<=[.!?:;,] )|(?<=- )|(?<=— )|(?<=– ))\s*(?i:"
+    r"(?:but |oh |hmm+,? |no,? )?wait\b(?= ?[,.!:;—–-]|…|\s+(?:no|that|this|i)\b)|actually,|correction\b|(?:sorry"
+    r"|oops|whoops)\b|scratch that"
+    r"|no, (?!worries)|let me (?:re-?(?:do|calculate|compute|count|consider|think|check that again)|correct|fix"
+    r"|try again)\b"
+    r"|(?:but |hmm,? )?(?:that|this|it)(?:['’]s| is| was| isn['’]t| is not| wasn['’]t| can['’]t be) (?:wrong"
+    r"|incorrect|not right|not correct"
+    r"|right|correct|a mistake|an error"
+    r"|the wrong)(?<!is right)(?<!is correct)(?<!s right)(?<!s correct)(?<!was right)(?<!was correct)"
+    r"|(?:but )?i (?:made|forgot|miscalculated|misread|miscounted)\b)"
+)
 
 
 class Final(NamedTuple):
-    """The part of a text that states its answer, how it was found, and whether what follows shows it is complete."""
+    """The part of a text that states its answer, how it was found, whether what follows shows it is complete, and the
+    places in the text where the statement begins and ends."""
 
     text: str
     by: str
     complete: bool
+    start: int = 0
+    end: int = 0
 
 
 def final_answer(text: str, phrases: bool = True) -> Final:
-    r"""What stands inside the last `<answer>…</answer>`, and within that, or else within the text, inside the last
-    `\boxed{…}`, else on the line after the last `####`, else in the sentence after the last "answer is" or "answer:",
-    else the whole.
+    r"""The last statement of a text, else the whole.
 
-    >>> final_answer("so <answer> 4 </answer> it is"), final_answer(r"\boxed{1} or \boxed{\frac{3}{4}}").text
-    (Final(text=' 4 ', by='tag', complete=True), '\\frac{3}{4}')
-    >>> final_answer("#### 12\nDone"), final_answer("The answer is 3.5 m. I checked it twice.").text
-    (Final(text='12', by='mark', complete=True), '3.5 m')
+    >>> final_answer("so <answer> 4 </answer> it is")[:3], final_answer(r"\boxed{1}. So \boxed{\frac{3}{4}}").text
+    ((' 4 ', 'tag', True), '\\frac{3}{4}')
+    >>> final_answer("#### 12\nDone")[:3], final_answer("The answer is 3.5 m. I checked it twice.").text
+    (('12', 'mark', True), '3.5 m')
     """
-    text = after_thinking(text[-READ:])
-    tagged = tagged_answer(text)
-    if tagged is not None:
-        inner = final_answer(tagged, phrases)
-        return inner._replace(by="tag" if inner.by == "whole" else inner.by, complete=True)
-    boxed = boxed_answer(text)
-    if boxed is not None:
-        return boxed
-    _, mark, after = text.rpartition(_MARK)
-    if mark:
-        line, newline, _ = after.lstrip().partition("\n")
-        return Final(_REASON.sub("", line), "mark", bool(newline))
-    phrase = _last_phrase(text) if phrases else None
-    if phrase is not None:
-        said, complete = sentence(text, phrase.end())
-        return Final(_REASON.sub("", said), "phrase", complete)
-    return Final(text, "whole", False)
+    text = spoken(text)
+    for found in statements(text, phrases):
+        if not hollow(found.text):
+            retraction = RETRACTION.search(text, found.end)
+            return found if retraction is None else _whole(text, retraction.end())
+    return _whole(text, 0)
 
 
-def _last_phrase(text: str) -> re.Match[str] | None:
-    """The last match of `_PHRASE`, from the end backwards, looked at only where the word stands."""
-    folded = text.casefold()
-    if len(folded) != len(text):  # ß became ss: places are others
-        return last_match(_PHRASE, text)
-    place = len(text)
-    while (place := folded.rfind("answer", 0, place)) >= 0:
-        if phrase := _PHRASE.match(text, place):
-            return phrase
-    return None
+def _whole(text: str, start: int) -> Final:
+    return Final(text[start:], "whole", False, start, len(text))
+
+
+def affirmed(text: str) -> str:
+    r"""A text without what it denies.
+
+    >>> affirmed(r"It is not 72, $x \neq 3$.").split()
+    ['It', 'is', ',', '$x', '.']
+    """
+    return _DENIED.sub(" ", text)
+
+
+def spoken(text: str) -> str:
+    return after_thinking(text[-READ:])
+
+
+def statements(text: str, phrases: bool = True) -> Iterator[Final]:
+    """The statements of a text, the last first. Only places that hold a word such as "boxed" are looked at."""
+    folded = text.lower()
+    if len(folded) != len(text):  # İ becomes two characters, and places are others
+        folded = text
+    kinds = {
+        "boxed": _boxed_at,
+        "fbox": _boxed_at,
+        "####": _mark_at,
+        "answer": _tag_or_phrase_at if phrases else _tag_at,
+    }
+    places = {word: folded.rfind(word) for word in kinds}
+    for _ in range(_CANDIDATES):
+        word = max(places, key=lambda word: places[word])
+        place = places[word]
+        if place < 0:
+            return
+        found = None if "bo" not in word and _is_boxed(text, folded, place) else kinds[word](text, place)
+        if found is not None:
+            yield found
+            place = min(place, found.start)
+            places = {
+                word: folded.rfind(word, 0, min(last, place) + len(word)) if last >= place else last
+                for word, last in places.items()
+            }
+        places[word] = folded.rfind(word, 0, place)
+
+
+def _is_boxed(text: str, folded: str, place: int) -> bool:
+    """Whether a place is inside a box: its words are a part of what the box says."""
+    before = folded.rfind("boxed", 0, place)
+    box = _BOXED.match(text, before - 1) if before > 0 else None
+    return box is not None and place < (found := _box(text, box)).end and found.complete
+
+
+def _tag_at(text: str, place: int) -> Final | None:
+    closing = _CLOSING_TAG.search(text, max(0, place - 8), place + 7)
+    if closing is None:
+        return None
+    opening = last_match(re.compile(f"(?i)<{closing[1]}>"), text, 0, closing.start())
+    if opening is None:
+        return None
+    content, start = text[opening.end() : closing.start()], opening.start()
+    if (
+        other := _OFFERED.search(text, max(0, start - 200), start)
+    ) is not None:  # <answer>1</answer> or <answer>2</answer>
+        return Final(f"{other[1]}, {content}", "tag", True, other.start(), closing.end())
+    for inner in statements(content):
+        if not hollow(inner.text):
+            return inner._replace(complete=True, start=opening.start(), end=closing.end())
+    return Final(content, "tag", True, opening.start(), closing.end())
+
+
+_OFFERED = re.compile(r"(?i)<answer>([^<>]*)</answer>\s*(?:or|and|,|;|/)\s*$")
+
+
+def _tag_or_phrase_at(text: str, place: int) -> Final | None:
+    return _tag_at(text, place) or _phrase_at(text, place) or _heading_at(text, place)
+
+
+def _boxed_at(text: str, place: int) -> Final | None:
+    match = _BOXED.match(text, place - 1) if place else None
+    if match is None:
+        return None
+    box, contents = _box(text, match), dict[str, None]()
+    contents[box.text.strip()] = None
+    for _ in range(_CANDIDATES):  # several boxes in a row are one statement
+        before = text.rfind("boxed", 0, box.start)
+        earlier = _BOXED.match(text, before - 1) if before > 0 else None
+        other = earlier and _box(text, earlier)
+        if other is None or not other.complete or not _BETWEEN_BOXES.fullmatch(text, other.end, box.start):
+            break
+        contents[other.text.strip()] = None
+        box = box._replace(start=other.start)
+    values = [content for content in contents if not hollow(content)]
+    return (
+        box._replace(text=", ".join(reversed(values)))
+        if len(values) > 1
+        else box._replace(text=values[0] if values else "")
+    )
+
+
+def _box(text: str, match: re.Match[str]) -> Final:
+    depth = 1
+    for brace in _BRACE.finditer(text, match.end(), match.end() + LONGEST_BOX):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character of the answer
+        if depth == 0:
+            return Final(text[match.end() : brace.start()], "boxed", True, match.start(), brace.end())
+    return Final(text[match.end() :], "boxed", False, match.start(), len(text))
+
+
+_BETWEEN_BOXES = re.compile(
+    r"(?:[\s,;.$&()\[\]\\]|\b(?:and|or|quad|qquad|text|also)\b|[{}]|\b[a-zA-Z](?:_\w)?\s?=){0,40}"
+)
+_WORDS_ONLY = re.compile(r"[A-Za-z\s:*_'’,-]+")
+_BODY = re.compile(r"\n(?!\s*(?:#|(?:explanation|check|note|working|solution)\b))[^\n]*[0-9]", re.IGNORECASE)
+"""What follows a heading: a line with numbers."""
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def _mark_at(text: str, place: int) -> Final | None:
+    """`#### 72` is an answer, `#### Step 2: Total` and `#### Explanation` are headings."""
+    start = place + 4
+    while text.startswith("\n", start) or text.startswith(" ", start) or text.startswith("\r", start):
+        start += 1
+    end = text.find("\n", start)
+    line, newline = (text[start:], False) if end < 0 else (text[start:end], True)
+    inline = line.find("####")
+    line = line if inline < 0 else line[:inline]
+    end = start + len(line)
+    rest = text[end:].strip(" \n*_`")
+    line = re.sub(r"^[-−–] (?=\$?[0-9])", "-", line)
+    if len(re.findall("[A-Za-z]{2,}", line)) > 1 and _BODY.match(text, end):
+        return None
+    if "\n" in text[place:start] and not is_bare(line, rest):
+        return None
+    if not is_bare(line, rest) or (rest and _WORDS_ONLY.fullmatch(line)):
+        return None
+    return Final(_REASON.sub("", line), "mark", newline, place, end)
+
+
+def _phrase_at(text: str, place: int) -> Final | None:
+    phrase = _PHRASE.match(text, place)
+    if phrase is None:
+        return _named_before(text, place)
+    said, complete = sentence(text, phrase.end())
+    end = phrase.end() + len(said)
+    if phrase["negated"]:
+        return Final("not " + said, "phrase", complete, place, end)
+    rest = text[end:].strip()
+    line = text[phrase.end() : phrase.end() + LONGEST_LINE].partition("\n")[0]
+    listed = is_item(line) and ("\n" in phrase["filler"] or re.search(r"\s2[.)]\s", rest))
+    listed = listed or (line.startswith(("a)", "(a)")) and "\nb)" in rest.replace("(", ""))
+    bare = not listed and (is_bare(line, rest) or is_bare(said, rest))
+    if (phrase["label"] or phrase["colon"]) and not bare:
+        return None
+    if phrase["verb"] == "would be" and _SUPPOSED.search(text, max(0, place - 150), place):
+        return None
+    if _DOUBT.search(text, max(0, place - 60), place):
+        return Final("not " + said, "phrase", complete, place, end)
+    return Final(_REASON.sub("", said), "phrase", complete, place, end)
+
+
+_DOUBT = re.compile(
+    r"(?i)(?:(?:n['’]t|\bnot) (?:think|believe|sure|certain|say|know|true|claim|agree|see|the case)|\b(?:doubt"
+    r"|unlikely|false|wrong) (?:that|if|whether)|\bno way|\b(?:might|may|could|would) (?:think|say|guess|assume"
+    r"|believe))"
+    r"\b[^.\n:;]{0,30}$"
+)
+_SUPPOSED = re.compile(r"(?i)\bif\b[^.!?\n]*$")
+_NAMED = re.compile(
+    r"(?i)([^\n.;,:]{1,40}?) (?:is|was|would be|should be|must be|as) (?:the|our|my|your)(?: (?:final|correct"
+    r"|right))? $"
+)
+
+
+def _named_before(text: str, place: int) -> Final | None:
+    """`72 is the answer`."""
+    named = _NAMED.search(text, max(0, place - 60), place)
+    if named is None:
+        return None
+    _, complete = sentence(text, place)
+    return Final(named[1], "phrase", complete, named.start(), place + len("answer"))
+
+
+def _heading_at(text: str, place: int) -> Final | None:
+    line = text.rfind("\n", 0, place) + 1
+    heading = _HEADING.match(text, line)
+    if heading is None or heading.end() <= place:
+        return None
+    said, newline, rest = text[heading.end() :].partition("\n")
+    if not is_bare(said, rest):
+        return None
+    return Final(_REASON.sub("", said), "phrase", bool(newline), place, heading.end() + len(said))
+
+
+def is_bare(line: str, rest: str) -> bool:
+    """Whether a line is an answer, not a heading, an item of a list or a sentence of the working. `rest` follows it.
+
+    >>> is_bare("72 clips", ""), is_bare("She sold 48/2 = 24 in May.", ""), is_bare("2. Total", "48 + 24 = 72")
+    (True, False, False)
+    """
+    if SIMPLE.fullmatch(line):
+        return True
+    if not line.strip() or len(line) > LONGEST_LINE or is_item(line):
+        return False
+    plain = _DRESS.sub(" ", _REASON.sub("", line))
+    value = _VALUE_FIRST.match(line, _LABEL.match(line).end())  # type: ignore[union-attr]
+    words = re.findall("[A-Za-z]{2,}", plain)
+    if value is None:
+        named = words and re.search("[0-9]", plain)  # May: 24
+        return not named and len(words) <= 2 and not _HEADINGS.match(line) and not VERBS.search(plain)
+    most = MOST_WORDS_BEFORE_NUMBERS if re.search("[0-9]", rest) else MOST_WORDS
+    if len(words) > most or VERBS.search(plain, value.end() if value.end() < len(plain) else 0):
+        return False
+    if words and words[0].istitle() and re.search("[0-9]", rest) and not _LABEL.match(line)[0].strip():  # type: ignore[index]
+        return False
+    return not ("=" in line and "=" in rest)
+
+
+def is_item(line: str) -> bool:
+    return bool(_LIST_ITEM.match(line) or _NUMBERED.match(line))
+
+
+def hollow(content: str) -> bool:
+    """Whether a statement says nothing: it is empty, or it only says what the answer is not."""
+    return not _LAYOUT.sub("", content) or _DENYING.match(content) is not None
+
+
+_DENIAL = r"(?:\bnot\b|n['’]t\b|\\neq?\b|≠|!=)"
+_DENIED = re.compile(rf"(?i){_DENIAL}(?: (?:be|equal(?: to)?|is))? ?(?:\$[^$\n]{{1,80}}\$|[^\s,;]{{1,80}}(?<![.}}]))")
+_DENYING = re.compile(r"(?i)(?:\s|[$*_]|\\text\s*\{)*(?:not\b|\\neq?\b|≠|!=)")
+_LAYOUT = re.compile(r"\\(?:text|mathrm|mathbf)(?=\{\s*\})|\\(?:q?quad\b|[,;:! ()\[\]])|[\s{}$~.*_`?-]")
 
 
 def sentence(text: str, start: int) -> tuple[str, bool]:
     """The sentence from a place on, and whether a next one or a next line shows that it has ended."""
-    end = _SENTENCE_END.search(text, start)
+    end = SENTENCE_END.search(text, start)
     if end is None:
         return text[start:], False
     return text[start : end.start()], end.end() < len(text) or end[0] == "\n"
@@ -80,21 +373,14 @@ def boxed_answer(text: str) -> Final | None:
     r"""What stands inside the last `\boxed{…}`; the rest of the text, not complete, where its brace never closes."""
     text = text[-READ:]
     match = last_match(_BOXED, text)
-    if match is None:
-        return None
-    depth = 1
-    for brace in re.finditer(r"\\.|[{}]", text[match.end() :], re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character of the answer
-        if depth == 0:
-            return Final(text[match.end() : match.end() + brace.start()], "boxed", True)
-    return Final(text[match.end() :], "boxed", False)
+    return match and _box(text, match)
 
 
 def tagged_answer(text: str) -> str | None:
     """What stands inside the last `<answer>…</answer>`."""
-    end = text.rfind(_TAG[1])
-    start = text.rfind(_TAG[0], 0, end) if end >= 0 else -1
-    return text[start + len(_TAG[0]) : end] if start >= 0 else None
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, end) if end >= 0 else -1
+    return text[start + len("<answer>") : end] if start >= 0 else None
 
 
 def last_match(pattern: re.Pattern[str], text: str, *between: int) -> re.Match[str] | None:

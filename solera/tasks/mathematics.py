@@ -7,9 +7,9 @@ from math import floor, log10
 from typing import Any
 from unicodedata import normalize
 
-from solera.tasks.final import final_answer
+from solera.tasks.final import affirmed, final_answer
 from solera.tasks.judges import NoVerdictError, judges
-from solera.tasks.numbers import REPEATING_DECIMAL, repeating
+from solera.tasks.spelling import REPEATING_DECIMAL, repeating
 
 PLACES = 6
 """Decimal places that are compared of a decimal, as 0.333333 with a third."""
@@ -75,6 +75,9 @@ _TWO_QUANTITIES = re.compile(
     rf"[0-9]\s*{_TEXT}(?!\s*(?:and|or)\b)[^{{}}]*[A-Za-z][^{{}}]*\}}(?:\\[,;: ]|\s)*[0-9]"  # 3 hours 30 minutes
     r"|(?<!frac )(?<![0-9_^])[0-9.]++(?:\\[,;: ]|\s)+(?:[0-9]{1,2}|[0-9]{4,})(?![0-9/])"  # 1 2, but 1 234
 )
+_CLOCK = re.compile(r"(?i)([0-9]{1,2})(?::([0-9]{2}))?(?:([ap])\.?m\.?)?")
+_LIST = re.compile(r"[^()\[\]{}]*,[^()\[\]{}]*")
+_THOUSANDS = re.compile(r"[-$\s]*[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
 _CHANGED = re.compile(rf"[0-9}}]\s*{_TEXT}(?={_CHANGING})[^{{}}]*\}}$")  # 3\text{ million}
 _BASE_OR_MODULUS = re.compile(r"(?<=[0-9])_\{?([0-9]+)|\\p?mod ?\{?([0-9]+)")
 _INEQUALITY = re.compile(r"\s*([a-z])\s*(<|>|\\leq?|\\geq?)(?![A-Za-z])([^<>=]+)")
@@ -85,6 +88,8 @@ async def math(text: str, answer: object, finished: bool) -> bool:
     """What the text states as its answer is equal to the answer, as mathematics or as words."""
     final, wanted = final_answer(text), final_answer(str(answer), phrases=False).text
     somewhere = final.by == "whole"
+    if somewhere:
+        final = final._replace(text=affirmed(final.text))
     if not (finished or final.complete) or (len(final.text) > LONGEST and not somewhere):
         return False
     if len(final.text) <= LONGEST and words(final.text) == words(wanted):
@@ -130,8 +135,12 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
         (letter, expression), (right_letter, answer) = choice(expression), choice(answer)
         if letter and right_letter:
             return letter == right_letter
+        if (same_time := _same_time(expression, answer)) is not None:
+            return same_time
         if _misread(expression.strip(), answer.strip()):
             return False
+        if (lists := _repeating_lists(expression, answer)) is not None:
+            return _same_elements(*lists)
     bases = [_BASE_OR_MODULUS.findall(text) for text in (expression, answer)]
     if all(bases) and bases[0][-1] != bases[1][-1]:
         return False
@@ -163,6 +172,43 @@ def _misread(expression: str, answer: str) -> bool:
         _TWO_QUANTITIES.search(one) or _CHANGED.search(one) or (_SET.fullmatch(one) and _PAIR.fullmatch(other))
         for one, other in sides
     )
+
+
+def _same_time(expression: str, answer: str) -> bool | None:
+    """Whether two times of the day are the same; `None` where they are none. One may leave out AM or PM.
+
+    >>> _same_time(r"\\text{6 PM}", r"\\text{6 AM}"), _same_time("6:30", r"6:30\\text{ p.m.}"), _same_time("6", "7")
+    (False, True, None)
+    """
+    times = [_CLOCK.fullmatch(words(side)) for side in (expression, answer)]
+    one, other = times
+    if one is None or other is None or not (one[3] or other[3] or (one[2] and other[2])):
+        return None
+    halves = {half.lower() for half in (one[3], other[3]) if half}
+    return int(one[1]) == int(other[1]) and (one[2] or "00") == (other[2] or "00") and len(halves) < 2
+
+
+def _repeating_lists(expression: str, answer: str) -> tuple[list[str], list[str]] | None:
+    """The elements of two lists, where an element stands in one of them twice: math-verify compares them as sets."""
+    lists = []
+    for side in (expression, answer):
+        plain = _without_dress(side.strip())
+        if not _LIST.fullmatch(plain) or _THOUSANDS.fullmatch(plain):
+            return None
+        lists.append([element.strip() for element in re.split(r",|\band\b", plain) if element.strip()])
+    one, other = lists
+    return (one, other) if len(set(one)) < len(one) or len(set(other)) < len(other) else None
+
+
+def _same_elements(one: list[str], other: list[str]) -> bool:
+    """Whether each element of one list is equal to one of the other, each used once."""
+    left = list(other)
+    for element in one:
+        match = next((candidate for candidate in left if equal(element, False, candidate)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return not left
 
 
 def _without_dress(expression: str) -> str:

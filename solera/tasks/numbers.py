@@ -1,96 +1,59 @@
-"""The number that a text comes to, in any of the ways that people and models write one."""
+r"""The grader `number`: which number a response comes to. `final.py` says where its statement stands.
+
+In a statement:
+
+- An equation gives its right side, and a term without one is evaluated: `48 + 24` is 72, never 48 or 24.
+- A number that is negated does not count: `not 72`, `\neq 72`, `72 is wrong`.
+- Remarks in brackets and reasons are ignored.
+- If the statement begins with a number, that number counts; else the one that a sentence concludes with (below).
+- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) are no number, nor are `5:30`, `x > 72` and
+  `2 h 30 min`.
+
+In a response without a statement the last sentence that has a number counts: the right side of its last equation, or
+what follows a word such as *so*; else, in its last clause, the last number that does not stand in an addition such as
+*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, and closing words are ignored.
+
+After a statement, a last sentence that begins with *In total*, *Therefore* or the like and has one result counts in its
+place.
+"""
 
 import re
-import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 from math import factorial
+from typing import NamedTuple
 
-from solera.tasks.final import READ, after_thinking, final_answer, last_match, sentence
-
-LONGEST_NUMBER = 400
-"""Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
-NEAR = 60
-"""Characters before the last digit of a text in which a break is looked for."""
-
-_NUMBER = re.compile(
-    r"""(?: (?<![\w)\]}.]) (?P<sign>[-+]) )?+    # 5-3 ends in 3, not in -3
-        [$€£¥₹]?+ (?P<inner>(?<=[$€£¥₹])-)?+       # $-5 as well as -$5
-        (?<![A-Za-z0-9_^]) (?<![A-Za-zπ√]/)        # not the 2 of CO2, of x_2, of cm^2, of x/2 or of π/2
-        (?P<value>
-          (?: [0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]{1,2}(?:,[0-9]{2}){1,5},[0-9]{3}(?![0-9,]) | [0-9]++ )
-          (?:\.[0-9]++)?+ | \.[0-9]++ )
-        (?: [eE](?P<exponent>[-+]?[0-9]++)(?![A-Za-z]) )?+
-        (?: \^(?P<power>-?[0-9]++) )?+
-        (?: [ ]?/[ ]?(?P<divisor>[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]) | [0-9]++(?:\.[0-9]++)?+) )?+
-        (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
-    re.VERBOSE,
+from solera.tasks import wording
+from solera.tasks.final import (
+    RETRACTION,
+    SIMPLE,
+    VERBS,
+    Final,
+    hollow,
+    is_bare,
+    sentence,
+    spoken,
+    statements,
 )
-_RUN = re.compile(r"[-+$€£¥₹.0-9](?:(?<=[0-9])|(?=[-$€£¥₹.]{0,3}[0-9]))[-+$€£¥₹.0-9,eE^ /*π√]*")
-"""Where numbers may stand: from a character that one begins with as far as one could go on."""
-_BREAK = re.compile(r"(?:\n|[A-Za-z.,;:!?] +(?=[A-Za-z]))(?!\s*(?i:minus))")
-"""Where neither a number nor a spelling of one goes on. What stands before `minus` says whether it is a sign."""
-_REACHED = re.compile("}|(?i:minus)|^(?:Rs|[A-Z]{3})")
-"""Where in a text with commands what stands before a break may reach behind it: 3 and USD 1/2."""
-_VULGAR, _RAISED, _WIDE = "¼½¾⅐-⅞", "⁰¹²³⁴⁵⁶⁷⁸⁹", "".join(map(chr, range(0xFF10, 0xFF1A)))
-_OTHER_DIGIT = re.compile(f"[{_WIDE}{_VULGAR}{_RAISED}]")
-_AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
-_NEGATED, _CLOSED = r"-(?<![\w)\]}.]-)(?<![\w)\]}.] -)(?:\\left ?)?\( ?", r" ?(?:\\right ?)?\)"  # but 8-(5)
-_QUANTITY = r"[0-9][0-9.,]{0,40}(?:/[0-9]{1,20})?|\\[dtc]?frac ?\{[0-9.]{1,20}\} ?\{[0-9.]{1,20}\}"
-_SPELLINGS = tuple(
-    (needs, re.compile(spelling), plain)
-    for needs, spelling, plain in (
-        ("\\", r"\\(?=[$%])", ""),
-        (
-            "",
-            r"([0-9])(?:,?\\!| ?\\[,;: ] ?|\{,\}|[~'’_\u00a0\u2009\u202f])(?=[0-9]{3}(?![0-9]))",
-            lambda before: f"{before[1]},",
-        ),  # 1\,000, 1{,}000
-        ("frac", r"([0-9]) ?\\[,;: ] ?(?=\\[dtc]?frac)", r"\1 "),
-        ("_", r"(?<![A-Za-z0-9_])_{1,3}(?=\$?[0-9])", ""),  # __42__
-        ("_{", r"_\{([0-9]{1,9})\}", r"_\1"),
-        ("**", r"(?<=[0-9])\*\*(?=-?[0-9])", "^"),
-        ("^{", r"\^\{(-?[0-9]{1,9})\}", r"^\1"),
-        ("10^", r"(?<=[0-9]) ?(?:\\times|\\cdot|[×·*x]) ?10\^(-?[0-9]{1,9})", r"e\1"),
-        ("^", r"(?<![0-9])\^(?:\{[^{}]{0,20}\}|-?[0-9]++)", ""),  # cm^2
-        ("\\", r"\\[dtc]?frac ?([0-9])([0-9])(?![0-9])", r"\\frac{\1}{\2}"),
-        ("", r"\\sqrt ?(?:\[[^\]]{0,20}\])?(?:\{[^{}]{0,100}\}|[0-9])|√[0-9.]++", "√"),
-        ("\\", r"\\(?:text|mathrm|mbox) ?\{([^{}]{0,100})\}", r" \1 "),
-        ("\\", r"\\pi(?![A-Za-z])", "π"),
-        ("\\", r"\\approx(?![A-Za-z])", "≈"),
-        ("\\", r"\\(?:cdot|times)(?![A-Za-z])", "*"),
-        ("negative", r"(?i)\bnegative {1,3}" + _AMOUNT, "-"),
-        ("minus", r"(?i)(?:^\s*|(?<=[=:] )|(?<=\bis ))minus {1,3}" + _AMOUNT, "-"),  # but 20 minus 5
-        ("- ", "= ?- " + _AMOUNT, "=-"),
-        ("(", rf"{_NEGATED}- ?({_QUANTITY}){_CLOSED}", r"\1"),  # -(-5)
-        ("(", rf"{_NEGATED}({_QUANTITY}){_CLOSED}", r"-\1"),
-        ("", r"[A-Z](?<=\b[A-Z])(?:(?<=R)s\.?|[A-Z]{2}) ?(?=[0-9])", ""),
-    )
-)
-"""Ways to write a number that are put into one before it is read, and what a text must hold for each, in any case.
+from solera.tasks.sentences import LONGEST_SENTENCE, numeric_sentences, sentences
+from solera.tasks.spelling import plain, with_digits
+from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
 
-Those that every text is searched for begin with a character: Python goes from one to the next of these many times as
-fast as it tries a lookbehind everywhere.
-"""
-_SIGNS = str.maketrans("−–‐‑－．，⁄" + _WIDE, "-----.,/" + "0123456789")
-_OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
-_SUPERSCRIPTS = re.compile(f"[{_RAISED}⁻]+")
-_VULGAR_FRACTION = re.compile(f"([0-9] ?)?([{_VULGAR}])")
-_OTHER_CHARACTER = re.compile(f"[{_VULGAR}{_RAISED}⁻{''.join(map(chr, _SIGNS))}]")
-REPEATING_DECIMAL = re.compile(r"(?<![0-9,])([0-9,]{0,20})\.([0-9]{0,20})\\overline ?\{([0-9]{1,20})\}")
-_LATEX_FRACTION = re.compile(r"(-?)\\[dtc]?frac ?\{([^{}]{1,100})\} ?\{([^{}]{1,100})\}")
-_LEFT_FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])")
-_TERM = re.compile(r"[-+]?[ $€£¥₹]{0,2}[0-9.][0-9.,]*(?:\^-?[0-9]+)?")
-_COMMAND = re.compile(r"\\[A-Za-z]++")
-_MIXED_NUMBER = re.compile(
-    r"([0-9](?<![0-9.,/][0-9])[0-9]{0,19})(?: ?\\[dtc]?frac\{([0-9]{1,20})\}\{([0-9]{1,20})\}"
-    r"| (?:and )?([0-9]{1,20})/([0-9]{1,20})(?![0-9/]))"
-)
-_ASIDE = re.compile(r"\([^()]{0,200}=[^()]{0,200}\)")
-_NO_NUMBER = re.compile("(?:[^A-Za-zπ√]|[A-Za-z](?![A-Za-z]))*+[π√]")  # but: with π as 3 we get 18
+LONGEST_STATEMENT = 1000
+LONGEST_PROSE = 6000
+"""Characters at the end of a response without a statement that are read."""
+MOST_NUMBERS = 30
+SHORT = 100
+"""Characters of an answer that an explanation may follow."""
+
 _FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
 _WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
-_SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9.,])")
+
+
+class Reading(NamedTuple):
+    """What a statement comes to; `None` where it is no single number."""
+
+    value: Fraction | None
 
 
 def number(text: str, answer: str, finished: bool) -> bool:
@@ -106,21 +69,22 @@ def number(text: str, answer: str, finished: bool) -> bool:
 def final_number(text: str) -> tuple[Fraction | None, bool]:
     r"""The number a text comes to, and whether what follows it shows that it is complete.
 
-    That is the last one inside the last `\boxed{…}`; else, in what `final_answer` takes for the statement of the
-    answer, the first, or where an equation stands there the first after its last `=`; else the last of all.
-
     >>> final_number(r"\boxed{\frac{3}{4}} in 2 steps"), final_number("1+1=2 #### 2 apples, 3 pears")[0]
     ((Fraction(3, 4), True), Fraction(2, 1))
     """
-    final = final_answer(text)
-    if final.by in ("boxed", "tag"):
-        joined = _SPACED.sub(lambda spaced: spaced[0].replace(" ", ","), _signed(final.text))
-        return (_boxed if final.by == "boxed" else _enclosed)(_plain(joined)), final.complete
-    if final.by != "whole":
-        match = _stated(_plain(_signed(final.text) if final.by == "mark" else final.text))
-        if match or final.by == "mark":
-            return (_value(match), final.complete or _is_whole(match)) if match else (None, False)
-    return _last_of_all(after_thinking(text[-READ:]))
+    text = spoken(text)
+    if "<<" in text:
+        text = wording.ANNOTATION.sub("", text)
+    if "?" in text:
+        text = wording.ASKED.sub("", text)
+    denied = set[Fraction | None]()
+    for statement in statements(text):
+        reading = None if hollow(statement.text) else _read(statement)
+        if reading is not None:
+            return _standing(text, statement, reading)
+        denied |= _denied(statement.text)
+    value, complete = _whole(text)
+    return (None if value in denied else value), complete
 
 
 @lru_cache(maxsize=4096)
@@ -129,128 +93,303 @@ def answer_number(answer: str) -> Fraction | None:
     return final_number(answer)[0]
 
 
-def _boxed(expression: str) -> Fraction | None:
-    """In a box `!` is a factorial, elsewhere the end of a sentence; a number in a term with one is not the result."""
-    result = re.split("(?<!!)[=≈]", expression)[-1]
-    if alone := _FACTORIAL.fullmatch(result):
-        return _factorial(*alone.groups())
-    return None if _WITH_FACTORIAL.search(result) else _enclosed(expression)
+def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
+    """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
+    after = text[statement.end : statement.end + LONGEST_PROSE]
+    if not after or (
+        not wording.NUMERIC.search(after) and "not" not in after and "n't" not in after and not RETRACTION.search(after)
+    ):
+        return reading.value, statement.complete
+    retraction = RETRACTION.search(after)
+    if retraction is not None:
+        return _whole(after[retraction.end() :])
+    if reading.value is not None and any(reading.value in _denied(said) for said, _ in sentences(after)):
+        return _whole(after)
+    concluded = _concluded(after, reading.value)
+    return (reading.value, statement.complete) if concluded is None else concluded
 
 
-def _factorial(sign: str, number: str) -> Fraction | None:
-    value = factorial(int(number))
-    return Fraction(-value if sign else value) if value < 10**LONGEST_NUMBER else None
-
-
-def _enclosed(expression: str) -> Fraction | None:
-    r"""The last number, unless what it belongs to is none: `3+\sqrt{2}`, `\frac{x+1}{2}`."""
-    return None if _NO_NUMBER.match(re.split("[=≈]", expression)[-1]) else _last(expression)[0]
-
-
-def _stated(statement: str) -> re.Match[str] | None:
-    """The first number, or the first after the last `=`; an equation in brackets behind it is an explanation."""
-    for claim in (_ASIDE.sub("", statement), statement):
-        match = _NUMBER.search(claim.rpartition("=")[2]) or _NUMBER.search(claim)
-        if match:
-            return match
-    return None
-
-
-def _signed(text: str) -> str:
-    """A minus in front of all belongs to the number, though a space follows it."""
-    return re.sub(r"^[\s$]*[-−–] " + _AMOUNT, "-", text)
-
-
-def _plain(text: str) -> str:
-    if not text.isascii() and _OTHER_CHARACTER.search(text):
-        text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
-        text = _VULGAR_FRACTION.sub(_separate, text)
-        text = _OTHER_SIGN.sub(lambda sign: sign[0].translate(_SIGNS), text)
-    folded = text.casefold()
-    for needs, spelling, plain in _SPELLINGS:
-        if needs in text or (needs.isalpha() and needs in folded):
-            text = spelling.sub(plain, text)
-    if "\\overline" in text:
-        text = REPEATING_DECIMAL.sub(repeating, text)
-    if "/" in text or "frac" in text:
-        text = _MIXED_NUMBER.sub(_improper, text)
-    if "frac" in text:
-        text = _LEFT_FRACTION.sub("√", _LATEX_FRACTION.sub(_fraction, text))
-    return _COMMAND.sub(" ", text)
-
-
-def _separate(fraction: re.Match[str]) -> str:
-    """`½` is 1/2, `1½` is 1 1/2."""
-    before = f"{fraction[1][0]} " if fraction[1] else ""
-    return before + unicodedata.normalize("NFKC", fraction[2])
-
-
-def _fraction(fraction: re.Match[str]) -> str:
-    r"""`\frac{-3}{4}` is -3/4, `\frac{miles}{hour}` a unit; one of anything else is no number, nor are its parts."""
-    minus, above, below = (part.strip() for part in fraction.groups())
-    if not re.search("[0-9π√]", above + below):
-        return f"{minus} "
-    if not (_TERM.fullmatch(above) and _TERM.fullmatch(below)):
-        return f"{minus}√"
-    negative = sum(part.startswith("-") for part in (minus, above, below)) % 2
-    sign = "-" if negative else "+" if minus else ""
-    if "^" in below:
-        power = re.fullmatch(r"([0-9]{1,9})\^([0-9]{1,2})", below.lstrip("+- "))
-        if power is None:
-            return f"{minus}√"
-        below = str(int(power[1]) ** int(power[2]))
-    return f"{sign}{above.lstrip('+- ')}/{below.lstrip('+- $€£¥₹')}"
-
-
-def repeating(decimal: re.Match[str]) -> str:
-    r"""`0.1\overline{6}` is `\frac{15}{90}`."""
-    before, start, period = decimal[1].replace(",", ""), decimal[2], decimal[3]
-    divisor = 10 ** len(start) * (10 ** len(period) - 1)
-    return rf"\frac{{{int(before + start + period) - int(before + start or 0)}}}{{{divisor}}}"
-
-
-def _improper(mixed: re.Match[str]) -> str:
-    r"""`1\frac{1}{2}` and `1 1/2` are 3/2; `3 4/2` are two numbers."""
-    whole, part, divisor = (int(number) for number in mixed.groups() if number is not None)
-    return f"{whole * divisor + part}/{divisor}" if part < divisor else mixed[0]
-
-
-def _last_of_all(text: str) -> tuple[Fraction | None, bool]:
-    """The last number of a text. It is looked for around the last digit first: a response has hundreds of words."""
-    last = max(map(text.rfind, "0123456789"))
-    breaks = list(_BREAK.finditer(text, max(0, last - NEAR), last))
-    tail = text[breaks[-1].end() :] if breaks and (text.isascii() or not _OTHER_DIGIT.search(text)) else ""
-    if ("\\" in text or "^{" in text) and ("sqrt" in text or _REACHED.search(tail)):
-        tail = ""
-    match = _last_match(_plain(tail)) if tail else None
-    return (_value(match), _is_whole(match)) if match else _last(_plain(text))
-
-
-def _last(text: str) -> tuple[Fraction | None, bool]:
-    match = _last_match(text)
-    return (_value(match), _is_whole(match)) if match else (None, False)
-
-
-def _last_match(text: str) -> re.Match[str] | None:
-    for run in reversed(list(_RUN.finditer(text))):
-        if match := last_match(_NUMBER, text, run.start(), run.end() + 1):  # what stands behind it may forbid a number
-            return match
-    return None
-
-
-def _is_whole(match: re.Match[str]) -> bool:
-    """Whether its sentence has ended: `42.` may become 42.5, and 42 eggs be half of all."""
-    return sentence(match.string, match.end())[1]
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    sign, inner, value, exponent, power, divisor, irrational = match.groups()
-    if match.end() - match.start() > LONGEST_NUMBER or irrational:
+def _concluded(after: str, value: Fraction | None) -> tuple[Fraction | None, bool] | None:
+    """The result of the last sentence with a number, where that draws a conclusion and does not explain."""
+    last = next(numeric_sentences(after), None)
+    if last is None or not wording.CONCLUDING.match(last[0]) or wording.EXPLAINING.search(after):
         return None
-    size = Fraction(int(value) if value.isdecimal() else value.replace(",", ""))
-    if exponent or power or divisor:
-        exponent, power, divisor = int(exponent or 0), int(power or 1), Fraction((divisor or "1").replace(",", ""))
-        if max(abs(exponent), abs(power) * len(value)) > LONGEST_NUMBER or not divisor or (not size and power < 0):
-            return None
-        size = (size * Fraction(10) ** exponent) ** power / divisor
-    return -size if (sign or inner) == "-" else size
+    said = plain(last[0])
+    values = {found.value for found in quantities(said)}
+    if not wording.EQUALS.search(said) and (len(values) != 1 or value in values):
+        return None
+    reading = _sentence_value(last[0])
+    return reading and (reading.value, last[1])
+
+
+def _read(statement: Final) -> Reading | None:
+    """What a statement says; `None` where it says nothing about the answer."""
+    content = statement.text
+    if simple := SIMPLE.fullmatch(content):
+        return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
+    if retraction := RETRACTION.search(content):
+        content = content[retraction.end() :]
+    if (but := wording.BUT.search(content)) and wording.NUMERIC.search(content, but.end()):
+        content = content[but.end() :]
+    if len(content) > LONGEST_STATEMENT:
+        return Reading(None) if statement.by == "boxed" else None
+    if statement.by == "tag" and "\n" in content.strip():
+        return _read_lines(content.strip().split("\n"))
+    if statement.by == "boxed" and (special := _special(_spelt(content))):
+        return special
+    reading = _statement_value(content)
+    if reading is None and (statement.by in ("boxed", "tag") or wording.NO_ANSWER.match(content)):
+        return Reading(None)
+    return reading
+
+
+def _read_lines(lines: list[str]) -> Reading | None:
+    """A tag of several lines: its last line with a number, or its first where the others explain it."""
+    first = _statement_value(lines[0])
+    others = [line for line in lines[1:] if wording.NUMERIC.search(line)]
+    if first is not None and (
+        not others or (not wording.EQUALS.search(lines[0]) and not re.search("[A-Za-z]{2,} .*[A-Za-z]{2,}", lines[0]))
+    ):
+        alone = [line for line in others if not re.search("[A-Za-z=]", line)]
+        return Reading(None) if alone else first
+    value, _ = _whole("\n".join(lines))
+    return Reading(value)
+
+
+def _special(expression: str) -> Reading | None:
+    """In a box `!` is a factorial, elsewhere the end of a sentence; a number in a term with one is not the result. A
+    number beside a variable, as in 24x, is none."""
+    result = re.split("[=≈]", expression.replace("!=", "! =") if re.search("[0-9]!=", expression) else expression)[-1]
+    if alone := _FACTORIAL.fullmatch(result):
+        value = factorial(int(alone[2]))
+        return Reading(Fraction(-value if alone[1] else value) if value < 10**LONGEST_NUMBER else None)
+    if "!=" in expression:
+        return (
+            None
+            if "=" not in expression.replace("!=", "") and not re.search("[0-9]!=", expression)
+            else _statement_value(result)
+        )
+    return Reading(None) if _WITH_FACTORIAL.search(result) or re.search("[0-9)][xyzn](?![A-Za-z])", result) else None
+
+
+def _statement_value(content: str) -> Reading | None:
+    """The value that a statement gives; `None` where it holds no number, or only numbers that it denies."""
+    said = _without_asides(wording.STEP.sub(" ", _spelt(content)))
+    if wording.COMPARED.search(said) or wording.BOUND.match(said):
+        return Reading(None)
+    found = _live(said)
+    if not found:
+        return None
+    if len(found) == 1:
+        return Reading(found[0].value)
+    if wording.EQUALS.search(said):
+        return _equation(said, found)
+    if _leads(said, found[0]):
+        groups = wording.GROUPS.fullmatch(said[found[0].end : found[1].start])  # 3 packs of 24
+        return Reading(None if groups or _several(said, found) else found[0].value)
+    return _sentence_value(content)
+
+
+def _spelt(text: str) -> str:
+    """The text with one spelling for each number. A minus in front of all belongs to the number, though a space
+    follows it."""
+    if not wording.DIGIT.search(text):
+        text = with_digits(text)
+    return plain(wording.HTML.sub(" ", wording.LEADING_MINUS.sub("-", text)))
+
+
+def _without_asides(said: str) -> str:
+    if "(" not in said and "[" not in said:
+        return said
+    shorter = wording.ASIDE.sub(" ", said)
+    return shorter if re.search("[0-9]", shorter) else said
+
+
+def _live(said: str) -> list[Quantity]:
+    """The quantities that are not denied."""
+    found = quantities(said)
+    return [item for item in found if not _is_denied(said, item)] if wording.may_deny(said) else found
+
+
+def _is_denied(said: str, found: Quantity) -> bool:
+    return bool(
+        wording.NEGATED_BEFORE.search(said, max(0, found.start - 60), found.start)
+        or wording.NEGATED_AFTER.match(said, found.end)
+    )
+
+
+def _denied(sentence: str) -> set[Fraction | None]:
+    sentence = sentence[-LONGEST_SENTENCE:]
+    if not wording.may_deny(sentence):
+        return set()
+    said = plain(sentence)
+    return {found.value for found in quantities(said) if _is_denied(said, found)}
+
+
+def _leads(said: str, found: Quantity) -> bool:
+    """Whether a statement begins with the number: with a few words and signs in front of it at most."""
+    before = said[: found.start].strip(" \t\n*_`\"'($\\{[<:~≈#“-")
+    return (
+        not before
+        or re.fullmatch(
+            r"(?i)(?:(?:about|approximately|approx\.?|around|roughly|exactly|only|just|simply|therefore|thus|then"
+            r"|a total of|usd|rs\.?|[a-j]\)|total:?|option [a-j]:?)[ ,:]*)+",
+            before,
+        )
+        is not None
+    )
+
+
+def _several(said: str, found: list[Quantity]) -> bool:
+    """Whether a statement offers several numbers, or one in several units."""
+    one = found[0]
+    other = next((item for item in found[1:MOST_NUMBERS] if item.value != one.value), None)
+    if other is None:
+        return len(found) > MOST_NUMBERS
+    gap = said[found[found.index(other) - 1].end : other.start]
+    if wording.OR.fullmatch(gap):
+        units = [wording.UNIT.match(said, place) for place in (one.end, other.end)]
+        return not (units[0] and units[1] and units[0][1].lower() not in ("or", units[1][1].lower()))
+    return _listed(said, gap, other) or bool(wording.COMPOUND.fullmatch(gap) or wording.AND.fullmatch(gap))
+
+
+def _equation(said: str, found: list[Quantity]) -> Reading | None:
+    """The right side of the last equation. Where that is a term, and a number stands on the left, both must agree."""
+    sides = list(wording.EQUALS.finditer(said))
+    right = [item for item in found if item.start >= sides[-1].end()]
+    left = [item for item in found if item.end <= sides[-1].start()]
+    if not right:
+        return Reading(left[-1].value) if left else None
+    if re.search(r"[,;]\s*(?:and )?[A-Za-z]\w*\s*$", said[: sides[-1].start()]) and len(sides) > 1:
+        return Reading(right[0].value if right[0].value == left[-1].value else None)  # x = 7, y = 2
+    tail = _after_result(said, sides[-1].end(), right)
+    if tail is not None:
+        return tail
+    if (
+        right[0].is_term
+        and left
+        and not left[-1].is_term
+        and left[-1].value != right[0].value
+        and not re.search("[A-Za-z]", said[left[-1].end : sides[-1].start()])
+    ):
+        return Reading(None)
+    return Reading(None if len(right) > 1 and _several(said, right) else right[0].value)
+
+
+def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | None:
+    """The number behind the last word such as *so* or *which is*."""
+    for result in reversed(list(wording.RESULT.finditer(said, start))):
+        after = [item for item in found if item.start >= result.end()]
+        if after:
+            return _clause_value(said[result.end() :])
+    return None
+
+
+# A response without a statement.
+
+
+def _whole(text: str) -> tuple[Fraction | None, bool]:
+    """The last sentence with a number, and its value."""
+    text = text[-LONGEST_PROSE:]
+    explained = wording.EXPLAINED.search(text, 0, SHORT + 20)
+    if explained is not None and wording.DIGIT.search(text, 0, explained.start()):
+        return _whole(text[: explained.start() + 1])
+    if (first := _first_of_all(text)) is not None:
+        return first
+    denied = set[Fraction | None]()
+    for said, complete in numeric_sentences(text):
+        denied |= _denied(said)
+        reading = _sentence_value(said)
+        if reading is not None:
+            return (None if reading.value in denied else reading.value), complete
+    return None, False
+
+
+def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
+    """A number with its unit that a response begins with, where only sentences without a result follow."""
+    if len(text) > 2 * SHORT:
+        return None
+    said, complete = sentence(text, len(text) - len(text.lstrip()))
+    rest = text[len(said) :].strip(" .\n")
+    if not complete or len(rest) > SHORT or not re.search("[A-Za-z]{2,} .*[0-9]", rest) or not is_bare(said, rest):
+        return None
+    if wording.EQUALS.search(text) or wording.RESULT.search(rest) or wording.CONCLUDING.search(rest):
+        return None
+    reading = _statement_value(said)
+    return reading and (None if reading.value in _denied(rest) else reading.value, complete)
+
+
+def _sentence_value(sentence: str) -> Reading | None:
+    """What a sentence comes to; `None` where it holds no number."""
+    bold = wording.BOLD.findall(sentence)
+    if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
+        return _statement_value(bold[-1])
+    said = _without_asides(_spelt(sentence))
+    if reason := wording.REASON.search(said):
+        main = _live(said[: reason.start()])
+        said = said[: reason.start()] if main else said
+    found = _live(said)
+    if not found:
+        return None
+    if wording.EQUALS.search(said):
+        return _equation(said, found)
+    if _leads(said, found[0]) and not VERBS.search(said):
+        return Reading(None if len(found) > 1 and _several(said, found) else found[0].value)
+    return _after_result(said, 0, found) or _clause_value(said)
+
+
+def _clause_value(said: str) -> Reading | None:
+    """The last number of the last clause that does not stand in an addition."""
+    found = _live(said)
+    if not found:
+        return None
+    ends = [clause.start() for clause in wording.CLAUSE.finditer(said)]
+    start = max((end for end in ends if end < found[-1].start), default=0)
+    if wording.PART_OF.match(said, found[-1].end) and start and found[0].end <= start:
+        return _clause_value(said[:start])
+    chosen = [item for item in found if item.start >= start]
+    if later := wording.LATER.search(said, chosen[0].end):
+        chosen = [item for item in chosen if item.start < later.start()]
+    chosen = [
+        item for item in chosen if not wording.COMPARISON.search(said, max(0, item.start - 40), item.start)
+    ] or chosen
+    main = [
+        item
+        for item in chosen
+        if not wording.ADDITION.search(said, max(0, item.start - 40), item.start)
+        or wording.KEPT.search(said, max(0, item.start - 40), item.start)
+    ]
+    last = main[-1] if main else chosen[-1]
+    place = found.index(last)
+    if place and _restated(said, found[place - 1], last):
+        return Reading(found[place - 1].value)
+    if place and _offered(said, found[place - 1], last):
+        return Reading(None)
+    if place + 1 < len(found) and _offered(said, last, found[place + 1]):
+        return Reading(None)
+    return Reading(last.value)
+
+
+def _listed(said: str, gap: str, other: Quantity) -> bool:
+    """`72, 74` and `72 74`, but not `2 $5 bills` and `56 6-inch pencils`."""
+    if not gap.strip():
+        return said[other.start] not in "$€£" and not re.match("[ -][A-Za-z]", said[other.end : other.end + 2])
+    return wording.LIST.fullmatch(gap) is not None
+
+
+def _restated(said: str, one: Quantity, other: Quantity) -> bool:
+    """`$18 a day, or $126 a week`: the same in another unit."""
+    units = [wording.UNIT_AFTER.match(said, item.end) for item in (one, other)]
+    gap = said[one.end : other.start]
+    return bool(wording.OR.fullmatch(gap) and units[0] and units[1] and units[0][1].lower() != units[1][1].lower())
+
+
+def _offered(said: str, one: Quantity, other: Quantity) -> bool:
+    gap = said[one.end : other.start]
+    if one.value == other.value:
+        return False
+    return _listed(said, gap, other) or bool(
+        wording.OR.fullmatch(gap)
+        or wording.COMPOUND.fullmatch(gap)
+        or (wording.BETWEEN.search(said, 0, one.start) and "and" in gap)
+    )

@@ -284,7 +284,7 @@ TEXTS = [
     (r"<think>\boxed{4}</think> \boxed{5}", "5", R), (r"<think>\boxed{5}</think> I say 4.", "5", W),
     ("<answer>5</answer>", "5", R), (r"<answer>$\frac{1}{2}$</answer>", "1/2", R),
     (r"<answer>\boxed{(1,2)}</answer>", "(1,2)", R), (r"\fbox{5}", "5", R), (r"\boxed{\boxed{5}}", "5", R),
-    (r"$\boxed{5}$ is wrong, the answer is 4.", "5", R), (r"\boxed{5}\text{ and }\boxed{7}", "5, 7", W),
+    (r"$\boxed{5}$ is wrong, the answer is 4.", "5", W), (r"\boxed{5}\text{ and }\boxed{7}", "5, 7", R),
     ("I could not solve it.", "5", W), ("The answer is no solution.", r"\text{no solution}", R),
     (r"The answer is $\boxed{\text{C}}$", r"\text{(C)}", R), ("The solutions are $x = 1$ and $x = 2$.", "1,2", R),
     ("Final Answer: The final answer is $5$. I hope it is correct.", "5", R), ("The answer is $(2, 3)$.", "(2,3)", R),

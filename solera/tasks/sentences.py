@@ -1,0 +1,49 @@
+"""The sentences of a response, and those among them that may hold its result."""
+
+import re
+from collections.abc import Iterator
+
+from solera.tasks import wording
+from solera.tasks.final import SENTENCE_END
+
+LONGEST_SENTENCE = 600
+"""Characters at the end of a sentence that are read."""
+
+
+def numeric_sentences(text: str) -> Iterator[tuple[str, bool]]:
+    """Sentences with a number and whether they have ended, the last first. Checks and lines in brackets are left out
+    unless nothing else has a number; numbers of steps and items, and closing words, always."""
+    for with_checks in (False, True):
+        any_found = False
+        for line in _lines(text):
+            for said, complete in reversed(list(sentences(line if with_checks else _unchecked(line)))):
+                unnumbered = wording.STEP.sub(" ", said[-LONGEST_SENTENCE:])
+                if wording.NUMERIC.search(unnumbered) and not wording.CHATTER.search(unnumbered):
+                    any_found = True
+                    yield unnumbered, complete
+        if any_found:
+            return
+
+
+def _lines(text: str) -> Iterator[str]:
+    """Lines with a number, the last first, without what marks an item of a list."""
+    end = len(text)
+    while end > 0:
+        start = text.rfind("\n", 0, end - 1 if text[end - 1] == "\n" else end) + 1
+        if wording.NUMERIC.search(text, start, end):
+            yield wording.ITEM.sub("", text[start:end], count=1)
+        end = start
+
+
+def _unchecked(line: str) -> str:
+    return "" if wording.BRACKETED.fullmatch(line) else wording.CHECK.sub("", line)
+
+
+def sentences(text: str) -> Iterator[tuple[str, bool]]:
+    """Each sentence, and whether what follows shows that it has ended."""
+    start = 0
+    for end in SENTENCE_END.finditer(text):
+        if end[0] == "\n" or not re.match(r"\W{0,4}\s+[a-z]", text[end.end() : end.end() + 6]):
+            yield text[start : end.start()], end.end() < len(text) or end[0] == "\n"
+            start = end.end()
+    yield text[start:], False

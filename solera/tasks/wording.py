@@ -1,0 +1,127 @@
+"""Words and signs that say what a number in a sentence is: the result, denied, one of several, an aside."""
+
+import re
+
+NUMERIC = re.compile(
+    r"(?i)[0-9¼½¾⅐-⅞０-９⁰¹²³]|\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen"
+    r"|twenty|thirty|forty"
+    r"|fifty|sixty|seventy|eighty|ninety|half|hundred|thousand|million)\b"
+)
+EQUALS = re.compile(r"(?<![!<>=≠/])=(?![=/])>?|[≈≃⇒→]|\\approx|\b(?:equals|is equal to)\b")
+COMPARED = re.compile(
+    r"[≥≤] ?[-$]?[0-9]|(?:\b[A-Za-z]|[0-9)]) ?[<>]=? ?[-$]?[0-9]|\b(?:more|less|fewer|greater|larger"
+    r"|smaller) than [$]?[0-9]"
+)
+BOUND = re.compile(r"[\s*$]*(?:[<>]=?|over|under|above|below|almost|nearly) ?[-$]?[0-9](?![0-9.,]*>)")
+ASIDE = re.compile(
+    r"(?<=[\w%$*.}])( ?)\((?![^()]*\b(?:or|maybe|perhaps|possibly)\b)[^()]{0,200}[A-Za-z=≈][^()]{0,200}\)"
+    r"|\[[^\[\]]{0,200}[A-Za-z=][^\[\]]{0,200}\]"
+)
+DENYING = (
+    "not", "nor", "n't", "n’t", "never", "no longer", "neither", "≠", "!=", "=/=", "<>", "\\ne", "wrong", "incorrect",
+    "instead", "rather", "false", "other than", "except", "unlike", "but", "mistake", "impossible", "too ",
+)  # fmt: skip
+"""A sentence without one of these denies no number."""
+
+
+def may_deny(sentence: str) -> bool:
+    folded = sentence.lower()
+    return any(word in folded for word in DENYING)
+
+
+NEGATED_BEFORE = re.compile(
+    r"(?i)(?:\b(?:not|never|no longer|neither|nor|rather than|instead of|other than|except|unlike|anything but"
+    r"|cannot|false that)"
+    r"|n['’]t|≠|!=|=/=|<>)[ *_]*(?:(?:be|is|are|equal|equals|to|the|a|that|number|value|total|answer|exactly"
+    r"|actually|simply|just|have|has|sell|sold|about|of|it|she|he|they|get|make) ){0,4}"
+    r"[\s*_$€£\"'`(\\]*$"
+)
+NEGATED_AFTER = re.compile(
+    r"(?i)[\s*_\"'`)$%]*(?:[a-z]+ ){0,2}(?:(?:is|was|are|would be|seems|looks)(?: clearly| obviously| definitely"
+    r"| also)? (?:wrong|incorrect|false|a mistake|impossible|too (?:high|low|big|small|large|many|few|much)"
+    r"|not (?:right|correct|the|it|possible|what|our|my))|(?:isn['’]t|wasn['’]t|cannot be|can['’]t be) (?:right"
+    r"|correct|the|it|possible|what)|\(?(?:wrong|incorrect)\b)"
+)
+RESULT = re.compile(
+    r"(?i)(?:\b(?:so|thus|therefore|hence|then|which (?:is|are|was|were|equals?|makes?|gives?|means?|leaves?"
+    r"|comes? to|totals?|brings?|rounds? (?:up |down |off )?to)|giving|making|leaving|meaning|bringing|totall?ing"
+    r"|(?:for )?(?:a|the) (?:grand |final |combined )?total(?: (?:cost|amount|number|price|sum))?(?: (?:of|is|was"
+    r"|to))?|it['’]s|it is|but|we get|i get|to get|yields?|results? in)\b)"
+)
+OR = re.compile(
+    r"(?i)[\s*_$]*(?:[a-z]+[\s,]+){0,4},?\s*\(?(?:or|maybe|perhaps|possibly|alternatively|and/or)\b(?: (?:maybe"
+    r"|perhaps"
+    r"|possibly|even|rather|about))*[\s*_$]*"
+)
+LIST = re.compile(r"(?i)[\s*_$\")\]]*(?:[,;/&|]|\band\b|\bto\b|,? and|\bthrough\b|\.\.\.?|…)[\s*_$\"(\[]*|[\s\\]+(?=$)")
+MEASURE = (
+    r"(?:hours?|hrs?|h|minutes?|mins?|min|seconds?|secs?|days?|weeks?|months?|years?|feet|foot|ft|inch(?:es)?|yards?"
+    r"|pounds?|lbs?|ounces?|oz|dollars?|cents?|kg|km|meters?|liters?|cups?|quarts?|pints?)"
+)
+COMPOUND = re.compile(rf"(?i)\s?{MEASURE}\.?,?(?:\s(?:and\s)?|\s?&\s?)")
+AND = re.compile(r"(?i)\s(?:[a-z]+\s){1,3}(?:and|&)\s[$]?")
+GROUPS = re.compile(r"(?i)\s(?!out )[a-z]+ of [$]?")
+UNIT = re.compile(r"[ *_]*([A-Za-z]+)")
+UNIT_AFTER = re.compile(r"[ *_]*(?:an? |per )?(?!or\b)([A-Za-z]+)")
+BETWEEN = re.compile(r"(?i)\bbetween [$]?$")
+ADDITION = re.compile(
+    r"(?i)\b(?:in|for|over|during|within|at|with|from|on|until|after|before|per|every|each|by|of|out of|the|these"
+    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another)"
+    r"[ *_$(\"]*$"
+)
+COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
+KEPT = re.compile(
+    r"(?i)(?:total|sum|cost|price|number|amount|value|profit|age|average|loss|area|volume|speed|rate|change"
+    r"|distance|sale|difference|product|out|answer|weight|length|maximum|minimum|is|are|was|were|salary"
+    r"|income)s? of[ *_$]*$|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
+)
+PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
+LATER = re.compile(r"(?i)\s(?:after|when|while|once|because|since|if|where|given that|(?:by|from|through) [a-z]+ing)\b")
+CLAUSE = re.compile(r"[,;](?=\s)|:\s|\s[-–—]\s|—")
+STEP = re.compile(
+    r"(?i)\b(?:steps?|parts?|problem|question|section|example|method|case|equation|phase|stage|figure|exercise"
+    r"|part)\s*#?[0-9]{1,2}\b(?:\s*(?:and|&|,|-)\s*#?[0-9]{1,2}\b(?!\s*=))*"
+    r"(?!\s*[+*/=×])[.:)]?"
+)
+ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
+BOLD = re.compile(r"(?<![*0-9])\*\*(?!\s)([^*\n]{1,120}?[0-9][^*\n]{0,120}?)\*\*(?![*0-9])")
+DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
+HTML = re.compile("</?[A-Za-z]{1,10}/?>")
+LEADING_MINUS = re.compile(r"^[\s$*]*[-−–] (?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)")
+REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b")
+ANNOTATION = re.compile("<<[^<>\n]*>>")
+CHECK = re.compile(
+    r"(?im)(?:^|(?<=[.!?] )|(?<=\())[ \t*_>#-]*(?:(?:quick |sanity |double[- ])?checks?\b ?[:(]?|(?:to |let me "
+    r"|let['’]s |we can |i(?:['’]ll| will)? )(?:also )?(?:double[- ]?)?(?:check|verify|confirm)\b"
+    r"|verif(?:ication|ying)\b|proof\b|note\b ?(?:that|:)|p\.?s\.?:?\s|as a (?:check|sanity))[^\n]*"
+)
+ASKED = re.compile(r"(?i)[^.!?\n]*\?\s*(?:no|nope|wrong)\b(?!,? (?:doubt|problem))")
+BUT = re.compile(
+    r"(?i),? but (?:it['’]?s|it is|actually|really|in fact|(?:the|its) (?:real|correct|true|actual"
+    r"|right)\b[a-z ]*?(?: is)?)\b"
+)
+BRACKETED = re.compile(r"\s*\([^()]*\)[\s.]*")
+EXPLAINED = re.compile(
+    r"(?i)\n[ \t*_#>]*(?:explanation|reasoning|working|workings|justification|breakdown|steps|why|how|details"
+    r"|solution)[*_ \t]*(?::|\n)|\n[ \t*_#>]*(?:let me explain|here(?:['’]?s| is) (?:how|why|the))\b"
+)
+"""After a short answer: what explains it."""
+CHATTER = re.compile(
+    r"(?i)\b(?:let me know|hope (?:this|that|it) helps|feel free|(?:other|more|further) questions|i(?:['’]m"
+    r"| am) .{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
+    r"|problem (?:was|is) (?:solved|from)|(?:total|number of) steps)\b"
+)
+CONCLUDING = re.compile(
+    r"(?i)[\s*_>#\-•]*(?:so|and|then|but|now)?,?\s*(?:(?:therefore|thus|hence|finally|in total|in all|altogether"
+    r"|all together|overall|combined|in sum|in conclusion)\b"
+    r"|(?:(?:the|her|his|their|its|our|grand|final|overall) ){0,2}(?:total|sum|result)\b)"
+)
+EXPLAINING = re.compile(
+    r"(?i)\b(?:explanations?|explained|explain|reasoning|working|workings|check|checking|verif\w+|proof|note"
+    r"|justification|breakdown|here['’]s|here is|step[- ]by[- ]step|solution|steps|details?|because|since|how)\b"
+)
+NO_ANSWER = re.compile(
+    r"(?i)\W*(?:none|unknown|undetermined|undefined|n/a|nothing|impossible|infinit\w+|no (?:\w+ )?(?:solution"
+    r"|answer)|not (?:enough|possible|known|determined|given)|(?:it )?(?:cannot|can['’]?t) be\b"
+    r"|i (?:do not|don['’]?t) know|insufficient)\b"
+)
