@@ -209,7 +209,7 @@ def _boxed_at(text: str, place: int) -> Final | None:
     for _ in range(_CANDIDATES):  # several boxes in a row are one statement
         before = text.rfind("boxed", 0, box.start)
         earlier = _BOXED.match(text, before - 1) if before > 0 else None
-        other = earlier and _box(text, earlier)
+        other = None if earlier is None else _box(text, earlier)
         if other is None or not other.complete or not _BETWEEN_BOXES.fullmatch(text, other.end, box.start):
             break
         contents[other.text.strip()] = None
@@ -373,7 +373,7 @@ def boxed_answer(text: str) -> Final | None:
     r"""What stands inside the last `\boxed{…}`; the rest of the text, not complete, where its brace never closes."""
     text = text[-READ:]
     match = last_match(_BOXED, text)
-    return match and _box(text, match)
+    return None if match is None else _box(text, match)
 
 
 def tagged_answer(text: str) -> str | None:

@@ -3,6 +3,7 @@
 import ast
 import operator
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -52,12 +53,18 @@ _SIGNS = {
 }
 _CLOCK = (":", " : ", "'", "′")
 """Between the numbers of a time, a ratio, or feet and inches."""
-_SYMBOL_BEFORE = re.compile(r"(?:±\s?|[√π]\s*\(?|(?:\b[B-Zb-z]|[√π])\s*[+*/^×·-]\s*)$")
+_SYMBOL_BEFORE = re.compile(r"(?:±\s?|[+×÷]\s?[A-Za-z]+\s|[√π]\s*\(?|(?:\b[B-Zb-z]|[√π])\s*[+*/^×·-]\s*)$")
 _SYMBOL_AFTER = re.compile(
-    r"\s?±|\)?\s*[-+*×·/^]\s*(?:[B-Zb-z](?![A-Za-z])|[√π])|\s(?:doubled|tripled|halved|squared|cubed|factorial)\b"
+    r"\s?[+×÷]\s?[A-Za-z]+\s[$]?[0-9]|\s?±|\)?\s*[-+*×·/^]\s*(?:[B-Zb-z](?![A-Za-z])|[√π])|\s(?:doubled|tripled"
+    r"|halved|squared|cubed|factorial)\b"
     r"|\^[\s{(-]*(?:[0-9]|[nxyk]\b)"
 )
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ class Quantity:
     @cached_property
     def value(self) -> Fraction | None:
         """`None` where it is no single rational number, as 5:30, 70-74 and 72 + x."""
-        if _SYMBOL_BEFORE.search(self.text, max(0, self.start - 8), self.start):
+        if _SYMBOL_BEFORE.search(self.text, max(0, self.start - 16), self.start):
             return None
         if _SYMBOL_AFTER.match(self.text, self.end) or len(self.numbers) > MOST_OPERANDS:
             return None
@@ -123,7 +130,7 @@ def _term(text: str, group: tuple[re.Match[str], ...]) -> Fraction | None:
         return None
     if len(values) == 2 and gaps == ["-"] and 0 <= values[0] < values[1]:  # type: ignore[operator]
         return None
-    names, written = {}, ""
+    names, written = dict[str, Fraction | None](), ""
     for place, (number, value) in enumerate(zip(group, values, strict=True)):
         if place:
             written += _symbols(gaps[place - 1]) or "+" * (number["sign"] == "+" or number["sign"] == "-")
