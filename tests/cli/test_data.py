@@ -104,8 +104,8 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
     assert done.returncode == 0, done.stderr
     assert bad.read_text() == f"{held_out}\n{{broken\n{text}\n"
     for said in (f"{files[0]}:2: field 'prompt'", f"{files[1]}:1: not JSON", f"{files[1]}:3: field 'reward'"):
-        assert said in done.stderr
-    assert f"3 bad lines of store.data written to {bad}" in done.stderr
+        assert said in done.stdout
+    assert f"3 bad lines of store.data written to {bad}" in done.stdout
     with closing(Ledger(tmp_path / "run" / "store.db")) as ledger, ledger.transaction() as connection:
         count = "select count(*) from rollouts where origin = 'model:teacher'"
         assert connection.exec_driver_sql(count).scalar_one() == 3
