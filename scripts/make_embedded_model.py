@@ -34,7 +34,8 @@ from solera.tasks.arithmetic import Arithmetic, draw_pair
 CHARACTERS = "0123456789+-*= "
 PAD, EOS = "<pad>", "<eos>"
 LEVEL, CARRY_SHARE = 2, 0.05
-STEPS, BATCH, RATE = 1600, 256, 3e-3
+STEPS, MORE_STEPS, BATCH, RATE = 1600, 2400, 256, 3e-3
+"""Steps of the first attempt and of those after it."""
 ATTEMPTS = 6
 """Initial weights that are tried before the script gives up. The shipped model (seed 0) needs one."""
 CONVERGED = 1.15
@@ -81,14 +82,14 @@ def lesson(rng: Random, codec: TokenizerCodec, size: int) -> tuple[torch.Tensor,
     return tokens, labels
 
 
-def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int) -> float:
+def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int, steps: int) -> float:
     """Cross-entropy on fresh problems, cosine decay; returns the mean loss a response of the last hundred steps."""
     rng = Random(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         for group in optimiser.param_groups:
-            group["lr"] = RATE * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+            group["lr"] = RATE * min(1.0, (step + 1) / 50) * 0.5 * (1 + math.cos(math.pi * step / steps))
         tokens, labels = lesson(rng, codec, BATCH)
         logits = model(tokens[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
@@ -98,7 +99,7 @@ def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int) -> float:
         optimiser.zero_grad()
         losses.append(loss.item() / BATCH)
         if (step + 1) % 200 == 0:
-            print(f"step {step + 1:5d}/{STEPS}  loss a response {mean(losses[-100:]):.4f}", flush=True)
+            print(f"step {step + 1:5d}/{steps}  loss a response {mean(losses[-100:]):.4f}", flush=True)
     return mean(losses[-100:])
 
 
@@ -109,7 +110,7 @@ def taught_model(tokenizer: PreTrainedTokenizerFast, codec: TokenizerCodec, seed
         own_seed = stream_seed(seed, attempt) if attempt else seed
         torch.manual_seed(own_seed)
         model = make_model(len(tokenizer))
-        loss = teach(model, codec, own_seed)
+        loss = teach(model, codec, own_seed, MORE_STEPS if attempt else STEPS)
         print(f"attempt {attempt + 1}: loss {loss:.4f}, the teacher's entropy {floor:.4f}", flush=True)
         if loss <= CONVERGED * floor:
             return model
