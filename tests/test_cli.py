@@ -63,7 +63,7 @@ def test_version():
     ("arguments", "says"),
     [
         (["trian"], "unknown command 'trian'; did you mean train?"),
-        (["frobnicate"], "unknown command 'frobnicate'; known are train, eval, data"),
+        (["frobnicate"], "unknown command 'frobnicate'; known are train, eval, generate, data"),
         (["data", "exprot", "nowhere", "x"], "did you mean export?"),
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
         (["train", "--beta", "0.1"], "did you mean --objective.beta?"),

@@ -277,7 +277,7 @@ def test_a_folder_of_responses_is_not_resumed_and_nothing_held_out_is_no_task_to
 
 
 def test_two_at_once_are_refused(prompts, tmp_path, capfd):
-    from solera.process import alone
+    from solera.files import alone
 
     out = tmp_path / "out"
     assert main(words(prompts, out, "--samples", "1", "--prompts", "2")) == 0

@@ -51,9 +51,11 @@ def test_two_turns_through_store_and_learner(tmp_path):
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert any(row.get("tokens/trained", 0) > 0 for row in rows)
     assert rows[0]["divergence/tv_token"] < 1e-6  # behaviour_logp of both turns is the learner's own at age 0
-    Collector(
+    further = Collector(
         loop.collector.task, loop.engine, store, sampling=Sampling(1.0, 8), group_size=6, reserve=0, seed=9
-    ).ensure(1)  # fmt: skip
+    )  # fmt: skip
+    further.position = loop.collector.position
+    further.ensure(1)
     (group,) = store.draw(1, 6)
     for rollout in group.rollouts:
         (sequence,) = rollout.sequences

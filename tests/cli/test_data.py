@@ -185,7 +185,7 @@ def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
 def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
     file = tmp_path / "old.jsonl"
     file.write_text(json.dumps({"prompt": HELD_OUT, "response": "1"}) + "\n")
-    says = rf":1: field 'prompt' is one .*; mend it, or begin .*: solera data import RUN {file} --skip-bad bad\.jsonl$"
+    says = r":1: field 'prompt' is one .*; correct it, or take the good lines .*: store\.skip_bad = \"bad\.jsonl\"$"
     with pytest.raises(SoleraError, match=says):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
 

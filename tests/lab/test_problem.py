@@ -72,6 +72,6 @@ def test_a_group_of_equal_rewards_moves_nothing():
 
 
 def test_the_clip_replaces_an_objectives_own():
-    assert named("grpo", 0.4).term.keywords == {"epsilon_low": 0.4, "epsilon_high": 0.4}
-    assert named("grpo").term.keywords == {"epsilon_low": 0.2, "epsilon_high": 0.2}
+    assert named("grpo", 0.4).term.keywords == {"epsilon_low": 0.4, "epsilon_high": 0.4, "dual_clip": None}
+    assert named("grpo").term.keywords == {"epsilon_low": 0.2, "epsilon_high": 0.2, "dual_clip": None}
     assert named("reinforce", 0.4).term.keywords.get("epsilon_low") is None
