@@ -35,6 +35,7 @@ from solera.tasks.final import (
     spoken,
     statements,
 )
+from solera.tasks.offers import offered, restated, several
 from solera.tasks.sentences import LONGEST_SENTENCE, numeric_sentences, sentences
 from solera.tasks.spelling import plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
@@ -42,7 +43,6 @@ from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
 LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
 """Characters at the end of a response without a statement that are read."""
-MOST_NUMBERS = 30
 SHORT = 100
 """Characters of an answer that an explanation may follow."""
 
@@ -186,7 +186,7 @@ def _statement_value(content: str) -> Reading | None:
         return _equation(said, found)
     if _leads(said, found[0]):
         groups = wording.GROUPS.fullmatch(said[found[0].end : found[1].start])  # 3 packs of 24
-        return Reading(None if groups or _several(said, found) else found[0].value)
+        return Reading(None if groups or several(said, found) else found[0].value)
     return _sentence_value(content)
 
 
@@ -240,19 +240,6 @@ def _leads(said: str, found: Quantity) -> bool:
     )
 
 
-def _several(said: str, found: list[Quantity]) -> bool:
-    """Whether a statement offers several numbers, or one in several units."""
-    one = found[0]
-    other = next((item for item in found[1:MOST_NUMBERS] if item.value != one.value), None)
-    if other is None:
-        return len(found) > MOST_NUMBERS
-    gap = said[found[found.index(other) - 1].end : other.start]
-    if wording.OR.fullmatch(gap):
-        units = [wording.UNIT.match(said, place) for place in (one.end, other.end)]
-        return not (units[0] and units[1] and units[0][1].lower() not in ("or", units[1][1].lower()))
-    return _listed(said, gap, other) or bool(wording.COMPOUND.fullmatch(gap) or wording.AND.fullmatch(gap))
-
-
 def _equation(said: str, found: list[Quantity]) -> Reading | None:
     """The right side of the last equation. Where that is a term, and a number stands on the left, both must agree."""
     sides = list(wording.EQUALS.finditer(said))
@@ -273,7 +260,7 @@ def _equation(said: str, found: list[Quantity]) -> Reading | None:
         and not re.search("[A-Za-z]", said[left[-1].end : sides[-1].start()])
     ):
         return Reading(None)
-    return Reading(None if len(right) > 1 and _several(said, right) else right[0].value)
+    return Reading(None if len(right) > 1 and several(said, right) else right[0].value)
 
 
 def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | None:
@@ -334,7 +321,7 @@ def _sentence_value(sentence: str) -> Reading | None:
     if wording.EQUALS.search(said):
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
-        return Reading(None if len(found) > 1 and _several(said, found) else found[0].value)
+        return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
     return _after_result(said, 0, found) or _clause_value(said)
 
 
@@ -361,35 +348,10 @@ def _clause_value(said: str) -> Reading | None:
     ]
     last = main[-1] if main else chosen[-1]
     place = found.index(last)
-    if place and _restated(said, found[place - 1], last):
+    if place and restated(said, found[place - 1], last):
         return Reading(found[place - 1].value)
-    if place and _offered(said, found[place - 1], last):
+    if place and offered(said, found[place - 1], last):
         return Reading(None)
-    if place + 1 < len(found) and _offered(said, last, found[place + 1]):
+    if place + 1 < len(found) and offered(said, last, found[place + 1]):
         return Reading(None)
     return Reading(last.value)
-
-
-def _listed(said: str, gap: str, other: Quantity) -> bool:
-    """`72, 74` and `72 74`, but not `2 $5 bills` and `56 6-inch pencils`."""
-    if not gap.strip():
-        return said[other.start] not in "$€£" and not re.match("[ -][A-Za-z]", said[other.end : other.end + 2])
-    return wording.LIST.fullmatch(gap) is not None
-
-
-def _restated(said: str, one: Quantity, other: Quantity) -> bool:
-    """`$18 a day, or $126 a week`: the same in another unit."""
-    units = [wording.UNIT_AFTER.match(said, item.end) for item in (one, other)]
-    gap = said[one.end : other.start]
-    return bool(wording.OR.fullmatch(gap) and units[0] and units[1] and units[0][1].lower() != units[1][1].lower())
-
-
-def _offered(said: str, one: Quantity, other: Quantity) -> bool:
-    gap = said[one.end : other.start]
-    if one.value == other.value:
-        return False
-    return _listed(said, gap, other) or bool(
-        wording.OR.fullmatch(gap)
-        or wording.COMPOUND.fullmatch(gap)
-        or (wording.BETWEEN.search(said, 0, one.start) and "and" in gap)
-    )
