@@ -39,6 +39,7 @@ from solera.tasks.offers import offered, restated, several
 from solera.tasks.sentences import LONGEST_SENTENCE, numeric_sentences, sentences
 from solera.tasks.spelling import plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
+from solera.tasks.withheld import chosen_option, options, withheld
 
 LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
@@ -47,6 +48,7 @@ SHORT = 100
 """Characters of an answer that an explanation may follow."""
 
 _FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
+_UNKNOWN = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
 
 
@@ -77,12 +79,16 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
         text = wording.ASKED.sub("", text)
-    denied = set[Fraction | None]()
+    denied, announced = set[Fraction | None](), False
     for statement in statements(text):
-        reading = None if hollow(statement.text) else _read(statement)
+        empty = hollow(statement.text)
+        reading = None if empty else _read(statement)
         if reading is not None:
             return _standing(text, statement, reading)
+        announced = announced or (empty and statement.by in ("boxed", "tag"))
         denied |= _denied(statement.text)
+    if announced:
+        return None, False
     value, complete = _whole(text)
     return (None if value in denied else value), complete
 
@@ -247,7 +253,8 @@ def _equation(said: str, found: list[Quantity]) -> Reading | None:
     left = [item for item in found if item.end <= sides[-1].start()]
     if not right:
         return Reading(left[-1].value) if left else None
-    if re.search(r"[,;]\s*(?:and )?[A-Za-z]\w*\s*$", said[: sides[-1].start()]) and len(sides) > 1:
+    named = re.search(r"[,;]\s*(?:and )?[A-Za-z]\w*\s*$", said[: sides[-1].start()])
+    if named and len(sides) > 1 and not _has_one_unknown(said):
         return Reading(right[0].value if right[0].value == left[-1].value else None)  # x = 7, y = 2
     tail = _after_result(said, sides[-1].end(), right)
     if tail is not None:
@@ -261,6 +268,12 @@ def _equation(said: str, found: list[Quantity]) -> Reading | None:
     ):
         return Reading(None)
     return Reading(None if len(right) > 1 and several(said, right) else right[0].value)
+
+
+def _has_one_unknown(said: str) -> bool:
+    """`2x = 16, x = 8`, but not `x = 7, y = 2`."""
+    names = _UNKNOWN.findall(said)
+    return len(names) > 1 and len(set(names)) == 1
 
 
 def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | None:
@@ -283,6 +296,10 @@ def _whole(text: str) -> tuple[Fraction | None, bool]:
         return _whole(text[: explained.start() + 1])
     if (first := _first_of_all(text)) is not None:
         return first
+    if (option := chosen_option(text)) is not None:
+        return (_statement_value(option) or Reading(None)).value, True
+    if withheld(text):
+        return None, False
     denied = set[Fraction | None]()
     for said, complete in numeric_sentences(text):
         denied |= _denied(said)
@@ -302,6 +319,8 @@ def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
         return None
     if wording.EQUALS.search(text) or wording.RESULT.search(rest) or wording.CONCLUDING.search(rest):
         return None
+    if len(options(text)) > 1:
+        return None
     reading = _statement_value(said)
     return reading and (None if reading.value in _denied(rest) else reading.value, complete)
 
@@ -315,6 +334,7 @@ def _sentence_value(sentence: str) -> Reading | None:
     if reason := wording.REASON.search(said):
         main = _live(said[: reason.start()])
         said = said[: reason.start()] if main else said
+    said = _without_relative_clauses(said)
     found = _live(said)
     if not found:
         return None
@@ -323,6 +343,20 @@ def _sentence_value(sentence: str) -> Reading | None:
     if _leads(said, found[0]) and not VERBS.search(said):
         return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
     return _after_result(said, 0, found) or _clause_value(said)
+
+
+def _without_relative_clauses(said: str) -> str:
+    """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result stays: *which makes 36*."""
+    if not wording.RELATIVE_WORD.search(said):
+        return said
+    shorter = wording.RELATIVE.sub(lambda clause: clause[0] if wording.RESULTING.search(clause[0]) else " ", said)
+    shorter = wording.COMPARING.sub(" ", shorter)
+    return shorter if any(not _is_addition(shorter, item) for item in _live(shorter)) else said
+
+
+def _is_addition(said: str, item: Quantity) -> bool:
+    start = max(0, item.start - 40)
+    return bool(wording.ADDITION.search(said, start, item.start) and not wording.KEPT.search(said, start, item.start))
 
 
 def _clause_value(said: str) -> Reading | None:
@@ -340,12 +374,7 @@ def _clause_value(said: str) -> Reading | None:
     chosen = [
         item for item in chosen if not wording.COMPARISON.search(said, max(0, item.start - 40), item.start)
     ] or chosen
-    main = [
-        item
-        for item in chosen
-        if not wording.ADDITION.search(said, max(0, item.start - 40), item.start)
-        or wording.KEPT.search(said, max(0, item.start - 40), item.start)
-    ]
+    main = [item for item in chosen if not _is_addition(said, item)]
     last = main[-1] if main else chosen[-1]
     place = found.index(last)
     if place and restated(said, found[place - 1], last):

@@ -76,6 +76,21 @@ KEPT = re.compile(
     r"|income)s? of[ *_$]*$|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
 )
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
+RELATIVE_WORD = re.compile(r"(?i)\b(?:wh(?:ich|om?|ose)|that|each)\b")
+RELATIVE = re.compile(
+    r"(?i)(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose"
+    r"|each (?:with|holding|containing))|(?<=[a-z]) (?:that|which|who) (?:holds?|contains?|have|has|weighs?|costs?"
+    r"|fits?|lasts?|are (?:in|on)|she|he|they|it|we))\b(?:[^,;:]|,(?=[0-9]))*"
+)
+RESULTING = re.compile(
+    r"(?i)which (?:\w+ )?(?:is|are|was|were|will|would|equals?|makes?|made|gives?|gave|means?|meant|leaves?|left"
+    r"|totals?|brings?|rounds?|comes?|came|adds?|amounts?|works?|takes?|took|costs?(?!.*\b(?:each|apiece|per)\b))\b"
+    r"|who(?: \w+)? (?:has|have|had|gets?|got|is|are|was|were)\b|=|≈"
+)
+COMPARING = re.compile(
+    r"(?i),?\s(?:which|that) (?:is|are|was|were) [$]?[0-9][0-9.,]*%?(?: [a-z]+)? (?:more|less|fewer|times|higher|lower"
+    r"|greater|older|younger|longer|shorter)\b(?:[^,;:]|,(?=[0-9]))*"
+)
 LATER = re.compile(r"(?i)\s(?:after|when|while|once|because|since|if|where|given that|(?:by|from|through) [a-z]+ing)\b")
 CLAUSE = re.compile(r"[,;](?=\s)|:\s|\s[-–—]\s|—")
 STEP = re.compile(
