@@ -21,9 +21,9 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from math import factorial
-from typing import NamedTuple
 
 from solera.tasks import wording
+from solera.tasks.clauses import Reading, clause_value, denied, live, without_relative_clauses
 from solera.tasks.final import (
     RETRACTION,
     SIMPLE,
@@ -35,8 +35,8 @@ from solera.tasks.final import (
     spoken,
     statements,
 )
-from solera.tasks.offers import offered, restated, several
-from solera.tasks.sentences import LONGEST_SENTENCE, numeric_sentences, sentences
+from solera.tasks.offers import several
+from solera.tasks.sentences import numeric_sentences, sentences
 from solera.tasks.spelling import plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
 from solera.tasks.withheld import chosen_option, options, withheld
@@ -50,12 +50,6 @@ SHORT = 100
 _FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
 _UNKNOWN = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
-
-
-class Reading(NamedTuple):
-    """What a statement comes to; `None` where it is no single number."""
-
-    value: Fraction | None
 
 
 def number(text: str, answer: str, finished: bool) -> bool:
@@ -79,18 +73,18 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
         text = wording.ASKED.sub("", text)
-    denied, announced = set[Fraction | None](), False
+    refuted, announced = set[Fraction | None](), False
     for statement in statements(text):
         empty = hollow(statement.text)
         reading = None if empty else _read(statement)
         if reading is not None:
             return _standing(text, statement, reading)
         announced = announced or (empty and statement.by in ("boxed", "tag"))
-        denied |= _denied(statement.text)
+        refuted |= denied(statement.text)
     if announced:
         return None, False
     value, complete = _whole(text)
-    return (None if value in denied else value), complete
+    return (None if value in refuted else value), complete
 
 
 @lru_cache(maxsize=4096)
@@ -109,7 +103,7 @@ def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction |
     retraction = RETRACTION.search(after)
     if retraction is not None:
         return _whole(after[retraction.end() :])
-    if reading.value is not None and any(reading.value in _denied(said) for said, _ in sentences(after)):
+    if reading.value is not None and any(reading.value in denied(said) for said, _ in sentences(after)):
         return _whole(after)
     concluded = _concluded(after, reading.value)
     return (reading.value, statement.complete) if concluded is None else concluded
@@ -183,7 +177,7 @@ def _statement_value(content: str) -> Reading | None:
     said = _without_asides(wording.STEP.sub(" ", _spelt(content)))
     if wording.COMPARED.search(said) or wording.BOUND.match(said):
         return Reading(None)
-    found = _live(said)
+    found = live(said)
     if not found:
         return None
     if len(found) == 1:
@@ -209,27 +203,6 @@ def _without_asides(said: str) -> str:
         return said
     shorter = wording.ASIDE.sub(" ", said)
     return shorter if re.search("[0-9]", shorter) else said
-
-
-def _live(said: str) -> list[Quantity]:
-    """The quantities that are not denied."""
-    found = quantities(said)
-    return [item for item in found if not _is_denied(said, item)] if wording.may_deny(said) else found
-
-
-def _is_denied(said: str, found: Quantity) -> bool:
-    return bool(
-        wording.NEGATED_BEFORE.search(said, max(0, found.start - 60), found.start)
-        or wording.NEGATED_AFTER.match(said, found.end)
-    )
-
-
-def _denied(sentence: str) -> set[Fraction | None]:
-    sentence = sentence[-LONGEST_SENTENCE:]
-    if not wording.may_deny(sentence):
-        return set()
-    said = plain(sentence)
-    return {found.value for found in quantities(said) if _is_denied(said, found)}
 
 
 def _leads(said: str, found: Quantity) -> bool:
@@ -281,7 +254,7 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
     for result in reversed(list(wording.RESULT.finditer(said, start))):
         after = [item for item in found if item.start >= result.end()]
         if after:
-            return _clause_value(said[result.end() :])
+            return clause_value(said[result.end() :])
     return None
 
 
@@ -300,12 +273,12 @@ def _whole(text: str) -> tuple[Fraction | None, bool]:
         return (_statement_value(option) or Reading(None)).value, True
     if withheld(text):
         return None, False
-    denied = set[Fraction | None]()
+    refuted = set[Fraction | None]()
     for said, complete in numeric_sentences(text):
-        denied |= _denied(said)
+        refuted |= denied(said)
         reading = _sentence_value(said)
         if reading is not None:
-            return (None if reading.value in denied else reading.value), complete
+            return (None if reading.value in refuted else reading.value), complete
     return None, False
 
 
@@ -322,7 +295,7 @@ def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
     if len(options(text)) > 1:
         return None
     reading = _statement_value(said)
-    return reading and (None if reading.value in _denied(rest) else reading.value, complete)
+    return reading and (None if reading.value in denied(rest) else reading.value, complete)
 
 
 def _sentence_value(sentence: str) -> Reading | None:
@@ -332,55 +305,14 @@ def _sentence_value(sentence: str) -> Reading | None:
         return _statement_value(bold[-1])
     said = _without_asides(_spelt(sentence))
     if reason := wording.REASON.search(said):
-        main = _live(said[: reason.start()])
+        main = live(said[: reason.start()])
         said = said[: reason.start()] if main else said
-    said = _without_relative_clauses(said)
-    found = _live(said)
+    said = without_relative_clauses(said)
+    found = live(said)
     if not found:
         return None
     if wording.EQUALS.search(said):
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
         return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
-    return _after_result(said, 0, found) or _clause_value(said)
-
-
-def _without_relative_clauses(said: str) -> str:
-    """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result stays: *which makes 36*."""
-    if not wording.RELATIVE_WORD.search(said):
-        return said
-    shorter = wording.RELATIVE.sub(lambda clause: clause[0] if wording.RESULTING.search(clause[0]) else " ", said)
-    shorter = wording.COMPARING.sub(" ", shorter)
-    return shorter if any(not _is_addition(shorter, item) for item in _live(shorter)) else said
-
-
-def _is_addition(said: str, item: Quantity) -> bool:
-    start = max(0, item.start - 40)
-    return bool(wording.ADDITION.search(said, start, item.start) and not wording.KEPT.search(said, start, item.start))
-
-
-def _clause_value(said: str) -> Reading | None:
-    """The last number of the last clause that does not stand in an addition."""
-    found = _live(said)
-    if not found:
-        return None
-    ends = [clause.start() for clause in wording.CLAUSE.finditer(said)]
-    start = max((end for end in ends if end < found[-1].start), default=0)
-    if wording.PART_OF.match(said, found[-1].end) and start and found[0].end <= start:
-        return _clause_value(said[:start])
-    chosen = [item for item in found if item.start >= start]
-    if later := wording.LATER.search(said, chosen[0].end):
-        chosen = [item for item in chosen if item.start < later.start()]
-    chosen = [
-        item for item in chosen if not wording.COMPARISON.search(said, max(0, item.start - 40), item.start)
-    ] or chosen
-    main = [item for item in chosen if not _is_addition(said, item)]
-    last = main[-1] if main else chosen[-1]
-    place = found.index(last)
-    if place and restated(said, found[place - 1], last):
-        return Reading(found[place - 1].value)
-    if place and offered(said, found[place - 1], last):
-        return Reading(None)
-    if place + 1 < len(found) and offered(said, last, found[place + 1]):
-        return Reading(None)
-    return Reading(last.value)
+    return _after_result(said, 0, found) or clause_value(said)

@@ -35,6 +35,13 @@ def restated(said: str, one: Quantity, other: Quantity) -> bool:
     return bool(wording.OR.fullmatch(gap) and units[0] and units[1] and units[0][1].lower() != units[1][1].lower())
 
 
+def in_one_unit(said: str, found: list[Quantity]) -> bool:
+    """Whether the last number restates the two before it: `2 hours and 30 minutes, or 150 minutes`."""
+    if len(found) < 3 or not wording.OR.fullmatch(said[found[-2].end : found[-1].start]):
+        return False
+    return wording.COMPOUND.fullmatch(said[found[-3].end : found[-2].start]) is not None
+
+
 def offered(said: str, one: Quantity, other: Quantity) -> bool:
     gap = said[one.end : other.start]
     if one.value == other.value:

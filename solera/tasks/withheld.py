@@ -3,7 +3,7 @@
 import re
 
 from solera.tasks import wording
-from solera.tasks.final import SENTENCE_END
+from solera.tasks.final import RETRACTION, SENTENCE_END
 from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
@@ -33,7 +33,8 @@ _REFUSAL = re.compile(
 _REFUSING = (
     "not", "n't", "n’t", "cant ", "dont ", "unable", "impossible", "no way", "hard to", "difficult to", "unsure",
     "uncertain", "idea", "clue", "info", "data", "detail", "context", "give up", "who knows", "no answer",
-    "no solution", "ambiguous", "depends", "pick ", "no se ", "no sé", "no lo ", "nicht", "ne sais", "ne peu", "无法", "不",
+    "no solution", "ambiguous", "depends", "pick ", "no se ", "no sé", "no lo ", "nicht", "ne sais", "ne peu", "无法",
+    "不",
 )  # fmt: skip
 """One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
 _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
@@ -49,11 +50,11 @@ _HANGING = re.compile(
 """Words and signs that no sentence ends with."""
 _WAITING = re.compile(
     r"\b(?:to|in|on|at|for|with|from|into|between|her|his|that|this|these|how|each|all|some|has|have|can|then|so|find"
-    r"|calculate|compute|add|subtract|multiply|divide|need)$|:$"
+    r"|calculate|compute|add|subtract|multiply|divide|need|we|she|he|they|I|get|gives?|makes?|leaves?|means|totals)$|:$"
 )
 """Words that a sentence with its number may end with, but no line without one."""
 _ANNOUNCED = re.compile(
-    r"(?i)[\s*_>-]*(?:####[\s#]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
+    r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
 )
 _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
 
@@ -70,11 +71,14 @@ def withheld(text: str) -> bool:
 
 
 def refuses(text: str) -> bool:
-    """A refusal with no number behind it, unless a word such as *but* leads to that number; or two guesses."""
+    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or two guesses."""
     text = text[-REFUSAL_WITHIN:].lower()
     if any(word in text for word in _GUESSING) and _GUESSES.search(text):
         return True
     digit = max(text.rfind(digit) for digit in "0123456789")
+    retraction = RETRACTION.search(text, digit + 1)
+    if retraction is not None and "sorry" not in retraction[0]:
+        return True
     text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
     if not any(word in text for word in _REFUSING):
         return False
@@ -96,16 +100,21 @@ def breaks_off(text: str) -> bool:
     if text.endswith(("...", "…")):
         text = text.rstrip(" .…")
     elif text.endswith((".", "!", "?")):
-        return False
+        return "####" in text[-20:] and _ANNOUNCED.fullmatch(text[text.rfind("####") :]) is not None
     start, on_its_line = _last_sentence(text)
     last = text[start:].strip()
     if _HANGING.search(last) or _ANNOUNCED.fullmatch(last):
         return True
-    if not wording.DIGIT.search(last) and not wording.CHATTER.search(last) and not wording.CHECK.search(last):
+    if not wording.DIGIT.search(last) and not _closes(last):
         words = re.findall("[A-Za-z]{2,}", last)
-        if _WAITING.search(last) or (on_its_line and len(words) >= FEWEST_WORDS and not _CLOSING.match(last)):
+        if _WAITING.search(last) or (on_its_line and len(words) >= FEWEST_WORDS):
             return True
     return _in_circles(text, last)
+
+
+def _closes(last: str) -> bool:
+    """Whether a sentence without a number may follow the answer."""
+    return bool(_CLOSING.match(last) or wording.CHATTER.search(last) or wording.CHECK.search(last))
 
 
 def _last_sentence(text: str) -> tuple[int, bool]:

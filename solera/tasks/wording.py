@@ -66,16 +66,18 @@ UNIT_AFTER = re.compile(r"[ *_]*(?:an? |per )?(?!or\b)([A-Za-z]+)")
 BETWEEN = re.compile(r"(?i)\bbetween [$]?$")
 ADDITION = re.compile(
     r"(?i)\b(?:in|for|over|during|within|at|with|from|on|until|after|before|per|every|each|by|of|out of|the|these"
-    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another)"
+    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another|other|remaining)"
     r"[ *_$(\"]*$"
 )
 COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
 KEPT = re.compile(
     r"(?i)(?:total|sum|cost|price|number|amount|value|profit|age|average|loss|area|volume|speed|rate|change"
     r"|distance|sale|difference|product|out|answer|weight|length|maximum|minimum|is|are|was|were|salary"
-    r"|income)s? of[ *_$]*$|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
+    r"|income|bill|fee|tip|debt|fine|payment|budget|score|balance)s? of[ *_$]*$"
+    r"|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
 )
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
+SIDE = re.compile(r"(?i)[,;\s—–-]*(?:with|in|on|at|over|and the (?:other|remaining))\b")
 RELATIVE_WORD = re.compile(r"(?i)\b(?:wh(?:ich|om?|ose)|that|each)\b")
 RELATIVE = re.compile(
     r"(?i)(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose"
@@ -83,9 +85,11 @@ RELATIVE = re.compile(
     r"|fits?|lasts?|are (?:in|on)|she|he|they|it|we))\b(?:[^,;:]|,(?=[0-9]))*"
 )
 RESULTING = re.compile(
-    r"(?i)which (?:\w+ )?(?:is|are|was|were|will|would|equals?|makes?|made|gives?|gave|means?|meant|leaves?|left"
+    r"(?i)which (?:\w+ )?(?:(?:is|are|was|were)(?! \w+(?:ed|en|wn|ut|it|ld|pt) [a-z])|will|would|equals?"
+    r"|makes?|made|gives?|gave|means?|meant|leaves?|left"
     r"|totals?|brings?|rounds?|comes?|came|adds?|amounts?|works?|takes?|took|costs?(?!.*\b(?:each|apiece|per)\b))\b"
     r"|who(?: \w+)? (?:has|have|had|gets?|got|is|are|was|were)\b|=|≈"
+    r"|\b(?:gives?|gave|makes?|made|leaves?|left|equals?|is|are|was|were|totals?|earns?|brings?) (?:\w+ )?[$€£]?[0-9]"
 )
 COMPARING = re.compile(
     r"(?i),?\s(?:which|that) (?:is|are|was|were) [$]?[0-9][0-9.,]*%?(?: [a-z]+)? (?:more|less|fewer|times|higher|lower"
@@ -123,7 +127,7 @@ EXPLAINED = re.compile(
 """After a short answer: what explains it."""
 CHATTER = re.compile(
     r"(?i)\b(?:let me know|hope (?:this|that|it) helps|feel free|(?:other|more|further) questions|i(?:['’]m"
-    r"| am) .{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
+    r"| am) (?!not ).{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
     r"|problem (?:was|is) (?:solved|from)|(?:total|number of) steps)\b"
 )
 CONCLUDING = re.compile(
