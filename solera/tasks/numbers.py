@@ -298,6 +298,14 @@ def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
     return reading and (None if reading.value in denied(rest) else reading.value, complete)
 
 
+def _only_tells(said: str) -> bool:
+    """Whether a sentence tells what to compute and not what it comes to: *multiply 12 by 4*."""
+    told = wording.OPERATION.match(said)
+    if told is None or wording.COMPUTED.search(said, told.end()):
+        return False
+    return not (told[0].endswith("ing") and re.search(r",\s[^0-9]*[0-9]", said[told.end() :]))
+
+
 def _sentence_value(sentence: str) -> Reading | None:
     """What a sentence comes to; `None` where it holds no number."""
     bold = wording.BOLD.findall(sentence)
@@ -315,4 +323,6 @@ def _sentence_value(sentence: str) -> Reading | None:
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
         return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
+    if len(found) > 1 and _only_tells(said):
+        return Reading(None)
     return _after_result(said, 0, found) or clause_value(said)

@@ -56,6 +56,7 @@ _WAITING = re.compile(
 _ANNOUNCED = re.compile(
     r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
 )
+_EMPTY_HEADING = re.compile(r"(?i)#{1,6}[\s*_]*(?:step|part|solution|calculation|conclusion|final|answer|total|result)")
 _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
 
 
@@ -103,13 +104,18 @@ def breaks_off(text: str) -> bool:
         return "####" in text[-20:] and _ANNOUNCED.fullmatch(text[text.rfind("####") :]) is not None
     start, on_its_line = _last_sentence(text)
     last = text[start:].strip()
-    if _HANGING.search(last) or _ANNOUNCED.fullmatch(last):
+    if _HANGING.search(last) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
         return True
     if not wording.DIGIT.search(last) and not _closes(last):
         words = re.findall("[A-Za-z]{2,}", last)
         if _WAITING.search(last) or (on_its_line and len(words) >= FEWEST_WORDS):
             return True
     return _in_circles(text, last)
+
+
+def _is_empty_heading(last: str) -> bool:
+    """`## Part 2` with nothing below it, but not `## Total: 72`."""
+    return _EMPTY_HEADING.match(last) is not None and not wording.DIGIT.search(wording.STEP.sub("", last))
 
 
 def _closes(last: str) -> bool:

@@ -31,7 +31,7 @@ def may_deny(sentence: str) -> bool:
 
 NEGATED_BEFORE = re.compile(
     r"(?i)(?:\b(?:not|never|no longer|neither|nor|rather than|instead of|other than|except|unlike|anything but"
-    r"|cannot|false that)"
+    r"|cannot|false that|(?:mistake|wrong|incorrect) to (?:say|answer|think|assume|conclude|claim))"
     r"|n['’]t|≠|!=|=/=|<>)[ *_]*(?:(?:be|is|are|equal|equals|to|the|a|that|number|value|total|answer|exactly"
     r"|actually|simply|just|have|has|sell|sold|about|of|it|she|he|they|get|make) ){0,4}"
     r"[\s*_$€£\"'`(\\]*$"
@@ -47,6 +47,15 @@ RESULT = re.compile(
     r"|comes? to|totals?|brings?|rounds? (?:up |down |off )?to)|giving|making|leaving|meaning|bringing|totall?ing"
     r"|(?:for )?(?:a|the) (?:grand |final |combined )?total(?: (?:cost|amount|number|price|sum))?(?: (?:of|is|was"
     r"|to))?|it['’]s|it is|but|we get|i get|to get|yields?|results? in)\b)"
+)
+OPERATION = re.compile(
+    r"(?i)\W*(?:(?:so|then|now|next|first|finally|and|we|you|i|let us|let['’]s|must|need to|have to|can|should|just"
+    r"|simply|to find [^,0-9]{1,60}),? )*(?:multiply|add|subtract|divide)(?:ing)?\b"
+)
+"""A sentence that tells what to compute."""
+COMPUTED = re.compile(
+    r"(?i)\b(?:is|are|was|were|gets?|got|gives?|gave|giving|makes?|made|making|leaves?|left|leaving|has|have|had|comes?"
+    r"|becomes?|results?|totals?|yields?|obtain|find|reach)\b[^0-9]{0,40}[0-9]"
 )
 OR = re.compile(
     r"(?i)[\s*_$]*(?:[a-z]+[\s,]+){0,4},?\s*\(?(?:or|maybe|perhaps|possibly|alternatively|and/or)\b(?: (?:maybe"
