@@ -11,7 +11,9 @@ In a statement:
 
 In a response without a statement the last sentence that has a number counts: the right side of its last equation, or
 what follows a word such as *so*; else, in its last clause, the last number that does not stand in an addition such as
-*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, and closing words are ignored.
+*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing words are
+ignored. There is no answer where a box or tag was left empty, nor where the response refuses or breaks off
+(`withheld.py`). Which number of a clause counts is in `clauses.py`.
 
 After a statement, a last sentence that begins with *In total*, *Therefore* or the like and has one result counts in its
 place.
@@ -323,6 +325,6 @@ def _sentence_value(sentence: str) -> Reading | None:
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
         return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
-    if len(found) > 1 and _only_tells(said):
+    if len(found) > 1 and (_only_tells(said) or wording.PARALLEL.search(said)):
         return Reading(None)
     return _after_result(said, 0, found) or clause_value(said)

@@ -41,6 +41,9 @@ _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\
 _GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
 _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
 _GUESSES = re.compile(rf"{_GUESS}[^\n0-9=]{{0,40}}{_GUESS}[^0-9=]*$")
+_ENTRY = r"\n[ \t]*(?:[-•*]|\(?(?:[0-9]{1,2}|[a-j])[.)])[ \t]+[$]?[0-9][0-9.,]*+[ \t]*"
+_LISTED = re.compile(rf"{_ENTRY}{_ENTRY}\s*$")
+"""A list of bare numbers at the end: options, or guesses."""
 
 _DRESS = " \t\r\n*_`$\\"
 _HANGING = re.compile(
@@ -72,9 +75,9 @@ def withheld(text: str) -> bool:
 
 
 def refuses(text: str) -> bool:
-    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or two guesses."""
+    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses."""
     text = text[-REFUSAL_WITHIN:].lower()
-    if any(word in text for word in _GUESSING) and _GUESSES.search(text):
+    if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
     digit = max(text.rfind(digit) for digit in "0123456789")
     retraction = RETRACTION.search(text, digit + 1)

@@ -13,6 +13,11 @@ COMPARED = re.compile(
     r"|smaller) than [$]?[0-9]"
 )
 BOUND = re.compile(r"[\s*$]*(?:[<>]=?|over|under|above|below|almost|nearly) ?[-$]?[0-9](?![0-9.,]*>)")
+PARALLEL = re.compile(
+    r"\b(has|have|had|gets?|got|pays?|paid|earns?|earned|is|was|needs?|makes?|made) [$]?[0-9][0-9.,]*+[^,;0-9]{0,30},?"
+    r" and [A-Z][a-z]+ \1 [$]?[0-9][0-9.,]*+[^0-9]*$"
+)
+"""Lee has 14 coins and Sam has 20 coins."""
 ASIDE = re.compile(
     r"(?<=[\w%$*.}])( ?)\((?![^()]*\b(?:or|maybe|perhaps|possibly)\b)[^()]{0,200}[A-Za-z=≈][^()]{0,200}\)"
     r"|\[[^\[\]]{0,200}[A-Za-z=][^\[\]]{0,200}\]"
@@ -87,9 +92,9 @@ KEPT = re.compile(
 )
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
 SIDE = re.compile(r"(?i)[,;\s—–-]*(?:with|in|on|at|over|and the (?:other|remaining))\b")
-RELATIVE_WORD = re.compile(r"(?i)\b(?:wh(?:ich|om?|ose)|that|each)\b")
+RELATIVE_WORD = re.compile(r"(?i)\b(?:wh(?:ich|om?|ose|ile|ereas)|that|each)\b")
 RELATIVE = re.compile(
-    r"(?i)(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose"
+    r"(?i)(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose|whereas|while"
     r"|each (?:with|holding|containing))|(?<=[a-z]) (?:that|which|who) (?:holds?|contains?|have|has|weighs?|costs?"
     r"|fits?|lasts?|are (?:in|on)|she|he|they|it|we))\b(?:[^,;:]|,(?=[0-9]))*"
 )
