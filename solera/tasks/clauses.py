@@ -89,8 +89,10 @@ def _beside_others(said: str, found: list[Quantity], place: int) -> Fraction | N
 
 def without_relative_clauses(said: str) -> str:
     """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result stays: *which makes 36*."""
-    if not wording.RELATIVE_WORD.search(said):
+    if not any(word in said for word in wording.RELATIVE_WORDS):
         return said
     shorter = wording.RELATIVE.sub(lambda clause: clause[0] if wording.RESULTING.search(clause[0]) else " ", said)
     shorter = wording.COMPARING.sub(" ", shorter)
+    if shorter == said:
+        return said
     return shorter if any(not _is_addition(shorter, item) for item in live(shorter)) else said

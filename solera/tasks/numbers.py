@@ -176,7 +176,7 @@ def _special(expression: str) -> Reading | None:
 
 def _statement_value(content: str) -> Reading | None:
     """The value that a statement gives; `None` where it holds no number, or only numbers that it denies."""
-    said = _without_asides(wording.STEP.sub(" ", _spelt(content)))
+    said = _without_asides(wording.without_steps(_spelt(content)))
     if wording.COMPARED.search(said) or wording.BOUND.match(said):
         return Reading(None)
     found = live(said)
@@ -325,6 +325,6 @@ def _sentence_value(sentence: str) -> Reading | None:
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
         return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
-    if len(found) > 1 and (_only_tells(said) or wording.PARALLEL.search(said)):
+    if len(found) > 1 and (_only_tells(said) or (" and " in said and wording.PARALLEL.search(said))):
         return Reading(None)
     return _after_result(said, 0, found) or clause_value(said)

@@ -8,6 +8,7 @@ from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
 """Characters at the end of a response in which a refusal is looked for."""
+LONGEST_WORD = 12
 FEWEST_WORDS = 4
 """Words of a last sentence without a number and a full stop that has broken off; shorter ones are closing words."""
 
@@ -31,12 +32,14 @@ _REFUSAL = re.compile(
     r"|\bweiß (?:ich |es )*nicht\b|\bne (?:sais|peut|peux) pas\b|\bimpossible de\b|无法|不知道|不确定|不能确定"
 )
 _REFUSING = (
-    "not", "n't", "n’t", "cant ", "dont ", "unable", "impossible", "no way", "hard to", "difficult to", "unsure",
+    "not ", "n't", "n’t", "cant ", "dont ", "unable", "impossible", "no way", "hard to", "difficult to", "unsure",
     "uncertain", "idea", "clue", "info", "data", "detail", "context", "give up", "who knows", "no answer",
     "no solution", "ambiguous", "depends", "pick ", "no se ", "no sé", "no lo ", "nicht", "ne sais", "ne peu", "无法",
     "不",
 )  # fmt: skip
 """One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
+_LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
+_CLAUSE_END = re.compile(r"[.!?,;:(—–-]\W*\w|\n")
 _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
 _GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
 _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
@@ -46,15 +49,17 @@ _LISTED = re.compile(rf"{_ENTRY}{_ENTRY}\s*$")
 """A list of bare numbers at the end: options, or guesses."""
 
 _DRESS = " \t\r\n*_`$\\"
-_HANGING = re.compile(
-    r"(?:\b(?:the|an|a|of|and|or|is|are|was|were|be|will|would|which|because|since|their|my|your|our|its|if|per|than"
-    r"|by|equals|number of)|[=+×÷])$"
-)
+_HANGING = {
+    "the", "an", "a", "of", "and", "or", "is", "are", "was", "were", "be", "will", "would", "which", "because",
+    "since", "their", "my", "your", "our", "its", "if", "per", "than", "by", "equals", "=", "+", "×", "÷",
+}  # fmt: skip
 """Words and signs that no sentence ends with."""
-_WAITING = re.compile(
-    r"\b(?:to|in|on|at|for|with|from|into|between|her|his|that|this|these|how|each|all|some|has|have|can|then|so|find"
-    r"|calculate|compute|add|subtract|multiply|divide|need|we|she|he|they|I|get|gives?|makes?|leaves?|means|totals)$|:$"
-)
+_WAITING = {
+    "to", "in", "on", "at", "for", "with", "from", "into", "between", "her", "his", "that", "this", "these", "how",
+    "each", "all", "some", "has", "have", "can", "then", "so", "find", "calculate", "compute", "add", "subtract",
+    "multiply", "divide", "need", "we", "she", "he", "they", "I", "get", "give", "gives", "make", "makes", "leave",
+    "leaves", "means", "totals",
+}  # fmt: skip
 """Words that a sentence with its number may end with, but no line without one."""
 _ANNOUNCED = re.compile(
     r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
@@ -79,14 +84,19 @@ def refuses(text: str) -> bool:
     text = text[-REFUSAL_WITHIN:].lower()
     if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
-    digit = max(text.rfind(digit) for digit in "0123456789")
-    retraction = RETRACTION.search(text, digit + 1)
-    if retraction is not None and "sorry" not in retraction[0]:
+    digit = next((place for place in range(len(text) - 1, -1, -1) if text[place] in "0123456789"), -1)
+    if _is_taken_back(text[digit + 1 :]):
         return True
     text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
     if not any(word in text for word in _REFUSING):
         return False
     return any(_is_last_word(text, refusal) for refusal in _REFUSAL.finditer(text))
+
+
+def _is_taken_back(after: str) -> bool:
+    """Whether what follows the last number retracts it. Most often no second clause follows."""
+    retraction = RETRACTION.search(after) if _CLAUSE_END.search(after) else None
+    return retraction is not None and "sorry" not in retraction[0]
 
 
 def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
@@ -107,31 +117,33 @@ def breaks_off(text: str) -> bool:
         return "####" in text[-20:] and _ANNOUNCED.fullmatch(text[text.rfind("####") :]) is not None
     start, on_its_line = _last_sentence(text)
     last = text[start:].strip()
-    if _HANGING.search(last) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
+    end = _LAST_WORD.search(last[-LONGEST_WORD:])
+    if (end and end[0] in _HANGING) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
         return True
     if not wording.DIGIT.search(last) and not _closes(last):
         words = re.findall("[A-Za-z]{2,}", last)
-        if _WAITING.search(last) or (on_its_line and len(words) >= FEWEST_WORDS):
+        if last.endswith(":") or (end and end[0] in _WAITING) or (on_its_line and len(words) >= FEWEST_WORDS):
             return True
     return _in_circles(text, last)
 
 
 def _is_empty_heading(last: str) -> bool:
     """`## Part 2` with nothing below it, but not `## Total: 72`."""
-    return _EMPTY_HEADING.match(last) is not None and not wording.DIGIT.search(wording.STEP.sub("", last))
+    return _EMPTY_HEADING.match(last) is not None and not wording.DIGIT.search(wording.without_steps(last))
 
 
 def _closes(last: str) -> bool:
     """Whether a sentence without a number may follow the answer."""
-    return bool(_CLOSING.match(last) or wording.CHATTER.search(last) or wording.CHECK.search(last))
+    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.CHECK.search(last))
 
 
 def _last_sentence(text: str) -> tuple[int, bool]:
     """Where the last sentence begins, and whether another one stands before it on its line."""
-    start, on_its_line = 0, False
-    for end in SENTENCE_END.finditer(text, max(0, len(text) - LONGEST_SENTENCE)):
-        start, on_its_line = end.end(), end[0] != "\n"
-    return start, on_its_line
+    line = text.rfind("\n") + 1
+    start = line
+    for end in SENTENCE_END.finditer(text, max(line, len(text) - LONGEST_SENTENCE)):
+        start = end.end()
+    return start, start > line
 
 
 def _in_circles(text: str, last: str) -> bool:

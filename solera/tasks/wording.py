@@ -92,9 +92,9 @@ KEPT = re.compile(
 )
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
 SIDE = re.compile(r"(?i)[,;\s—–-]*(?:with|in|on|at|over|and the (?:other|remaining))\b")
-RELATIVE_WORD = re.compile(r"(?i)\b(?:wh(?:ich|om?|ose|ile|ereas)|that|each)\b")
+RELATIVE_WORDS = ("which", " who", "that ", "each ", "while", "whereas")
 RELATIVE = re.compile(
-    r"(?i)(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose|whereas|while"
+    r"(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose|whereas|while"
     r"|each (?:with|holding|containing))|(?<=[a-z]) (?:that|which|who) (?:holds?|contains?|have|has|weighs?|costs?"
     r"|fits?|lasts?|are (?:in|on)|she|he|they|it|we))\b(?:[^,;:]|,(?=[0-9]))*"
 )
@@ -106,16 +106,28 @@ RESULTING = re.compile(
     r"|\b(?:gives?|gave|makes?|made|leaves?|left|equals?|is|are|was|were|totals?|earns?|brings?) (?:\w+ )?[$€£]?[0-9]"
 )
 COMPARING = re.compile(
-    r"(?i),?\s(?:which|that) (?:is|are|was|were) [$]?[0-9][0-9.,]*%?(?: [a-z]+)? (?:more|less|fewer|times|higher|lower"
+    r",?\s(?:which|that) (?:is|are|was|were) [$]?[0-9][0-9.,]*%?(?: [a-z]+)? (?:more|less|fewer|times|higher|lower"
     r"|greater|older|younger|longer|shorter)\b(?:[^,;:]|,(?=[0-9]))*"
 )
 LATER = re.compile(r"(?i)\s(?:after|when|while|once|because|since|if|where|given that|(?:by|from|through) [a-z]+ing)\b")
 CLAUSE = re.compile(r"[,;](?=\s)|:\s|\s[-–—]\s|—")
-STEP = re.compile(
+_STEP = re.compile(
     r"(?i)\b(?:steps?|parts?|problem|question|section|example|method|case|equation|phase|stage|figure|exercise"
     r"|part)\s*#?[0-9]{1,2}\b(?:\s*(?:and|&|,|-)\s*#?[0-9]{1,2}\b(?!\s*=))*"
     r"(?!\s*[+*/=×])[.:)]?"
 )
+_NUMBERED = (
+    "step", "part", "problem", "question", "section", "example", "method", "case", "equation", "phase", "stage",
+    "figure", "exercise",
+)  # fmt: skip
+
+
+def without_steps(text: str) -> str:
+    """A text without numbers of steps and the like: *Step 2*. The words are looked for first: the pattern is slow."""
+    folded = text.lower()
+    return _STEP.sub(" ", text) if any(word in folded for word in _NUMBERED) else text
+
+
 ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
 BOLD = re.compile(r"(?<![*0-9])\*\*(?!\s)([^*\n]{1,120}?[0-9][^*\n]{0,120}?)\*\*(?![*0-9])")
 DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
@@ -139,11 +151,31 @@ EXPLAINED = re.compile(
     r"|solution)[*_ \t]*(?::|\n)|\n[ \t*_#>]*(?:let me explain|here(?:['’]?s| is) (?:how|why|the))\b"
 )
 """After a short answer: what explains it."""
-CHATTER = re.compile(
+_CHATTER = re.compile(
     r"(?i)\b(?:let me know|hope (?:this|that|it) helps|feel free|(?:other|more|further) questions|i(?:['’]m"
     r"| am) (?!not ).{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
     r"|problem (?:was|is) (?:solved|from)|(?:total|number of) steps)\b"
 )
+_CHATTING = (
+    "let me know",
+    "hope",
+    "feel free",
+    "question",
+    "sure",
+    "certain",
+    "confiden",
+    "checked",
+    "problem",
+    "steps",
+)
+
+
+def is_chatter(sentence: str) -> bool:
+    """Whether a sentence is about the answer or the reader. The words are looked for first: the pattern is slow."""
+    folded = sentence.lower()
+    return any(word in folded for word in _CHATTING) and _CHATTER.search(sentence) is not None
+
+
 CONCLUDING = re.compile(
     r"(?i)[\s*_>#\-•]*(?:so|and|then|but|now)?,?\s*(?:(?:therefore|thus|hence|finally|in total|in all|altogether"
     r"|all together|overall|combined|in sum|in conclusion)\b"

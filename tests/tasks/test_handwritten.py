@@ -5,8 +5,8 @@ was run on them. At its first run it judged 9 of the first 269 otherwise (with t
 13 of the third 151. The author of the sets also wrote the grader.
 
 `pairs/blind.jsonl` was written by someone who had not read the grader. At its first run the grader judged 7 of the 200
-otherwise. `pairs/variations.jsonl` has four sets by the author of the fixes for those seven. Each was written before the
-grader was run on it: 1 of 62, 16 of 74, 6 of 50 and 7 of 50 were judged otherwise.
+otherwise. `pairs/variations.jsonl` has four sets by the author of the fixes for those seven. Each was written before
+the grader was run on it: 1 of 62, 16 of 74, 6 of 50 and 7 of 50 were judged otherwise.
 """
 
 import json
