@@ -7,7 +7,7 @@ r"""Where in a response its answer stands. The rule for `number`, `math` and `co
    heading, a list and a sentence of the working do not.
 4. The last statement in the text counts, whatever its form. Empty and negated statements do not count.
 5. A later retraction ("Wait, that is wrong") voids a statement. Only the text behind the retraction counts then.
-6. A response without a statement is read as a whole.
+6. A response without a statement is read as a whole. `number` finds no answer there if a box or tag was left empty.
 
 `numbers.py` says which number a statement, or a whole response, comes to.
 """

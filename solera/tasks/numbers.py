@@ -11,7 +11,9 @@ In a statement:
 
 In a response without a statement the last sentence that has a number counts: the right side of its last equation, or
 what follows a word such as *so*; else, in its last clause, the last number that does not stand in an addition such as
-*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, and closing words are ignored.
+*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing words are
+ignored. There is no answer where a box or tag was left empty, nor where the response refuses or breaks off
+(`withheld.py`). Which number of a clause counts is in `clauses.py`.
 
 After a statement, a last sentence that begins with *In total*, *Therefore* or the like and has one result counts in its
 place.
@@ -21,9 +23,9 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 from math import factorial
-from typing import NamedTuple
 
 from solera.tasks import wording
+from solera.tasks.clauses import Reading, clause_value, denied, live, without_relative_clauses
 from solera.tasks.final import (
     RETRACTION,
     SIMPLE,
@@ -35,25 +37,21 @@ from solera.tasks.final import (
     spoken,
     statements,
 )
-from solera.tasks.sentences import LONGEST_SENTENCE, numeric_sentences, sentences
+from solera.tasks.offers import several
+from solera.tasks.sentences import numeric_sentences, sentences
 from solera.tasks.spelling import plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
+from solera.tasks.withheld import chosen_option, options, withheld
 
 LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
 """Characters at the end of a response without a statement that are read."""
-MOST_NUMBERS = 30
 SHORT = 100
 """Characters of an answer that an explanation may follow."""
 
 _FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
+_UNKNOWN = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
 _WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
-
-
-class Reading(NamedTuple):
-    """What a statement comes to; `None` where it is no single number."""
-
-    value: Fraction | None
 
 
 def number(text: str, answer: str, finished: bool) -> bool:
@@ -77,14 +75,18 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
         text = wording.ASKED.sub("", text)
-    denied = set[Fraction | None]()
+    refuted, announced = set[Fraction | None](), False
     for statement in statements(text):
-        reading = None if hollow(statement.text) else _read(statement)
+        empty = hollow(statement.text)
+        reading = None if empty else _read(statement)
         if reading is not None:
             return _standing(text, statement, reading)
-        denied |= _denied(statement.text)
+        announced = announced or (empty and statement.by in ("boxed", "tag"))
+        refuted |= denied(statement.text)
+    if announced:
+        return None, False
     value, complete = _whole(text)
-    return (None if value in denied else value), complete
+    return (None if value in refuted else value), complete
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +105,7 @@ def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction |
     retraction = RETRACTION.search(after)
     if retraction is not None:
         return _whole(after[retraction.end() :])
-    if reading.value is not None and any(reading.value in _denied(said) for said, _ in sentences(after)):
+    if reading.value is not None and any(reading.value in denied(said) for said, _ in sentences(after)):
         return _whole(after)
     concluded = _concluded(after, reading.value)
     return (reading.value, statement.complete) if concluded is None else concluded
@@ -174,10 +176,10 @@ def _special(expression: str) -> Reading | None:
 
 def _statement_value(content: str) -> Reading | None:
     """The value that a statement gives; `None` where it holds no number, or only numbers that it denies."""
-    said = _without_asides(wording.STEP.sub(" ", _spelt(content)))
+    said = _without_asides(wording.without_steps(_spelt(content)))
     if wording.COMPARED.search(said) or wording.BOUND.match(said):
         return Reading(None)
-    found = _live(said)
+    found = live(said)
     if not found:
         return None
     if len(found) == 1:
@@ -186,7 +188,7 @@ def _statement_value(content: str) -> Reading | None:
         return _equation(said, found)
     if _leads(said, found[0]):
         groups = wording.GROUPS.fullmatch(said[found[0].end : found[1].start])  # 3 packs of 24
-        return Reading(None if groups or _several(said, found) else found[0].value)
+        return Reading(None if groups or several(said, found) else found[0].value)
     return _sentence_value(content)
 
 
@@ -205,27 +207,6 @@ def _without_asides(said: str) -> str:
     return shorter if re.search("[0-9]", shorter) else said
 
 
-def _live(said: str) -> list[Quantity]:
-    """The quantities that are not denied."""
-    found = quantities(said)
-    return [item for item in found if not _is_denied(said, item)] if wording.may_deny(said) else found
-
-
-def _is_denied(said: str, found: Quantity) -> bool:
-    return bool(
-        wording.NEGATED_BEFORE.search(said, max(0, found.start - 60), found.start)
-        or wording.NEGATED_AFTER.match(said, found.end)
-    )
-
-
-def _denied(sentence: str) -> set[Fraction | None]:
-    sentence = sentence[-LONGEST_SENTENCE:]
-    if not wording.may_deny(sentence):
-        return set()
-    said = plain(sentence)
-    return {found.value for found in quantities(said) if _is_denied(said, found)}
-
-
 def _leads(said: str, found: Quantity) -> bool:
     """Whether a statement begins with the number: with a few words and signs in front of it at most."""
     before = said[: found.start].strip(" \t\n*_`\"'($\\{[<:~≈#“-")
@@ -240,19 +221,6 @@ def _leads(said: str, found: Quantity) -> bool:
     )
 
 
-def _several(said: str, found: list[Quantity]) -> bool:
-    """Whether a statement offers several numbers, or one in several units."""
-    one = found[0]
-    other = next((item for item in found[1:MOST_NUMBERS] if item.value != one.value), None)
-    if other is None:
-        return len(found) > MOST_NUMBERS
-    gap = said[found[found.index(other) - 1].end : other.start]
-    if wording.OR.fullmatch(gap):
-        units = [wording.UNIT.match(said, place) for place in (one.end, other.end)]
-        return not (units[0] and units[1] and units[0][1].lower() not in ("or", units[1][1].lower()))
-    return _listed(said, gap, other) or bool(wording.COMPOUND.fullmatch(gap) or wording.AND.fullmatch(gap))
-
-
 def _equation(said: str, found: list[Quantity]) -> Reading | None:
     """The right side of the last equation. Where that is a term, and a number stands on the left, both must agree."""
     sides = list(wording.EQUALS.finditer(said))
@@ -260,7 +228,8 @@ def _equation(said: str, found: list[Quantity]) -> Reading | None:
     left = [item for item in found if item.end <= sides[-1].start()]
     if not right:
         return Reading(left[-1].value) if left else None
-    if re.search(r"[,;]\s*(?:and )?[A-Za-z]\w*\s*$", said[: sides[-1].start()]) and len(sides) > 1:
+    named = re.search(r"[,;]\s*(?:and )?[A-Za-z]\w*\s*$", said[: sides[-1].start()])
+    if named and len(sides) > 1 and not _has_one_unknown(said):
         return Reading(right[0].value if right[0].value == left[-1].value else None)  # x = 7, y = 2
     tail = _after_result(said, sides[-1].end(), right)
     if tail is not None:
@@ -273,7 +242,13 @@ def _equation(said: str, found: list[Quantity]) -> Reading | None:
         and not re.search("[A-Za-z]", said[left[-1].end : sides[-1].start()])
     ):
         return Reading(None)
-    return Reading(None if len(right) > 1 and _several(said, right) else right[0].value)
+    return Reading(None if len(right) > 1 and several(said, right) else right[0].value)
+
+
+def _has_one_unknown(said: str) -> bool:
+    """`2x = 16, x = 8`, but not `x = 7, y = 2`."""
+    names = _UNKNOWN.findall(said)
+    return len(names) > 1 and len(set(names)) == 1
 
 
 def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | None:
@@ -281,7 +256,7 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
     for result in reversed(list(wording.RESULT.finditer(said, start))):
         after = [item for item in found if item.start >= result.end()]
         if after:
-            return _clause_value(said[result.end() :])
+            return clause_value(said[result.end() :])
     return None
 
 
@@ -296,12 +271,16 @@ def _whole(text: str) -> tuple[Fraction | None, bool]:
         return _whole(text[: explained.start() + 1])
     if (first := _first_of_all(text)) is not None:
         return first
-    denied = set[Fraction | None]()
+    if (option := chosen_option(text)) is not None:
+        return (_statement_value(option) or Reading(None)).value, True
+    if withheld(text):
+        return None, False
+    refuted = set[Fraction | None]()
     for said, complete in numeric_sentences(text):
-        denied |= _denied(said)
+        refuted |= denied(said)
         reading = _sentence_value(said)
         if reading is not None:
-            return (None if reading.value in denied else reading.value), complete
+            return (None if reading.value in refuted else reading.value), complete
     return None, False
 
 
@@ -315,8 +294,18 @@ def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
         return None
     if wording.EQUALS.search(text) or wording.RESULT.search(rest) or wording.CONCLUDING.search(rest):
         return None
+    if len(options(text)) > 1:
+        return None
     reading = _statement_value(said)
-    return reading and (None if reading.value in _denied(rest) else reading.value, complete)
+    return reading and (None if reading.value in denied(rest) else reading.value, complete)
+
+
+def _only_tells(said: str) -> bool:
+    """Whether a sentence tells what to compute and not what it comes to: *multiply 12 by 4*."""
+    told = wording.OPERATION.match(said)
+    if told is None or wording.COMPUTED.search(said, told.end()):
+        return False
+    return not (told[0].endswith("ing") and re.search(r",\s[^0-9]*[0-9]", said[told.end() :]))
 
 
 def _sentence_value(sentence: str) -> Reading | None:
@@ -326,70 +315,16 @@ def _sentence_value(sentence: str) -> Reading | None:
         return _statement_value(bold[-1])
     said = _without_asides(_spelt(sentence))
     if reason := wording.REASON.search(said):
-        main = _live(said[: reason.start()])
+        main = live(said[: reason.start()])
         said = said[: reason.start()] if main else said
-    found = _live(said)
+    said = without_relative_clauses(said)
+    found = live(said)
     if not found:
         return None
     if wording.EQUALS.search(said):
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):
-        return Reading(None if len(found) > 1 and _several(said, found) else found[0].value)
-    return _after_result(said, 0, found) or _clause_value(said)
-
-
-def _clause_value(said: str) -> Reading | None:
-    """The last number of the last clause that does not stand in an addition."""
-    found = _live(said)
-    if not found:
-        return None
-    ends = [clause.start() for clause in wording.CLAUSE.finditer(said)]
-    start = max((end for end in ends if end < found[-1].start), default=0)
-    if wording.PART_OF.match(said, found[-1].end) and start and found[0].end <= start:
-        return _clause_value(said[:start])
-    chosen = [item for item in found if item.start >= start]
-    if later := wording.LATER.search(said, chosen[0].end):
-        chosen = [item for item in chosen if item.start < later.start()]
-    chosen = [
-        item for item in chosen if not wording.COMPARISON.search(said, max(0, item.start - 40), item.start)
-    ] or chosen
-    main = [
-        item
-        for item in chosen
-        if not wording.ADDITION.search(said, max(0, item.start - 40), item.start)
-        or wording.KEPT.search(said, max(0, item.start - 40), item.start)
-    ]
-    last = main[-1] if main else chosen[-1]
-    place = found.index(last)
-    if place and _restated(said, found[place - 1], last):
-        return Reading(found[place - 1].value)
-    if place and _offered(said, found[place - 1], last):
+        return Reading(None if len(found) > 1 and several(said, found) else found[0].value)
+    if len(found) > 1 and (_only_tells(said) or (" and " in said and wording.PARALLEL.search(said))):
         return Reading(None)
-    if place + 1 < len(found) and _offered(said, last, found[place + 1]):
-        return Reading(None)
-    return Reading(last.value)
-
-
-def _listed(said: str, gap: str, other: Quantity) -> bool:
-    """`72, 74` and `72 74`, but not `2 $5 bills` and `56 6-inch pencils`."""
-    if not gap.strip():
-        return said[other.start] not in "$€£" and not re.match("[ -][A-Za-z]", said[other.end : other.end + 2])
-    return wording.LIST.fullmatch(gap) is not None
-
-
-def _restated(said: str, one: Quantity, other: Quantity) -> bool:
-    """`$18 a day, or $126 a week`: the same in another unit."""
-    units = [wording.UNIT_AFTER.match(said, item.end) for item in (one, other)]
-    gap = said[one.end : other.start]
-    return bool(wording.OR.fullmatch(gap) and units[0] and units[1] and units[0][1].lower() != units[1][1].lower())
-
-
-def _offered(said: str, one: Quantity, other: Quantity) -> bool:
-    gap = said[one.end : other.start]
-    if one.value == other.value:
-        return False
-    return _listed(said, gap, other) or bool(
-        wording.OR.fullmatch(gap)
-        or wording.COMPOUND.fullmatch(gap)
-        or (wording.BETWEEN.search(said, 0, one.start) and "and" in gap)
-    )
+    return _after_result(said, 0, found) or clause_value(said)

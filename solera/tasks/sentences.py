@@ -17,8 +17,8 @@ def numeric_sentences(text: str) -> Iterator[tuple[str, bool]]:
         any_found = False
         for line in _lines(text):
             for said, complete in reversed(list(sentences(line if with_checks else _unchecked(line)))):
-                unnumbered = wording.STEP.sub(" ", said[-LONGEST_SENTENCE:])
-                if wording.NUMERIC.search(unnumbered) and not wording.CHATTER.search(unnumbered):
+                unnumbered = wording.without_steps(said[-LONGEST_SENTENCE:])
+                if wording.NUMERIC.search(unnumbered) and not wording.is_chatter(unnumbered):
                     any_found = True
                     yield unnumbered, complete
         if any_found:

@@ -13,6 +13,11 @@ COMPARED = re.compile(
     r"|smaller) than [$]?[0-9]"
 )
 BOUND = re.compile(r"[\s*$]*(?:[<>]=?|over|under|above|below|almost|nearly) ?[-$]?[0-9](?![0-9.,]*>)")
+PARALLEL = re.compile(
+    r"\b(has|have|had|gets?|got|pays?|paid|earns?|earned|is|was|needs?|makes?|made) [$]?[0-9][0-9.,]*+[^,;0-9]{0,30},?"
+    r" and [A-Z][a-z]+ \1 [$]?[0-9][0-9.,]*+[^0-9]*$"
+)
+"""Lee has 14 coins and Sam has 20 coins."""
 ASIDE = re.compile(
     r"(?<=[\w%$*.}])( ?)\((?![^()]*\b(?:or|maybe|perhaps|possibly)\b)[^()]{0,200}[A-Za-z=≈][^()]{0,200}\)"
     r"|\[[^\[\]]{0,200}[A-Za-z=][^\[\]]{0,200}\]"
@@ -31,7 +36,7 @@ def may_deny(sentence: str) -> bool:
 
 NEGATED_BEFORE = re.compile(
     r"(?i)(?:\b(?:not|never|no longer|neither|nor|rather than|instead of|other than|except|unlike|anything but"
-    r"|cannot|false that)"
+    r"|cannot|false that|(?:mistake|wrong|incorrect) to (?:say|answer|think|assume|conclude|claim))"
     r"|n['’]t|≠|!=|=/=|<>)[ *_]*(?:(?:be|is|are|equal|equals|to|the|a|that|number|value|total|answer|exactly"
     r"|actually|simply|just|have|has|sell|sold|about|of|it|she|he|they|get|make) ){0,4}"
     r"[\s*_$€£\"'`(\\]*$"
@@ -47,6 +52,15 @@ RESULT = re.compile(
     r"|comes? to|totals?|brings?|rounds? (?:up |down |off )?to)|giving|making|leaving|meaning|bringing|totall?ing"
     r"|(?:for )?(?:a|the) (?:grand |final |combined )?total(?: (?:cost|amount|number|price|sum))?(?: (?:of|is|was"
     r"|to))?|it['’]s|it is|but|we get|i get|to get|yields?|results? in)\b)"
+)
+OPERATION = re.compile(
+    r"(?i)\W*(?:(?:so|then|now|next|first|finally|and|we|you|i|let us|let['’]s|must|need to|have to|can|should|just"
+    r"|simply|to find [^,0-9]{1,60}),? )*(?:multiply|add|subtract|divide)(?:ing)?\b"
+)
+"""A sentence that tells what to compute."""
+COMPUTED = re.compile(
+    r"(?i)\b(?:is|are|was|were|gets?|got|gives?|gave|giving|makes?|made|making|leaves?|left|leaving|has|have|had|comes?"
+    r"|becomes?|results?|totals?|yields?|obtain|find|reach)\b[^0-9]{0,40}[0-9]"
 )
 OR = re.compile(
     r"(?i)[\s*_$]*(?:[a-z]+[\s,]+){0,4},?\s*\(?(?:or|maybe|perhaps|possibly|alternatively|and/or)\b(?: (?:maybe"
@@ -66,23 +80,54 @@ UNIT_AFTER = re.compile(r"[ *_]*(?:an? |per )?(?!or\b)([A-Za-z]+)")
 BETWEEN = re.compile(r"(?i)\bbetween [$]?$")
 ADDITION = re.compile(
     r"(?i)\b(?:in|for|over|during|within|at|with|from|on|until|after|before|per|every|each|by|of|out of|the|these"
-    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another)"
+    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another|other|remaining)"
     r"[ *_$(\"]*$"
 )
 COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
 KEPT = re.compile(
     r"(?i)(?:total|sum|cost|price|number|amount|value|profit|age|average|loss|area|volume|speed|rate|change"
     r"|distance|sale|difference|product|out|answer|weight|length|maximum|minimum|is|are|was|were|salary"
-    r"|income)s? of[ *_$]*$|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
+    r"|income|bill|fee|tip|debt|fine|payment|budget|score|balance)s? of[ *_$]*$"
+    r"|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
 )
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
+SIDE = re.compile(r"(?i)[,;\s—–-]*(?:with|in|on|at|over|and the (?:other|remaining))\b")
+RELATIVE_WORDS = ("which", " who", "that ", "each ", "while", "whereas")
+RELATIVE = re.compile(
+    r"(?:,\s(?:(?:all|each|both|some|most|many|none|half) of (?:which|whom|them)|which|who|whom|whose|whereas|while"
+    r"|each (?:with|holding|containing))|(?<=[a-z]) (?:that|which|who) (?:holds?|contains?|have|has|weighs?|costs?"
+    r"|fits?|lasts?|are (?:in|on)|she|he|they|it|we))\b(?:[^,;:]|,(?=[0-9]))*"
+)
+RESULTING = re.compile(
+    r"(?i)which (?:\w+ )?(?:(?:is|are|was|were)(?! \w+(?:ed|en|wn|ut|it|ld|pt) [a-z])|will|would|equals?"
+    r"|makes?|made|gives?|gave|means?|meant|leaves?|left"
+    r"|totals?|brings?|rounds?|comes?|came|adds?|amounts?|works?|takes?|took|costs?(?!.*\b(?:each|apiece|per)\b))\b"
+    r"|who(?: \w+)? (?:has|have|had|gets?|got|is|are|was|were)\b|=|≈"
+    r"|\b(?:gives?|gave|makes?|made|leaves?|left|equals?|is|are|was|were|totals?|earns?|brings?) (?:\w+ )?[$€£]?[0-9]"
+)
+COMPARING = re.compile(
+    r",?\s(?:which|that) (?:is|are|was|were) [$]?[0-9][0-9.,]*%?(?: [a-z]+)? (?:more|less|fewer|times|higher|lower"
+    r"|greater|older|younger|longer|shorter)\b(?:[^,;:]|,(?=[0-9]))*"
+)
 LATER = re.compile(r"(?i)\s(?:after|when|while|once|because|since|if|where|given that|(?:by|from|through) [a-z]+ing)\b")
 CLAUSE = re.compile(r"[,;](?=\s)|:\s|\s[-–—]\s|—")
-STEP = re.compile(
+_STEP = re.compile(
     r"(?i)\b(?:steps?|parts?|problem|question|section|example|method|case|equation|phase|stage|figure|exercise"
     r"|part)\s*#?[0-9]{1,2}\b(?:\s*(?:and|&|,|-)\s*#?[0-9]{1,2}\b(?!\s*=))*"
     r"(?!\s*[+*/=×])[.:)]?"
 )
+_NUMBERED = (
+    "step", "part", "problem", "question", "section", "example", "method", "case", "equation", "phase", "stage",
+    "figure", "exercise",
+)  # fmt: skip
+
+
+def without_steps(text: str) -> str:
+    """A text without numbers of steps and the like: *Step 2*. The words are looked for first: the pattern is slow."""
+    folded = text.lower()
+    return _STEP.sub(" ", text) if any(word in folded for word in _NUMBERED) else text
+
+
 ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
 BOLD = re.compile(r"(?<![*0-9])\*\*(?!\s)([^*\n]{1,120}?[0-9][^*\n]{0,120}?)\*\*(?![*0-9])")
 DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
@@ -106,11 +151,31 @@ EXPLAINED = re.compile(
     r"|solution)[*_ \t]*(?::|\n)|\n[ \t*_#>]*(?:let me explain|here(?:['’]?s| is) (?:how|why|the))\b"
 )
 """After a short answer: what explains it."""
-CHATTER = re.compile(
+_CHATTER = re.compile(
     r"(?i)\b(?:let me know|hope (?:this|that|it) helps|feel free|(?:other|more|further) questions|i(?:['’]m"
-    r"| am) .{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
+    r"| am) (?!not ).{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
     r"|problem (?:was|is) (?:solved|from)|(?:total|number of) steps)\b"
 )
+_CHATTING = (
+    "let me know",
+    "hope",
+    "feel free",
+    "question",
+    "sure",
+    "certain",
+    "confiden",
+    "checked",
+    "problem",
+    "steps",
+)
+
+
+def is_chatter(sentence: str) -> bool:
+    """Whether a sentence is about the answer or the reader. The words are looked for first: the pattern is slow."""
+    folded = sentence.lower()
+    return any(word in folded for word in _CHATTING) and _CHATTER.search(sentence) is not None
+
+
 CONCLUDING = re.compile(
     r"(?i)[\s*_>#\-•]*(?:so|and|then|but|now)?,?\s*(?:(?:therefore|thus|hence|finally|in total|in all|altogether"
     r"|all together|overall|combined|in sum|in conclusion)\b"

@@ -3,6 +3,10 @@
 `pairs/handwritten.jsonl` has four sets: the reproductions of the issue, and three that were written before the grader
 was run on them. At its first run it judged 9 of the first 269 otherwise (with the issue's), 22 of the second 278, and
 13 of the third 151. The author of the sets also wrote the grader.
+
+`pairs/blind.jsonl` was written by someone who had not read the grader. At its first run the grader judged 7 of the 200
+otherwise. `pairs/variations.jsonl` has four sets by the author of the fixes for those seven. Each was written before
+the grader was run on it: 1 of 62, 16 of 74, 6 of 50 and 7 of 50 were judged otherwise.
 """
 
 import json
@@ -12,10 +16,13 @@ import pytest
 
 from solera.tasks.numbers import number
 
-ROWS = [
-    json.loads(line)
-    for line in (Path(__file__).parent / "pairs" / "handwritten.jsonl").read_text(encoding="utf-8").splitlines()
-]
+
+def rows(name):
+    file = Path(__file__).parent / "pairs" / f"{name}.jsonl"
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+ROWS = rows("handwritten")
 NOT_READ = {
     "The answer is 180. Let me recheck. He runs three days, so 540.",
     "The answer is 12 - 4 quarters with 3 months each.",
@@ -25,6 +32,17 @@ NOT_READ = {
     "She makes $18 per day, which is $126 per week.",
 }
 """Right answers that are not recognised."""
+MISJUDGED = {
+    "You can't divide 7 apples evenly among 2 kids, so each gets 3 apples and 1 is left.",
+    "Altogether they walked 27 miles, stopping 3 times.",
+    "She saves 15 percent, i.e., 0.15 * 200 = 30 dollars, and pays 170 dollars.",
+    "Also bleiben ihm 7,50 Euro.",
+    "The train arrives after 4.25 hours, i.e. 4 hours and 15 minutes.",
+    "The solution is x = 42 and the check gives 42 / 6 = 7.",
+    "The cost is 42 dollars and 50 cents.",
+    "print(6*7)",
+}
+"""Variations that the grader judges otherwise. One of them is accepted and should not be: code that nobody ran."""
 
 
 def test_a_wrong_answer_is_never_accepted():
@@ -35,6 +53,60 @@ def test_a_wrong_answer_is_never_accepted():
 def test_right_answers_are_accepted():
     refused = {row["text"] for row in ROWS if row["right"] and not number(row["text"], row["answer"], True)}
     assert refused == NOT_READ
+
+
+def test_every_verdict_of_the_blind_set_agrees():
+    blind = rows("blind")
+    assert len(blind) == 200
+    assert [row for row in blind if number(row["text"], row["answer"], True) != row["right"]] == []
+
+
+def test_variations():
+    varied = rows("variations")
+    assert len(varied) > 230
+    misjudged = [row for row in varied if number(row["text"], row["answer"], True) != row["right"]]
+    assert {row["text"] for row in misjudged} == MISJUDGED
+    assert [row["text"] for row in misjudged if not row["right"]] == ["print(6*7)"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "####",
+        "#### ",
+        "\n\\boxed{}",
+        "$\\boxed{\\quad}$",
+        "<answer> </answer>",
+        "**Final Answer**",
+        "The answer is",
+        "48 + 24 =",
+    ],
+)
+def test_an_announced_answer_that_is_not_given_is_none_unless_another_was_stated(end):
+    assert not number(f"She sold 48 clips in April and 24 in May.\n{end}", "24", True)
+    assert not number(f"48 + 24 = 72\n{end}", "72", True)
+    assert number(f"48 + 24 = 72\nThe answer is 72.\n{end}", "72", True)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "I am not sure.",
+        "I'm unsure which one is right.",
+        "I don't know.",
+        "I do not know the rest",
+        "It is impossible to determine the total.",
+        "There is not enough information.",
+        "The total can't be determined from this.",
+        "I cannot give a final answer.",
+        "We are unable to solve this.",
+        "That can't be right.",
+    ],
+)
+def test_a_refusal_at_the_end_leaves_no_answer_and_one_before_the_result_does_not_matter(refusal):
+    assert not number(f"She sold 48 clips in April. {refusal}", "48", True)
+    assert not number(f"48 + 24 = 72\n\n{refusal}", "72", True)
+    assert number(f"At first: {refusal} Now 48 + 24 = 72, so she sold 72 clips.", "72", True)
 
 
 @pytest.mark.parametrize("unit", ["", " clips", " hair clips", " km", "%", " dollars in total"])

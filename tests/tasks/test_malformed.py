@@ -18,7 +18,7 @@ NO_MESSAGE = [None, 1, "text", [], {}, {"role": "user"}, {"content": "x"}]
 NO_ROLE = [None, 1, "", "User", "human", "bot", [], {}, "user ", True]
 NO_CONTENT = [None, 1, [], {}, True, 1.5, ["text"], [{"type": "text", "text": "x"}]]
 NO_ANSWER = [None, True, [], {}, ["2"], {"a": 2}]
-NO_NUMBER = ["", "many", "-", ".", "1/0", "9" * 500, "####", "\\boxed{}"]
+NO_NUMBER = ["", "few", "-", ".", "1/0", "9" * 500, "####", "\\boxed{}"]
 CONSTANTS = [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"-1e400"]
 
 

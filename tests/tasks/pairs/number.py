@@ -35,7 +35,7 @@ NUMBER = [
     ("\\boxed{42}", "42", R), ("so \\boxed{42} after 3 steps", "42", R), ("\\boxed{1} no, \\boxed{42}", "42", R),
     ("\\boxed{42} no, \\boxed{1}", "42", W), ("\\boxed{x = 42}", "42", R), ("\\boxed{\\frac{3}{4}}", "0.75", R),
     ("\\boxed{\\text{42 apples}}", "42", R), ("\\boxed{\\boxed{42}}", "42", R), ("$\\boxed{42}$.", "42", R),
-    ("\\boxed{ 42 }", "42", R), ("\\boxed{}", "42", W), ("42 \\boxed{}", "42", R), ("\\boxed{\\$1,234}", "1234", R),
+    ("\\boxed{ 42 }", "42", R), ("\\boxed{}", "42", W), ("42 \\boxed{}", "42", W), ("\\boxed{\\$1,234}", "1234", R),
     ("\\boxed{-42}", "-42", R), ("\\boxed{42\\%}", "42", R), ("\\fbox{42} 3", "42", R),
     ("\\boxed{6 \\cdot 7 = 42}", "42", R),
     ("\\boxed{42", "42", R), ("\\boxed{\\left(42\\right)}", "42", R), ("\\boxed{42} #### 7", "42", W),
@@ -58,7 +58,7 @@ NUMBER = [
     ("<answer>42</answer>", "42", R), ("<answer> 42 </answer> since 3", "42", R),
     ("<think>1</think><answer>42</answer>", "42", R),
     ("<answer>1</answer><answer>42</answer>", "42", R), ("<answer>\\boxed{42}</answer> 7", "42", R),
-    ("<answer>6 * 7 = 42</answer>", "42", R), ("<answer></answer> 42", "42", R),
+    ("<answer>6 * 7 = 42</answer>", "42", R), ("<answer></answer> 42", "42", W),
     ("<answer>#### 42</answer> 3", "42", R),
     ("\\boxed{7} <answer>42</answer>", "42", R), ("<answer>The answer is 42 of 50.</answer>", "42", R),
     # thousands

@@ -1,0 +1,179 @@
+"""Responses without a statement that hold numbers but give no answer: they refuse, break off or go in circles."""
+
+import re
+
+from solera.tasks import wording
+from solera.tasks.final import RETRACTION, SENTENCE_END
+from solera.tasks.sentences import LONGEST_SENTENCE, sentences
+
+REFUSAL_WITHIN = 400
+"""Characters at the end of a response in which a refusal is looked for."""
+LONGEST_WORD = 12
+FEWEST_WORDS = 4
+"""Words of a last sentence without a number and a full stop that has broken off; shorter ones are closing words."""
+
+_CANNOT = r"(?:can(?:['’]?t|not| not)|could(?:n['’]?t| not)|(?:am|are|was|were|is|['’]m|['’]re) (?:unable|not able) to)"
+_SOLVE = (
+    r"(?:(?:determin|answer|solv|calculat|comput|conclud|decid|provid)\w*|find|found|give|given|know|known|tell|say"
+    r"|figure|work(?:ed)? out|complete)\b"
+)
+_REFUSAL = re.compile(
+    rf"\b(?:i|we|you|one)(?: really| simply| just)?(?: | ?(?=['’])){_CANNOT} (?:\w+ly )?{_SOLVE}"
+    rf"|\b(?:{_CANNOT}|not) be (?:\w+ly )?(?:determined|answered|solved|calculated|computed|known|found|decided)\b"
+    rf"|\b(?:impossible|not possible|unable|no way|hard|difficult|not able) to {_SOLVE}"
+    r"|\b(?:not|n['’]t)(?: \w+ly| so| too| 100 ?%)? (?:sure|certain)\b|\bun(?:sure|certain)\b"
+    r"|\b(?:no|any) (?:idea|clue)\b"
+    r"|\b(?:i|we) (?:really )?(?:do not|don['’]?t|did not|didn['’]?t) (?:\w+ )?(?:know|understand)\b"
+    r"|\b(?:not|n['’]t|insufficient|missing|lack\w*|too little|incomplete|without|needs?) (?:\w+ ){0,2}(?:information"
+    r"|info|data|details|context)\b"
+    r"|\bi (?:have to |must |will )?give up\b|\bwho knows\b|\bno (?:\w+ )?(?:answer|solution)\b|\bambiguous\b"
+    r"|\b(?:it|that|this|the answer) (?:all )?depends\b|\bpick (?:one|the)\b"
+    r"|\bno (?:se|lo) (?:puede|sé)\b|\bno s[eé]\b|\bnicht (?:\w+ )?(?:bestimm|berechn|sicher|lösbar|beantwort|sagen)"
+    r"|\bweiß (?:ich |es )*nicht\b|\bne (?:sais|peut|peux) pas\b|\bimpossible de\b|无法|不知道|不确定|不能确定"
+)
+_REFUSING = (
+    "not ", "n't", "n’t", "cant ", "dont ", "unable", "impossible", "no way", "hard to", "difficult to", "unsure",
+    "uncertain", "idea", "clue", "info", "data", "detail", "context", "give up", "who knows", "no answer",
+    "no solution", "ambiguous", "depends", "pick ", "no se ", "no sé", "no lo ", "nicht", "ne sais", "ne peu", "无法",
+    "不",
+)  # fmt: skip
+"""One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
+_LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
+_CLAUSE_END = re.compile(r"[.!?,;:(—–-]\W*\w|\n")
+_COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
+_GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
+_GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
+_GUESSES = re.compile(rf"{_GUESS}[^\n0-9=]{{0,40}}{_GUESS}[^0-9=]*$")
+_ENTRY = r"\n[ \t]*(?:[-•*]|\(?(?:[0-9]{1,2}|[a-j])[.)])[ \t]+[$]?[0-9][0-9.,]*+[ \t]*"
+_LISTED = re.compile(rf"{_ENTRY}{_ENTRY}\s*$")
+"""A list of bare numbers at the end: options, or guesses."""
+
+_DRESS = " \t\r\n*_`$\\"
+_HANGING = {
+    "the", "an", "a", "of", "and", "or", "is", "are", "was", "were", "be", "will", "would", "which", "because",
+    "since", "their", "my", "your", "our", "its", "if", "per", "than", "by", "equals", "=", "+", "×", "÷",
+}  # fmt: skip
+"""Words and signs that no sentence ends with."""
+_WAITING = {
+    "to", "in", "on", "at", "for", "with", "from", "into", "between", "her", "his", "that", "this", "these", "how",
+    "each", "all", "some", "has", "have", "can", "then", "so", "find", "calculate", "compute", "add", "subtract",
+    "multiply", "divide", "need", "we", "she", "he", "they", "I", "get", "give", "gives", "make", "makes", "leave",
+    "leaves", "means", "totals",
+}  # fmt: skip
+"""Words that a sentence with its number may end with, but no line without one."""
+_ANNOUNCED = re.compile(
+    r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
+)
+_EMPTY_HEADING = re.compile(r"(?i)#{1,6}[\s*_]*(?:step|part|solution|calculation|conclusion|final|answer|total|result)")
+_CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
+
+
+def withheld(text: str) -> bool:
+    """Whether a response without a statement gives no answer.
+
+    >>> withheld("Ann has 7 cats. I don't know how many dogs."), withheld("I don't know the rule, but 3 + 4 = 7.")
+    (True, False)
+    >>> withheld("48 in April, 24 in May. We find that the total number of"), withheld("So 48 + 24 = 72")
+    (True, False)
+    """
+    return breaks_off(text) or refuses(text)
+
+
+def refuses(text: str) -> bool:
+    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses."""
+    text = text[-REFUSAL_WITHIN:].lower()
+    if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
+        return True
+    digit = next((place for place in range(len(text) - 1, -1, -1) if text[place] in "0123456789"), -1)
+    if _is_taken_back(text[digit + 1 :]):
+        return True
+    text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
+    if not any(word in text for word in _REFUSING):
+        return False
+    return any(_is_last_word(text, refusal) for refusal in _REFUSAL.finditer(text))
+
+
+def _is_taken_back(after: str) -> bool:
+    """Whether what follows the last number retracts it. Most often no second clause follows."""
+    retraction = RETRACTION.search(after) if _CLAUSE_END.search(after) else None
+    return retraction is not None and "sorry" not in retraction[0]
+
+
+def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
+    end = SENTENCE_END.search(text, refusal.end())
+    place = len(text) if end is None else end.start()
+    committed = _COMMITTED.search(text, refusal.end(), place)
+    if committed is not None and wording.NUMERIC.search(text, committed.end(), place):
+        return False
+    return wording.NUMERIC.search(text, place) is None
+
+
+def breaks_off(text: str) -> bool:
+    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again."""
+    text = text.rstrip(_DRESS)
+    if text.endswith(("...", "…")):
+        text = text.rstrip(" .…")
+    elif text.endswith((".", "!", "?")):
+        return "####" in text[-20:] and _ANNOUNCED.fullmatch(text[text.rfind("####") :]) is not None
+    start, on_its_line = _last_sentence(text)
+    last = text[start:].strip()
+    end = _LAST_WORD.search(last[-LONGEST_WORD:])
+    if (end and end[0] in _HANGING) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
+        return True
+    if not wording.DIGIT.search(last) and not _closes(last):
+        words = re.findall("[A-Za-z]{2,}", last)
+        if last.endswith(":") or (end and end[0] in _WAITING) or (on_its_line and len(words) >= FEWEST_WORDS):
+            return True
+    return _in_circles(text, last)
+
+
+def _is_empty_heading(last: str) -> bool:
+    """`## Part 2` with nothing below it, but not `## Total: 72`."""
+    return _EMPTY_HEADING.match(last) is not None and not wording.DIGIT.search(wording.without_steps(last))
+
+
+def _closes(last: str) -> bool:
+    """Whether a sentence without a number may follow the answer."""
+    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.CHECK.search(last))
+
+
+def _last_sentence(text: str) -> tuple[int, bool]:
+    """Where the last sentence begins, and whether another one stands before it on its line."""
+    line = text.rfind("\n") + 1
+    start = line
+    for end in SENTENCE_END.finditer(text, max(line, len(text) - LONGEST_SENTENCE)):
+        start = end.end()
+    return start, start > line
+
+
+def _in_circles(text: str, last: str) -> bool:
+    """Whether the last words begin a sentence that already stands there twice."""
+    if " " not in last or text.count(last) < 3:
+        return False
+    longer = [said.strip() for said, _ in sentences(text) if len(said.strip()) > len(last)]
+    begun = [said for said in longer if said.startswith(last)]
+    return len(begun) > len(set(begun))
+
+
+# Multiple choice.
+
+_CHOSEN = re.compile(
+    r"(?i:\b(?:option|choice|answer|letter|alternative)\b)(?: is| would be| must be|:)*[\s:*_($\\]*"
+    r"(?i:(?:option|choice) )?\(?([A-J])\b[\s).*_$\\]*$"
+)
+_OPTION = re.compile(r"(?m)(?:^|(?<=[\s,;(]))\(?([A-J])[).:]\s+(\S[^\n]*?)(?=[,;]?\s+\(?[A-J][).:]\s|[,;.]?\s*$)")
+
+
+def options(text: str) -> dict[str, str]:
+    """The options that a text lists, by their letter.
+
+    >>> options("(A) 6\\n(B) 8 m"), options("Options: A. 20, B. 30.")
+    ({'A': '6', 'B': '8 m'}, {'A': '20', 'B': '30'})
+    """
+    return {option[1]: option[2] for option in _OPTION.finditer(text)}
+
+
+def chosen_option(text: str) -> str | None:
+    """What the option says whose letter a text ends with: *The correct option is (C).*"""
+    chosen = _CHOSEN.search(text, max(0, len(text) - 80)) if re.search("[A-J]", text[-8:]) else None
+    return options(text).get(chosen[1]) if chosen else None
