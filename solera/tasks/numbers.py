@@ -39,7 +39,7 @@ from solera.tasks.final import (
 )
 from solera.tasks.offers import several
 from solera.tasks.sentences import numeric_sentences, sentences
-from solera.tasks.spelling import plain, with_digits
+from solera.tasks.spelling import TENS, WORDS, plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
 from solera.tasks.withheld import chosen_option, options, withheld
 
@@ -60,8 +60,11 @@ def number(text: str, answer: str, finished: bool) -> bool:
     >>> number("so it costs $1,234.50.", "1234.5", True), number("3/4", "0.75", True), number("It is 42", "42", False)
     (True, True, False)
     """
-    found, whole = final_number(text)
-    return found is not None and (finished or whole) and found == answer_number(answer)
+    wanted, text = answer_number(answer), spoken(text)
+    if wanted is None or not may_come_to(text, wanted):
+        return False
+    found, whole = _final_number(text, finished)
+    return (finished or whole) and found == wanted
 
 
 def final_number(text: str) -> tuple[Fraction | None, bool]:
@@ -70,11 +73,41 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
     >>> final_number(r"\boxed{\frac{3}{4}} in 2 steps"), final_number("1+1=2 #### 2 apples, 3 pears")[0]
     ((Fraction(3, 4), True), Fraction(2, 1))
     """
-    text = spoken(text)
+    return _final_number(spoken(text))
+
+
+def may_come_to(text: str, wanted: Fraction) -> bool:
+    """False for most wrong answers: neither is the whole number written in the text, nor is there a term to evaluate
+    behind its last `=`. Reading a whole response takes ten times as long.
+
+    >>> [may_come_to(text, Fraction(7200)) for text in ("It is 7,200.", "7.2k", "90 * 80", "90 * 80 = 721", "720 more")]
+    [True, True, True, False, True]
+    """
+    if wanted.denominator != 1 or not text.isascii():
+        return True
+    return bool(_written(wanted.numerator).search(text) or wording.OPERATOR.search(text, text.rfind("=") + 1))
+
+
+SEPARATOR = r"[,. '_{}\\]{0,3}"
+"""What may stand between two digits of one number."""
+
+
+@lru_cache(maxsize=4096)
+def _written(number: int) -> re.Pattern[str]:
+    """A whole number in digits, with or without separators, or the word that its name has; zeros at its end may be a
+    word (`5 million`)."""
+    size, digits = abs(number), str(abs(number)).rstrip("0")
+    if not size:
+        return re.compile("")
+    word = WORDS[size] if size < 20 else TENS[size // 10 - 2] if size < 100 else "hundred|thousand|illion"
+    return re.compile(rf"(?<![1-9]){SEPARATOR.join(digits)}(?![,.]?[1-9])|(?i:{word})")
+
+
+def _final_number(text: str, finished: bool = True) -> tuple[Fraction | None, bool]:
     if "<<" in text:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
-        text = wording.ASKED.sub("", text)
+        text = wording.without_refuted_questions(text)
     refuted, announced = set[Fraction | None](), False
     for statement in statements(text):
         empty = hollow(statement.text)
@@ -83,7 +116,7 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
             return _standing(text, statement, reading)
         announced = announced or (empty and statement.by in ("boxed", "tag"))
         refuted |= denied(statement.text)
-    if announced:
+    if announced or (not finished and _cut_off_in_a_number(text)):
         return None, False
     value, complete = _whole(text)
     return (None if value in refuted else value), complete
@@ -261,6 +294,12 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
 
 
 # A response without a statement.
+
+
+def _cut_off_in_a_number(text: str) -> bool:
+    """Whether the sentence that a text breaks off in has a number: more of it, or another one, may have followed."""
+    start = max(text.rfind(end) for end in ("\n", ". ", "! ", "? "))
+    return wording.DIGIT.search(text, start + 1) is not None
 
 
 def _whole(text: str) -> tuple[Fraction | None, bool]:

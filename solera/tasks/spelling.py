@@ -121,12 +121,12 @@ def _improper(mixed: re.Match[str]) -> str:
     return f"{whole * divisor + part}/{divisor}" if part < divisor else mixed[0]
 
 
-_ONES = [
+WORDS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
     "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
 ]  # fmt: skip
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_SMALL = {word: value for value, word in enumerate(_ONES)} | {word: 10 * n for n, word in enumerate(_TENS, 2)}
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_SMALL = {word: value for value, word in enumerate(WORDS)} | {word: 10 * n for n, word in enumerate(TENS, 2)}
 MAGNITUDES = {
     "hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "lakh": 10**5,
     "crore": 10**7, "k": 10**3, "mn": 10**6, "bn": 10**9,

@@ -140,7 +140,11 @@ CHECK = re.compile(
     r"|let['’]s |we can |i(?:['’]ll| will)? )(?:also )?(?:double[- ]?)?(?:check|verify|confirm)\b"
     r"|verif(?:ication|ying)\b|proof\b|note\b ?(?:that|:)|p\.?s\.?:?\s|as a (?:check|sanity))[^\n]*"
 )
-ASKED = re.compile(r"(?i)[^.!?\n]*\?\s*(?:no|nope|wrong)\b(?!,? (?:doubt|problem))")
+OPERATOR = re.compile(
+    r"(?i)[+*/^\\%]|[0-9)]\s*[-!]|plus|minus|times|multipl|divide|added|subtract|squared|cubed|half|twice|double"
+)
+"""What a term that is not evaluated may hold."""
+_ANSWERED_NO = re.compile(r"(?i)\?\s*(?:no|nope|wrong)\b(?!,? (?:doubt|problem))")
 BUT = re.compile(
     r"(?i),? but (?:it['’]?s|it is|actually|really|in fact|(?:the|its) (?:real|correct|true|actual"
     r"|right)\b[a-z ]*?(?: is)?)\b"
@@ -190,3 +194,17 @@ NO_ANSWER = re.compile(
     r"|answer)|not (?:enough|possible|known|determined|given)|(?:it )?(?:cannot|can['’]?t) be\b"
     r"|i (?:do not|don['’]?t) know|insufficient)\b"
 )
+
+
+def without_refuted_questions(text: str) -> str:
+    """The text without questions that it answers with no.
+
+    >>> without_refuted_questions("It has 3 parts. Is it 24? No, it is 72.")
+    'It has 3 parts., it is 72.'
+    """
+    kept, start = [], 0
+    for refuted in _ANSWERED_NO.finditer(text):
+        begin = max(text.rfind(mark, start, refuted.start()) for mark in ".!?\n") + 1
+        kept.append(text[start : max(start, begin)])
+        start = refuted.end()
+    return "".join([*kept, text[start:]])
