@@ -63,7 +63,7 @@ def number(text: str, answer: str, finished: bool) -> bool:
     wanted, text = answer_number(answer), spoken(text)
     if wanted is None or not may_come_to(text, wanted):
         return False
-    found, whole = _final_number(text, finished)
+    found, whole = _final_number(text, finished, wanted)
     return (finished or whole) and found == wanted
 
 
@@ -88,6 +88,8 @@ def may_come_to(text: str, wanted: Fraction) -> bool:
     return bool(_written(wanted.numerator).search(text) or wording.OPERATOR.search(text, text.rfind("=") + 1))
 
 
+END, FEW_NUMBERS = 250, 5
+"""Characters at the end of a long response, and numbers in them, that are looked at before all of it is read."""
 SEPARATOR = r"[,. '_{}\\]{0,3}"
 """What may stand between two digits of one number."""
 
@@ -103,7 +105,8 @@ def _written(number: int) -> re.Pattern[str]:
     return re.compile(rf"(?<![1-9]){SEPARATOR.join(digits)}(?![,.]?[1-9])|(?i:{word})")
 
 
-def _final_number(text: str, finished: bool = True) -> tuple[Fraction | None, bool]:
+def _final_number(text: str, finished: bool = True, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
+    """`wanted`: any other number will do for none."""
     if "<<" in text:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
@@ -117,6 +120,8 @@ def _final_number(text: str, finished: bool = True) -> tuple[Fraction | None, bo
         announced = announced or (empty and statement.by in ("boxed", "tag"))
         refuted |= denied(statement.text)
     if announced or (not finished and _cut_off_in_a_number(text)):
+        return None, False
+    if wanted is not None and not may_come_to(_end(text), wanted):
         return None, False
     value, complete = _whole(text)
     return (None if value in refuted else value), complete
@@ -294,6 +299,12 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
 
 
 # A response without a statement.
+
+
+def _end(text: str) -> str:
+    """As much of a long text as surely holds the sentence that it comes to: the last numbers."""
+    end = text[-END:]
+    return end if len(text) > 2 * END and len(wording.NUMBERS.findall(end)) >= FEW_NUMBERS else text
 
 
 def _cut_off_in_a_number(text: str) -> bool:

@@ -130,6 +130,7 @@ def without_steps(text: str) -> str:
 
 ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
 BOLD = re.compile(r"(?<![*0-9])\*\*(?!\s)([^*\n]{1,120}?[0-9][^*\n]{0,120}?)\*\*(?![*0-9])")
+NUMBERS = re.compile("[0-9]+")
 DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
 HTML = re.compile("</?[A-Za-z]{1,10}/?>")
 LEADING_MINUS = re.compile(r"^[\s$*]*[-−–] (?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)")
