@@ -74,7 +74,7 @@ PANELS = (
     Panel(
         "KL(author‖policy)",
         {"divergence/kl": "KL"},
-        "In nats a response. An estimate: it may fall a little below 0.",
+        "In nats per response, estimated from the tokens of the batch. Never below 0.",
     ),
     Panel(
         "How much of the batch would count?",
