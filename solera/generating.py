@@ -14,12 +14,11 @@ import torch
 
 from solera import config as configuration
 from solera.build import build_task, compute_of, device_of, line_reader
-from solera.checkpoint import UNFINISHED, publish
 from solera.collector import attempt_all
 from solera.config import Config
 from solera.engines.in_process import InProcessEngine, refuse_too_long
 from solera.errors import SoleraError, counted
-from solera.files import alone
+from solera.files import UNFINISHED, alone, publish
 from solera.generated import GENERATED, Order, Written, read_generated
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
@@ -34,7 +33,6 @@ from solera.store.ledger import Ledger, open_store
 from solera.store.lines import plain
 from solera.store.reading import reading
 from solera.streams import stream_seed
-from solera.tasks.episodes import rollouts_of
 from solera.tasks.jsonl import every_prompt
 
 Say = Callable[[str], None]
@@ -118,7 +116,7 @@ def _write(task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], orde
         written = attempt_all(task, engine, chunk, sampling)
     except torch.OutOfMemoryError as error:
         raise SoleraError("the GPU's memory is full: lower --engine.max_rows, or use --device cpu") from error
-    return [dataclasses.replace(rollout, origin=order.origin) for rollout in rollouts_of(written)]
+    return [dataclasses.replace(rollout, origin=order.origin) for rollout in written]
 
 
 def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> list[Prompt]:

@@ -13,11 +13,12 @@ grader judged 2 of the 200 otherwise, and no rule was changed for them.
 """
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from solera.tasks.numbers import number
+from solera.tasks.numbers import answer_number, final_number, number
 
 
 def rows(name):
@@ -72,6 +73,17 @@ def test_the_second_blind_set_is_judged_as_it_was_at_first():
         "German decimal comma",
         "different answers in marker and sentence, hedged",
     ]
+
+
+@pytest.mark.parametrize("name", ["handwritten", "blind", "blind2", "variations"])
+def test_a_quick_no_never_differs_from_a_full_reading(name):
+    """Also where the wanted number is another one of the text, or one of another text."""
+    found = rows(name)
+    for row, other in zip(found, found[1:] + found[:1], strict=True):
+        for wanted in {row["answer"], other["answer"], *re.findall("[0-9]+", row["text"])[:4]}:
+            value = answer_number(wanted)
+            expected = value is not None and final_number(row["text"])[0] == value
+            assert number(row["text"], wanted, True) == expected, (row["text"], wanted)
 
 
 def test_variations():
