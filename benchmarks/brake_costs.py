@@ -16,20 +16,20 @@ from statistics import median
 
 import torch
 
-from solera import loop as looping
 from solera.bench.options import WARM_UP, BenchOptions
 from solera.bench.ours import Watching, configure
-from solera.build import build_loop, build_task, device_of
 from solera.config import Config, DiagnoseConfig, override
-from solera.delivery import CANARY_SHARE
 from solera.engines import in_process
-from solera.loop import Loop
 from solera.models import loading
 from solera.models.digest import describe, locate
-from solera.process import rare_garbage_collection, torch_for
+from solera.run.build import build_loop, build_task, device_of
+from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
+from solera.training import loop as looping
+from solera.training.delivery import CANARY_SHARE
+from solera.training.loop import Loop
 
 Spent = dict[str, list[float]]
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from solera.collector import run_async
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.learner.learner import Learner
@@ -25,6 +24,7 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
+from solera.tasks.episodes import run_async
 
 
 def written(engine: InProcessEngine, prompts: list[Prompt], samples: int, sampling: Sampling) -> list[Rollout]:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import torch
 
-from solera.build import build_loop, build_task, resolved
 from solera.config import Config, DiagnoseConfig, EvaluateConfig, LearnConfig, RunConfig, SyncConfig
-from solera.loop import Loop
 from solera.models import loading
-from solera.process import torch_for
-from solera.running import restore
+from solera.run.build import build_loop, build_task, resolved
+from solera.run.process import torch_for
+from solera.run.running import restore
 from solera.store.ledger import Ledger
+from solera.training.loop import Loop
 
 LOWERED, RAISED, STEPS, RATE = 20, 180, 240, 3e-4
 METRIC, SET_POINT = "tv_token", 0.06

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
-    from solera.running import Result, evaluate_models, resume, train
+    from solera.run.running import Result, evaluate_models, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
@@ -79,8 +79,8 @@ __all__ = [
     "train",
 ]
 
-_ROOMS = {
-    "running": ("train", "resume", "evaluate_models", "Result"),
+_MODULES = {
+    "run.running": ("train", "resume", "evaluate_models", "Result"),
     "errors": ("SoleraError",),
     "evaluate.evaluation": ("Evaluation",),
     "objectives.objective": ("Objective", "custom_objective"),
@@ -102,5 +102,5 @@ def __getattr__(name: str) -> Any:
     """Names load with their first use: torch with `train`, and nothing for the command's help."""
     if name not in __all__:
         raise AttributeError(f"module 'solera' has no attribute {name!r}")
-    room = next((room for room, names in _ROOMS.items() if name in names), "config")
-    return getattr(importlib.import_module(f"solera.{room}"), name)
+    module = next((module for module, names in _MODULES.items() if name in names), "config")
+    return getattr(importlib.import_module(f"solera.{module}"), name)

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from solera.config import Config, parse
 from solera.models.language_model import LanguageModel
 from solera.records import Completion, Reward, Rollout, Sequence
-from solera.running import Result, train
+from solera.run.running import Result, train
 from solera.store.database import Place, place_of
 from tests.postgres import find_programs, running_server
 

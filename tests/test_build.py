@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera import build
-from solera.build import OwnCode, _graded_alone, _has_room_beside, compute_of, device_of
 from solera.config import Config, ModelConfig, RewardConfig, RunConfig
 from solera.errors import SoleraError
 from solera.models.extent import largest
+from solera.run import build
+from solera.run.build import OwnCode, _graded_alone, _has_room_beside, compute_of, device_of
 
 
 @pytest.mark.parametrize(

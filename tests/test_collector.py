@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from solera.collector import Collector, attempt_all, run_async
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
+from solera.tasks.episodes import attempt_all, run_async
+from solera.training.collector import Collector
 
 SAMPLING = Sampling(1.0, 4)
 
@@ -143,7 +144,7 @@ def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch
         never.wait(60)
 
     task.run = hanging
-    monkeypatch.setattr("solera.collector.PATIENCE", 0.1)
+    monkeypatch.setattr("solera.training.collector.PATIENCE", 0.1)
     collector.begin(5)
     start = time.monotonic()
     collector.close()

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
-from solera import running
-from solera.config import SAFE, Config, check, dump, fields_of, load, new_folder, override, parse
+from solera.config import SAFE, Config, check, dump, fields_of, load, override, parse
 from solera.errors import SoleraError
+from solera.folder.beginning import new_folder
 from solera.objectives.table import resolve_config
+from solera.run import running
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from solera.config import ObjectiveConfig
-from solera.consumed import account
 from solera.diagnosis.mismatch import Mismatch
 from solera.learner.batch import collate
 from solera.learner.learner import Update
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Group, Prompt, Reward, Rollout
+from solera.training.consumed import account
 
 NOW = 6
 

@@ -11,7 +11,7 @@ import torch
 
 from solera.cli import main
 from solera.errors import SoleraError
-from solera.files import seal
+from solera.folder.files import seal
 from solera.models import loading
 from solera.models.source import EMBEDDED
 

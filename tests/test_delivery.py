@@ -9,7 +9,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import LearnConfig, ObjectiveConfig
-from solera.delivery import Delivery
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
@@ -20,6 +19,7 @@ from solera.objectives.table import resolve
 from solera.protocols import Weights
 from solera.records import Manifest, Prompt, Sampling
 from solera.sync.proof import SyncFaultError
+from solera.training.delivery import Delivery
 from tests.conftest import END, VOCABULARY
 
 NORM, QUERY, KEY = (f"model.layers.0.{n}.weight" for n in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj"))

@@ -11,7 +11,7 @@ from rich.console import Console
 import solera
 from solera.config import override
 from solera.report.sinks import read_metrics
-from solera.running import InterruptedRunError
+from solera.run.running import InterruptedRunError
 from tests.test_cli import SEARCH_PATH, os
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from solera.errors import SoleraError
-from solera.files import PIECE, DamagedError, alone, appearing, check_sealed, refuse_gone, seal, write_whole
+from solera.folder.files import PIECE, DamagedError, alone, appearing, check_sealed, refuse_gone, seal, write_whole
 
 
 def write_half(path):

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from solera.cli import main
 from solera.models import loading
 from solera.records import Rollout
-from solera.running import resume
+from solera.run.running import resume
 from solera.store.database import place_in
 from solera.store.reading import reading
 from solera.tasks.arithmetic import is_held_out
@@ -277,7 +277,7 @@ def test_a_folder_of_responses_is_not_resumed_and_nothing_held_out_is_no_task_to
 
 
 def test_two_at_once_are_refused(prompts, tmp_path, capfd):
-    from solera.files import alone
+    from solera.folder.files import alone
 
     out = tmp_path / "out"
     assert main(words(prompts, out, "--samples", "1", "--prompts", "2")) == 0

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from solera import running
-from solera.build import build_task
-from solera.checkpoint import Saver
 from solera.cli import main
 from solera.config import Config, override, parse
 from solera.errors import SoleraError
+from solera.folder.checkpoint import Saver
 from solera.objectives.table import resolve_config
 from solera.report.sinks import JsonLines, read_metrics
+from solera.run import running
+from solera.run.build import build_task
 from solera.store.ledger import Ledger
 from solera.tasks.single_turn import SingleTurn
 from tests.test_resume import PROCESSES, assert_same_outcome, outcome

@@ -11,7 +11,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from solera import running
 from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
@@ -26,7 +25,8 @@ from solera.models.language_model import LanguageModel
 from solera.models.memory import free_bytes, limited
 from solera.objectives.table import resolve
 from solera.records import Sampling
-from solera.running import Result
+from solera.run import running
+from solera.run.running import Result
 from solera.streams import uniforms
 from tests.engines.test_continuous import SAMPLING, requests, written
 from tests.engines.test_continuous import assert_same as assert_written

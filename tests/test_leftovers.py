@@ -10,9 +10,9 @@ from zlib import crc32
 import pytest
 from rich.console import Console
 
-from solera import running
 from solera.config import Config
 from solera.errors import SoleraError
+from solera.run import running
 from tests.conftest import merge
 
 SUMS = [(11, 12), (23, 45), (31, 17), (52, 36), (14, 71), (27, 28), (33, 44), (19, 18), (61, 22), (48, 13)]

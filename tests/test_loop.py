@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from solera import config as configuration
-from solera import running
-from solera.collector import Collector
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.report.sinks import read_metrics
+from solera.run import running
 from solera.store.ledger import Ledger
+from solera.training.collector import Collector
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_weights_shared_with_the_learner_give_the_same_run_as_a_copy(short_run, 
 
     first = told("shared")
     assert len(shared) == 1
-    monkeypatch.setattr("solera.build.always_fresh", lambda sync: False)
+    monkeypatch.setattr("solera.run.build.always_fresh", lambda sync: False)
     assert told("copied") == first
     assert len(shared) == 1
 

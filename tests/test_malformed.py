@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import tyro
 
-from solera import running
 from solera.cli import main, train
 from solera.cli.values import complaint
 from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
+from solera.run import running
 
 FIELDS = [
     (room.name, field.name, typing.get_type_hints(room.default_factory)[field.name])

@@ -3,15 +3,16 @@
 import numpy as np
 import torch
 
-from solera.build import build_loop, resolved
-from solera.collector import Collector, attempt_all
 from solera.config import CollectConfig, Config, EvaluateConfig, RunConfig
 from solera.engines.in_process import InProcessEngine
 from solera.models import loading
 from solera.records import Prompt, Reward, Rollout, Sampling, Span
 from solera.report.sinks import JsonLines, read_metrics
+from solera.run.build import build_loop, resolved
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
+from solera.tasks.episodes import attempt_all
+from solera.training.collector import Collector
 
 
 class GuessTwice:

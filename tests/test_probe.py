@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from solera.build import build_loop, build_task, resolved
 from solera.config import CollectConfig, Config, DiagnoseConfig, EvaluateConfig, RunConfig
-from solera.loop import Loop
 from solera.models import loading
 from solera.records import PROBE
+from solera.run.build import build_loop, build_task, resolved
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
+from solera.training.loop import Loop
 
 
 class Nowhere:

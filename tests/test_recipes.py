@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from solera import running
 from solera.config import load
 from solera.objectives.table import resolve_config
+from solera.run import running
 
 RECIPES = sorted(path for path in Path("recipes").glob("*.toml") if not path.name.startswith("sweep"))
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[assistant]' if add_generation_prompt }}"

@@ -18,14 +18,15 @@ import pytest
 import torch
 from rich.console import Console
 
-from solera import open_store, running
-from solera.checkpoint import RunState, Saver
+from solera import open_store
 from solera.config import parse
 from solera.errors import SoleraError
-from solera.files import UNFINISHED, alone, seal
+from solera.folder.checkpoint import RunState, Saver
+from solera.folder.files import UNFINISHED, alone, seal
 from solera.models import loading
 from solera.records import Reward
 from solera.report.sinks import read_metrics
+from solera.run import running
 from solera.store.ledger import Ledger
 from solera.store.statistics import statistics
 from solera.sync.rules import SyncState
@@ -46,7 +47,7 @@ report = {{ tensorboard = true, progress = false }}
 
 # A server that has loaded torch and no threads forks every life: a second each instead of ten.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["solera.running", "torch._dynamo", "tests.test_resume"])
+PROCESSES.set_forkserver_preload(["solera.run.running", "torch._dynamo", "tests.test_resume"])
 
 
 def config(root: Path, name: str, every: int = 2):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from solera import running
 from solera.config import parse
 from solera.models.source import EMBEDDED
+from solera.run import running
 from solera.tasks.arithmetic import is_held_out
 
 RUN = """

@@ -24,7 +24,7 @@ from rich.table import Table
 from solera.bench import peer, random_model
 from solera.bench.options import BenchOptions, refuse_without_gpu
 from solera.errors import SoleraError, counted
-from solera.files import write_whole
+from solera.folder.files import write_whole
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}

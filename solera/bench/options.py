@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 
 from solera.errors import SoleraError
-from solera.files import writable
+from solera.folder.files import writable
 from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from solera import collector
 from solera.bench.options import WARM_UP, BenchOptions
-from solera.build import build_loop, build_task, compute_of, device_of, resolved
 from solera.config import (
     CheckpointConfig,
     CollectConfig,
@@ -31,13 +29,16 @@ from solera.config import (
     SyncConfig,
     TaskConfig,
 )
-from solera.loop import Loop
+from solera.folder.paths import METRICS
 from solera.models import digest, loading
-from solera.process import rare_garbage_collection, torch_for
 from solera.report.sinks import JsonLines
+from solera.run.build import build_loop, build_task, compute_of, device_of, resolved
+from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
+from solera.training import collector
+from solera.training.loop import Loop
 
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
 
@@ -92,7 +93,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         model, codec = loading.load(options.model, device_of(config))
         task = build_task(config, codec)
         compute = compute_of(config, model, task)
-        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
+        store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / METRICS)
         loop = build_loop(config, model, codec, task, store, sink, compute, Path(folder))
         watch(loop, sink.spent)
         with torch_for(model, config.run), rare_garbage_collection():

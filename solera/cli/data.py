@@ -7,7 +7,8 @@ from pathlib import Path
 
 from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
-from solera.files import writable
+from solera.folder.files import writable
+from solera.folder.paths import CHECKPOINTS, CONFIG
 
 HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder, or
 one that `solera generate` has made.
@@ -108,11 +109,11 @@ def _shown(value: float | None) -> str:
 
 
 def _verify(chosen: Namespace) -> int:
-    from solera.checkpoint import checkpoints, read_state
+    from solera.folder.checkpoint import checkpoints, read_state
     from solera.store.database import place_in
     from solera.store.verifying import Needs, verify
 
-    states = [read_state(path) for path in checkpoints(chosen.run / "checkpoints")[-1:]]
+    states = [read_state(path) for path in checkpoints(chosen.run / CHECKPOINTS)[-1:]]
     needs = [Needs(state.version, state.watermark, state.uses) for state in states]
     found = verify(place_in(chosen.run), *needs)
     for complaint in found.complaints:
@@ -134,9 +135,9 @@ def _import(chosen: Namespace) -> int:
         raise SoleraError(f"--origin is {chosen.origin!r}; it must be human, model:NAME or file:NAME")
     with closing(open_store(chosen.run)) as ledger:
         check_readable(chosen.file)
-        config = resolve_config(load(chosen.run / "config.toml"))
-        from solera.build import line_reader
+        config = resolve_config(load(chosen.run / CONFIG))
         from solera.models.loading import load_reader
+        from solera.run.build import line_reader
 
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
@@ -156,7 +157,7 @@ def _export(chosen: Namespace) -> int:
         from solera.config import load
         from solera.models.loading import load_reader
 
-        codec = load_reader(load(chosen.run / "config.toml").model.path).codec
+        codec = load_reader(load(chosen.run / CONFIG).model.path).codec
     print(f"{counted(export_rollouts(place, chosen.file, codec), 'rollout')} exported to {chosen.file}")
     return 0
 

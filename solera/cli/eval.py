@@ -23,7 +23,7 @@ from solera.config import (
 from solera.errors import SoleraError
 from solera.evaluate.candidates import candidates, refuse_own_code, settings
 from solera.evaluate.evaluation import check_k
-from solera.files import writable, write_whole
+from solera.folder.files import writable, write_whole
 from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data, check_own
 
@@ -142,7 +142,7 @@ def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
 
     notes, console = Console(stderr=True), results_console(PIPE_WIDTH)
     with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
-        from solera import running
+        from solera.run import running
     with Attempting(notes) as progress:
         result = running.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
     show(result, console)

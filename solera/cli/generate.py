@@ -22,10 +22,12 @@ from solera.config import (
     TaskConfig,
 )
 from solera.errors import SoleraError, counted
-from solera.evaluate.candidates import Author, author_of, read_own_code, settings
-from solera.files import writable
-from solera.generated import GENERATED, Order, Written, check_out
+from solera.evaluate.candidates import Author, author_of, settings
+from solera.folder.beginning import read_own_code
+from solera.folder.files import writable
+from solera.folder.paths import GENERATED
 from solera.objectives.table import resolve_config
+from solera.run.order import Order, Written, check_out
 from solera.store.lines import ORIGIN
 from solera.tasks.jsonl import split_rows
 
@@ -163,13 +165,13 @@ def _generate(order: Order, target: Path | None) -> int:
 
     notes = Console(stderr=True)
     with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
-        from solera import generating
+        from solera.run import generating
 
     def say(sentence: str) -> None:
         notes.print(f"note: {sentence}", highlight=False, soft_wrap=True)
 
-    from solera.interruption import Interruption
     from solera.report.console import Attempting
+    from solera.run.interruption import Interruption
 
     stopping = "asked to stop: the responses being written are finished first; once more leaves at once"
     with Interruption(lambda _: say(stopping)) as interruption, Attempting(notes) as bar:

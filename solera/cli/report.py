@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from solera.cli.options import Parser
+from solera.folder.paths import REPORT
 
 HELP = """Write one self-contained HTML page about one or several runs, which may be finished, running or killed. The
 page says in a sentence what each run comes to, and shows curves, the age of the data, weight syncs, groups with their
@@ -26,6 +27,6 @@ def run(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.groups < 0:
         parser.error(f"--groups is {chosen.groups}; it must be at least 0")
-    single = chosen.runs[0] / "report.html" if len(chosen.runs) == 1 else Path("report.html")
+    single = chosen.runs[0] / REPORT if len(chosen.runs) == 1 else Path("report.html")
     print(f"report {write_report(chosen.runs, chosen.out or single, chosen.groups)}")
     return 0

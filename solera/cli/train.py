@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from solera.config import Config
-    from solera.running import Result
+    from solera.run.running import Result
 
 DATA = (".jsonl", ".parquet")
 """What problems come in, and no config."""
@@ -63,8 +63,8 @@ def _resume(arguments: list[str]) -> int:
     """Refuse what can be refused before torch is loaded, which takes seconds; then go on."""
     import tyro
 
-    from solera.files import alone
-    from solera.resuming import changes_between, resumable, settings_of
+    from solera.folder.files import alone
+    from solera.run.resuming import changes_between, resumable, settings_of
 
     named, arguments = _take(arguments, "--resume", "a run's folder, such as runs/NAME")
     step, arguments = _take(arguments, "--from", "the step of a checkpoint, such as 40")
@@ -112,7 +112,7 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
 
     console = StandardOutput()
     with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
-        from solera import running
+        from solera.run import running
     try:
         result = start(running, console)
     except running.InterruptedRunError as stopped:
@@ -143,7 +143,7 @@ def _refuse_early(config: "Config") -> None:
 
 def _refuse_places(config: "Config") -> None:
     """Data that cannot be read, and places where the run cannot write."""
-    from solera.config import new_folder
+    from solera.folder.beginning import new_folder
     from solera.report.sinks import need_wandb
     from solera.store.database import place_of, refuse_taken
     from solera.store.exchange import check_data_files

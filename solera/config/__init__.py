@@ -43,7 +43,7 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.rules import SAFE, check, default_lr, new_folder, refuse_without_gpu
+from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
@@ -89,7 +89,6 @@ __all__ = [
     "load",
     "load_resolved",
     "located",
-    "new_folder",
     "overlay",
     "override",
     "parse",

@@ -1,9 +1,7 @@
 """Values and combinations that cannot work, each refused with one line that says what to change."""
 
 import math
-import os
 import re
-from pathlib import Path
 from typing import get_type_hints
 
 from solera.config.fields import LARGEST_REWARD, check_types, shown
@@ -68,18 +66,6 @@ def refuse_without_gpu(config: Config) -> None:
         raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
     if config.model.compute == "float16":
         raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
-
-
-def new_folder(config: Config) -> Path:
-    """Where the run will live; refused where something is there already."""
-    assert config.run.name is not None
-    folder = Path(config.run.root) / config.run.name
-    if os.path.lexists(folder):
-        more = " --run.steps N" if (folder / "model").exists() else ""
-        command = f"solera train --resume {folder}{more}"
-        go_on = f"{'extend' if more else 'go on with'} it ({command}), " if (folder / "config.toml").is_file() else ""
-        raise SoleraError(f"{folder} exists already: {go_on}choose another --run.name, or remove it")
-    return folder
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:

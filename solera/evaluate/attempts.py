@@ -5,13 +5,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from solera.collector import attempt_all
 from solera.errors import SoleraError
 from solera.evaluate.statistics import pass_at_k
 from solera.protocols import Engine, Task
 from solera.records import Prompt, Rollout, Sampling
 from solera.streams import stream_seed
-from solera.tasks.episodes import STOP, Attempted, Failed, Guard, rollouts_of
+from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, rollouts_of
 
 Values = list[float | None]
 """One for each problem; `None` where it has none."""

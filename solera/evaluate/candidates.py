@@ -1,6 +1,5 @@
 """Which models are meant, and with which settings, decided before torch is loaded."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +7,9 @@ from pathlib import Path
 from solera import config as configuration
 from solera.config import Config
 from solera.errors import SoleraError
+from solera.folder.beginning import read_own_code
+from solera.folder.paths import CHECKPOINTS, CONFIG, MODEL
 from solera.models.source import obtain
-
-OWN_CODE = "own_code.json"
-OWN_PARTS = ("task", "rewards", "objective", "rule")
-"""In a run's folder: which of these parts of it are code of its user's, and not in its config."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ def author_of(model: str) -> Author:
     if not is_run(model):
         obtain(model)
         return Author(Path(model).name or model, model)
-    folder, steps = Path(model), sorted((Path(model) / "checkpoints").glob("step-*"))
+    folder, steps = Path(model), sorted((Path(model) / CHECKPOINTS).glob("step-*"))
     if not _finished(model).is_dir() and not steps:
         raise SoleraError(f"{model}: the run has neither a finished model nor a checkpoint yet")
     from solera.store.database import place_in
@@ -70,7 +67,7 @@ def author_of(model: str) -> Author:
     with reading(place_in(folder)) as store:
         lineage = store.lineage()
     version = _config(model).run.steps if _finished(model).is_dir() else int(steps[-1].name.removeprefix("step-"))
-    path = _finished(model) if _finished(model).is_dir() else steps[-1] / "model"
+    path = _finished(model) if _finished(model).is_dir() else steps[-1] / MODEL
     return Author(folder.absolute().name, str(path), lineage, 0 if lineage is None else version)
 
 
@@ -89,39 +86,27 @@ def refuse_own_code(models: list[str]) -> None:
             )
 
 
-def read_own_code(folder: Path) -> list[str]:
-    """Which parts of a run are code of its user's."""
-    file = folder / OWN_CODE
-    try:
-        names = json.loads(file.read_bytes()) if file.exists() else []
-    except ValueError:
-        names = None
-    if not isinstance(names, list) or not all(name in OWN_PARTS for name in names):
-        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(OWN_PARTS)} were given")
-    return names
-
-
 def other_tasks(models: list[str], config: Config) -> list[str]:
     """Runs that were trained on another task than the config's."""
     return [model for model in models if is_run(model) and _config(model).task != config.task]
 
 
 def is_run(model: str) -> bool:
-    return os.path.isfile(Path(model) / "config.toml")  # unlike Path's, false for a name too long
+    return os.path.isfile(Path(model) / CONFIG)  # unlike Path's, false for a name too long
 
 
 def _config(run: str) -> Config:
-    return configuration.load(Path(run) / "config.toml")
+    return configuration.load(Path(run) / CONFIG)
 
 
 def _finished(run: str) -> Path:
-    return Path(run) / "model"
+    return Path(run) / MODEL
 
 
 def _checkpoints(run: str) -> list[Candidate]:
     """A run's checkpoints, oldest first, then its finished model; the last step's checkpoint is the same weights."""
-    steps = sorted((Path(run) / "checkpoints").glob("step-*"))
-    found = [Candidate(str(step), str(step / "model"), run) for step in steps]
+    steps = sorted((Path(run) / CHECKPOINTS).glob("step-*"))
+    found = [Candidate(str(step), str(step / MODEL), run) for step in steps]
     if _finished(run).is_dir():
         last = f"step-{_config(run).run.steps:06d}"
         found = [candidate for candidate in found if Path(candidate.name).name != last]

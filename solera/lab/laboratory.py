@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from solera.errors import SoleraError
-from solera.files import write_whole
+from solera.folder.files import write_whole
 from solera.lab.options import LabOptions
 
 

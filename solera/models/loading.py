@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
-from solera.files import DIGESTS, DamagedError, check_sealed, seal
+from solera.folder.files import DIGESTS, DamagedError, check_sealed, seal
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, without_dropout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from solera import hub
 from solera.errors import SoleraError
+from solera.folder.paths import MODEL
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
@@ -34,7 +35,7 @@ def find(path: str) -> str:
     folder = Path(path).expanduser()
     if path and os.path.isdir(folder):  # unlike Path's, false for a name too long or with a NUL
         if not _is_model(folder):
-            hint = f"; did you mean {folder / 'model'}?" if _is_model(folder / "model") else ""
+            hint = f"; did you mean {folder / MODEL}?" if _is_model(folder / MODEL) else ""
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model{hint}")
         return str(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):

@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from solera.beginning import read_beginning
 from solera.config import TaskConfig, resolve_task
 from solera.config.fields import check_types
 from solera.errors import SoleraError
+from solera.folder.beginning import read_beginning
+from solera.folder.paths import STORE
 from solera.records import Rollout, Use
 from solera.report.run_folder import RunFolder
 from solera.report.text import Piece, TextReader, pieces, shortened, text_reader
@@ -29,7 +30,7 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
     if not count:
         return []
     url = run.setting("store", "url")
-    if url is None and not (run.path / "store.db").is_file():
+    if url is None and not (run.path / STORE).is_file():
         run.notes.append("store.db is missing: there are no groups to look into.")
         return []
     try:

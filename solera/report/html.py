@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError
-from solera.files import write_whole
+from solera.folder.files import write_whole
 from solera.report.diagnosis import compared, diagnose
 from solera.report.groups import GROUPS, sample_groups
 from solera.report.panels import Panel, is_flat, panels_for

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solera.folder.paths import METRICS, PLOT
 from solera.report.panels import PANELS, Panel
 from solera.report.sinks import read_metrics
 
@@ -31,8 +32,8 @@ def dash(index: int) -> Dash:
 
 def plot_run(folder: Path) -> Path:
     """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
-    target = folder / "plot.png"
-    draw(read_metrics(folder / "metrics.jsonl"), folder.name).savefig(target)
+    target = folder / PLOT
+    draw(read_metrics(folder / METRICS), folder.name).savefig(target)
     return target
 
 

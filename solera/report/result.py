@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from solera.folder.paths import METRICS, MODEL, REPORT
 from solera.report.html import write_report
 from solera.report.plot import plot_run
 from solera.report.sinks import read_metrics
@@ -28,18 +29,18 @@ class Result:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """One dictionary a step, as in `metrics.jsonl`."""
-        return read_metrics(self.folder / "metrics.jsonl")
+        return read_metrics(self.folder / METRICS)
 
 
 def result_of(folder: Path, seconds: float, say: Callable[[str], None]) -> Result:
     """Read from the run's folder, with plot and report written into it."""
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(folder / METRICS)
     if not any(row.get("tokens/trained") for row in rows):
         say(f"nothing was learned: {_why_nothing(rows)}")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
     return Result(
         folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), write_report([folder], folder / "report.html"), folder / "model",
+        plot_run(folder), write_report([folder], folder / REPORT), folder / MODEL,
     )  # fmt: skip
 
 

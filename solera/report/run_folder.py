@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solera.beginning import read_beginning
 from solera.config import DrawConfig, writes
 from solera.config.reading import UNSET
 from solera.config.secrets import HIDDEN, holds_password
 from solera.errors import SoleraError
-from solera.evaluate.candidates import read_own_code
+from solera.folder.beginning import read_beginning, read_own_code
+from solera.folder.paths import CONFIG, METRICS, MODEL
 
 Row = dict[str, float]
 
@@ -30,7 +30,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "model").is_dir()
+        return (self.path / MODEL).is_dir()
 
     def setting(self, room: str, name: str) -> Any:
         """A field of the config as it was written; `None` where it is unset or unknown."""
@@ -56,10 +56,10 @@ def read_run(path: Path) -> RunFolder:
     """Read what there is, from a run that is finished, running or killed."""
     if not path.is_dir():
         raise SoleraError(f"{path}: no such folder; give the folder of a run, such as runs/NAME")
-    if not (path / "config.toml").is_file() and not (path / "metrics.jsonl").is_file():
+    if not (path / CONFIG).is_file() and not (path / METRICS).is_file():
         raise SoleraError(f"{path}: neither config.toml nor metrics.jsonl is in it, so it is not the folder of a run")
     notes: list[str] = []
-    config, rows = _config(path / "config.toml", notes), _rows(path / "metrics.jsonl", notes)
+    config, rows = _config(path / CONFIG, notes), _rows(path / METRICS, notes)
     _note_edits(path, config, notes)
     return RunFolder(path, _without_password(config), rows, notes, _own_code(path, notes))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError, counted, one_line
-from solera.files import refuse_gone
+from solera.folder.files import refuse_gone
 from solera.protocols import Metrics, Sink
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solera.errors import one_line
+from solera.folder.paths import MODEL
 from solera.models.source import find
 from solera.records import Sequence
 from solera.report.run_folder import RunFolder
@@ -72,7 +73,7 @@ def text_reader(run: RunFolder) -> TextReader:
 
 def _sources(run: RunFolder) -> list[str]:
     """The finished model, the checkpoints from the last to the first, and what the run began with."""
-    folders = [run.path / "model", *sorted(run.path.glob("checkpoints/step-*/model"), reverse=True)]
+    folders = [run.path / MODEL, *sorted(run.path.glob("checkpoints/step-*/model"), reverse=True)]
     return [*(str(folder) for folder in folders if folder.is_dir()), str(run.setting("model", "path"))]
 
 

@@ -15,6 +15,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, Operati
 from solera.config import load
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password
 from solera.errors import SoleraError, one_line
+from solera.folder.paths import CONFIG, STORE
 from solera.store.migrations import VERSION, migrate, refuse_newer, version_of
 
 
@@ -42,7 +43,7 @@ def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
     share one would undo each other's steps.
     """
     if url is None:
-        return folder / "store.db"
+        return folder / STORE
     if name not in (None, folder.absolute().name):
         raise SoleraError(
             f"{folder}: its rollouts are in the schema {name!r}, by run.name in its config.toml: call the folder "
@@ -58,9 +59,9 @@ def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
 
 def place_in(folder: Path) -> Place:
     """The store of a run that was begun."""
-    if not (folder / "config.toml").is_file():
+    if not (folder / CONFIG).is_file():
         raise SoleraError(f"{folder}: no config.toml, so it is not the folder of a run")
-    config = load(folder / "config.toml")
+    config = load(folder / CONFIG)
     place = place_of(config.store.url, folder, config.run.name)
     if not (place.is_file() if isinstance(place, Path) else _has_schema(place)):
         raise SoleraError(f"{place}: no such store")

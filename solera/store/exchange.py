@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from solera.errors import SoleraError
-from solera.files import appearing, writable
+from solera.folder.files import appearing, writable
 from solera.protocols import Codec
 from solera.records import PROBE, Reward
 from solera.store.database import Place, place_in

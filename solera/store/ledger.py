@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, exists, func, insert, or_,
 from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
-from solera.files import refuse_gone
+from solera.folder.files import refuse_gone
 from solera.records import PROBE, Group, Reward, Rollout, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import encode

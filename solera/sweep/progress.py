@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from solera.errors import counted
+from solera.folder.paths import METRICS
 from solera.sweep.plan import PlannedRun
 
 LONGEST_LINE = 1 << 16
@@ -58,7 +59,7 @@ class Progressing:
 def learned(run: PlannedRun) -> int:
     """Batches that a run has learned from, by the last whole line of its metrics."""
     try:
-        with (run.folder / "metrics.jsonl").open("rb") as file:
+        with (run.folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))
             lines = file.read().split(b"\n")
     except FileNotFoundError:

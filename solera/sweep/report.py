@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from solera.errors import counted
-from solera.files import write_whole
+from solera.folder.files import write_whole
 from solera.sweep.blocks import Block, Charts, Heading, Link, Paragraph, Quoted, Table, markdown, page
 from solera.sweep.curves import as_png, charts, draw
 from solera.sweep.plan import Cell

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solera.interruption import Interruption
+from solera.run.interruption import Interruption
 from solera.sweep.plan import Plan, PlannedRun
 from solera.sweep.progress import Progressing
 from solera.sweep.state import Failures, locked, state_of

@@ -11,7 +11,8 @@ from typing import Literal
 from solera.config import load_resolved
 from solera.config.fields import shown_in
 from solera.errors import SoleraError
-from solera.files import write_whole
+from solera.folder.files import write_whole
+from solera.folder.paths import CONFIG, LOCK, MODEL
 from solera.sweep.plan import Plan, PlannedRun
 
 State = Literal["finished", "failed", "unfinished", "new"]
@@ -40,7 +41,7 @@ class Failures:
 
 
 def state_of(run: PlannedRun, failures: Failures) -> State:
-    if (run.folder / "model").is_dir():
+    if (run.folder / MODEL).is_dir():
         return "finished"
     if failures.get(run) is not None:
         return "failed"
@@ -57,9 +58,9 @@ NO_PART_OF_A_RUN = (
 def refuse_changed(plan: Plan) -> None:
     """A run that was made with another config than the file has now would be compared as what it is not."""
     for run in plan.runs():
-        if not (run.folder / "config.toml").exists():
+        if not (run.folder / CONFIG).exists():
             continue
-        made = load_resolved(run.folder / "config.toml")
+        made = load_resolved(run.folder / CONFIG)
         for room in dataclasses.fields(made):
             before, now = getattr(made, room.name), getattr(run.config, room.name)
             for field in dataclasses.fields(before):
@@ -76,7 +77,7 @@ def refuse_changed(plan: Plan) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Refuse a second sweep in the folder, and one that would meet runs which a killed sweep left."""
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a") as file:
+    with (folder / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -90,6 +91,6 @@ def locked(folder: Path) -> Iterator[None]:
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
     """Held by every run of the sweep."""
-    with (folder / "lock").open("a") as file:
+    with (folder / LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

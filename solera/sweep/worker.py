@@ -17,7 +17,7 @@ PROCESSES = multiprocessing.get_context("forkserver") if LINUX else multiprocess
 """On Linux a server loads torch and transformers once, and each run is a fork of it: seconds less for every run."""
 PROCESSES.set_forkserver_preload(
     [
-        "solera.running",
+        "solera.run.running",
         "torch._dynamo",
         "transformers.modeling_utils",
         "matplotlib.figure",

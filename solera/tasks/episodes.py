@@ -1,8 +1,10 @@
 """One attempt at a prompt: run, compared with what the engine wrote, and guarded: a failure costs one episode."""
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequen
 from solera.streams import stream_seed
 from solera.values import kind, token_ids_of
 
+T = TypeVar("T")
 FAILED = "failed"
 """Part of the reward of an episode that failed."""
 MOST_FULL = 100
@@ -107,6 +110,79 @@ async def attempt(
                     raise
                 return episode.failed(error, guard.errors)
         tried += 1
+
+
+@overload
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None = None,
+) -> list[Rollout]: ...
+
+
+@overload
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None,
+    guard: Guard,
+) -> list[Attempted]: ...
+
+
+def attempt_all(
+    task: Task,
+    engine: Engine,
+    attempts: Iterable[tuple[Prompt, int]],
+    sampling: Sampling,
+    meanwhile: Callable[[], None] | None = None,
+    guard: Guard = STOP,
+) -> list[Rollout] | list[Attempted]:
+    """One episode for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
+    called once it has begun to write. Without a guard that says otherwise, an episode that fails raises."""
+
+    async def gather() -> list[Attempted]:
+        loop = asyncio.get_running_loop()
+        running = [
+            asyncio.Task(attempt(task, engine, prompt, sampling, seed, guard), loop=loop) for prompt, seed in attempts
+        ]
+        try:
+            if meanwhile is not None:
+                await asyncio.sleep(0)  # every attempt asks the engine
+                await asyncio.sleep(0)  # which begins
+                meanwhile()
+            return [await attempted for attempted in running]
+        except BaseException:  # one speaks for all: the others are stopped and their errors not shown
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            raise
+
+    attempted = run_async(gather())
+    guard.tell(attempted)
+    return attempted
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Wait for a coroutine, also from a notebook, where an event loop is running in this thread already."""
+    results: list[T] = []
+
+    async def keep() -> None:
+        # Kept here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
+        # and whatever it returned, which for a batch of rollouts takes longer than sampling some of them.
+        results.append(await work)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(keep())
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(asyncio.run, keep()).result()
+    return results[0]
 
 
 class Episode:

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from solera.config import TaskConfig
+from solera.config import TaskConfig, task_parts
 from solera.errors import SoleraError, kind_of
+from solera.folder.beginning import digest_of
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.graders import COMPARING, answer_of
@@ -133,6 +134,15 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
             f"{remedy}"
         )
     return training, held_out
+
+
+def row_digests(task: TaskConfig) -> dict[str, str]:
+    """For each file of the task, a digest of its rows to train on."""
+    return {
+        part.path: digest_of(row.key for row in read_split(part, frozenset())[0])
+        for part in task_parts(task).values()
+        if part.prompt is not None and part.path is not None
+    }
 
 
 def _count(task: TaskConfig) -> int:

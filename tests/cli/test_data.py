@@ -17,7 +17,7 @@ from solera import open_store
 from solera.config import check, parse
 from solera.errors import SoleraError
 from solera.records import Reward
-from solera.running import train
+from solera.run.running import train
 from solera.store.ledger import Ledger
 from solera.store.parquet import read_rows
 from tests.conftest import random_rollout

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from solera.collector import attempt_all
 from solera.engines import continuous
 from solera.engines.continuous import ContinuousDecoder, Memory, _bucket
 from solera.engines.decoding import Decoded, decode
@@ -17,6 +16,7 @@ from solera.engines.sampling import sample
 from solera.models.language_model import LanguageModel
 from solera.records import Prompt, Sampling
 from solera.streams import uniforms
+from solera.tasks.episodes import attempt_all
 from tests.conftest import END, random_prompt
 from tests.engines.test_in_process import ask, ragged_requests
 

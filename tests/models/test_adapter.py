@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from solera import running
-from solera.build import resolved
 from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
@@ -22,6 +20,8 @@ from solera.models.language_model import LanguageModel
 from solera.models.source import EMBEDDED
 from solera.objectives.table import resolve
 from solera.records import Sampling
+from solera.run import running
+from solera.run.build import resolved
 from tests.conftest import END
 from tests.learner.test_invariance import make_groups, make_learner
 from tests.test_resume import assert_same_outcome

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from solera.running import resume
+from solera.run.running import resume
 from tests.previous.make import HERE, KINDS, machine, rows
 
 TOLERANCE = 1e-3

@@ -42,7 +42,7 @@ def bare_run(folder: Path, metrics: str = '{"step": 0, "reward/mean": 0.5}\n', c
 def trained(tmp_path_factory):
     """A real run of twelve batches, synced every four."""
     from solera.config import parse
-    from solera.running import train
+    from solera.run.running import train
 
     root = tmp_path_factory.mktemp("runs")
     return train(

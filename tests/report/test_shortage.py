@@ -8,7 +8,7 @@ from rich.console import Console
 
 from solera.config import Config, DrawConfig
 from solera.report.shortage import Shortage
-from solera.running import train
+from solera.run.running import train
 from tests.conftest import merge
 
 

@@ -5,12 +5,12 @@ import json
 import pytest
 from rich.console import Console
 
-from solera.build import resolved, sinks_of
 from solera.config import Config
 from solera.objectives.objective import compose, custom_objective
 from solera.report.run_folder import read_run
 from solera.report.stalling import Stalling, compares, stall
 from solera.report.summary import main_figures
+from solera.run.build import resolved, sinks_of
 
 
 def rows(*flat, reward=0.5):

@@ -21,7 +21,7 @@ from solera.report.groups import sample_groups
 from solera.report.html import write_report
 from solera.report.run_folder import read_run
 from solera.report.sinks import read_metrics
-from solera.running import resume, train
+from solera.run.running import resume, train
 from solera.store.database import Postgres, open_for_reading, place_in, place_of
 from solera.store.ledger import Ledger, open_store
 from solera.store.migrations import VERSION

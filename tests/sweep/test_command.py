@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from solera import running
 from solera.config import load, override
 from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
+from solera.run import running
 from solera.sweep.state import locked
 from tests.test_cli import SEARCH_PATH, solera
 

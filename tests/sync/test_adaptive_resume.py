@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from solera import running
-from solera.checkpoint import read_checkpoint
 from solera.config import parse
+from solera.folder.checkpoint import read_checkpoint
 from solera.report.sinks import read_metrics
+from solera.run import running
 
 RUN = """
 run = {{ root = "{root}", name = "whole", steps = 16, device = "cpu" }}

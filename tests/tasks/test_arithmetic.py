@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from solera.build import build_task, resolved
 from solera.config import Config
 from solera.models import loading
 from solera.records import Completion, Reward
+from solera.run.build import build_task, resolved
 from solera.tasks.arithmetic import Arithmetic
 
 

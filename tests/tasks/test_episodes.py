@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from solera.collector import Collector, attempt_all
 from solera.config import ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import BadRequestError, SoleraError, StopRunError
@@ -17,7 +16,8 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.store.ledger import Ledger
-from solera.tasks.episodes import Failed, Guard, attempt
+from solera.tasks.episodes import Failed, Guard, attempt, attempt_all
+from solera.training.collector import Collector
 
 SAMPLING = Sampling(1.0, 4)
 PROMPT = Prompt("p/0", (2, 3))

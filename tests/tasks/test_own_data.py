@@ -12,12 +12,12 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from solera.build import build_task, resolved
 from solera.cli import main
 from solera.config import TaskConfig, parse, resolve_task
 from solera.errors import SoleraError
 from solera.models import loading
-from solera.running import train
+from solera.run.build import build_task, resolved
+from solera.run.running import train
 from solera.tasks.jsonl import read_split
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -12,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError
+from solera.folder.paths import DIGESTS, LOCK
 
 UNFINISHED = ".unfinished-"
 """Names of files and folders that are not yet whole, or no longer wanted, begin with this."""
-LOCK = "lock"
-DIGESTS = "digests.json"
-"""In a sealed folder: size and digest of each of its files."""
 PIECE = 1 << 24
 """Bytes of a file that are hashed together. Pieces are hashed side by side: a checkpoint has gigabytes."""
 
@@ -72,6 +72,23 @@ def publish(unfinished: Path, final: Path) -> None:
         os.fsync(handle)
         os.close(handle)
     unfinished.rename(final)
+
+
+def make_folder(folder: Path, files: Mapping[str, str]) -> Path:
+    """A new folder with these files in it from the first moment, so that whatever comes of it can be continued."""
+    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        unfinished.mkdir(parents=True)
+        for name, text in files.items():
+            (unfinished / name).write_text(text, encoding="utf-8")
+        publish(unfinished, folder)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        said = f"the folder cannot be made: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise OSError(error.errno, said, str(folder)) from error
+        raise SoleraError(f"{folder}: {said}") from error
+    return folder
 
 
 def seal(folder: Path) -> None:

@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from solera.checkpoint import RunState, Saver
-from solera.collector import Collector
 from solera.config import CollectConfig
-from solera.consumed import account
-from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
+from solera.folder.checkpoint import RunState, Saver
 from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner
-from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store
 from solera.records import Group
 from solera.sync.rules import SyncRule, SyncState
+from solera.training.collector import Collector
+from solera.training.consumed import account
+from solera.training.delivery import Delivery
+from solera.training.probe import Probe
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,17 @@ import torch
 from rich.console import Console
 
 from solera import config as configuration
-from solera.checkpoint import Saver
-from solera.collector import Collector
 from solera.config import GYM, Config, DrawConfig, kind_of_task, task_parts
-from solera.delivery import Delivery
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
+from solera.folder.checkpoint import Saver
+from solera.folder.paths import CHECKPOINTS, METRICS, TENSORBOARD
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
-from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.extent import fits_float16, largest
@@ -32,14 +30,13 @@ from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import resolve_config
-from solera.own_code import NO_OWN_CODE, OwnCode
-from solera.probe import Probe
 from solera.protocols import Engine, Sink, Store, Task
 from solera.records import Prompt, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
+from solera.run.own_code import NO_OWN_CODE, OwnCode
 from solera.store.deferred import Deferred
 from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
@@ -58,6 +55,10 @@ from solera.tasks.mixture import Mixture
 from solera.tasks.own import OwnTask, TaskFactory, load_task, make_task
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
+from solera.training.collector import Collector
+from solera.training.delivery import Delivery
+from solera.training.loop import Loop
+from solera.training.probe import Probe
 
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
@@ -136,7 +137,7 @@ def build_loop(
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
         (own.rule or sync_rule(config.sync, say)) if writes else never, evaluator, sink,
         Saver(
-            folder / "checkpoints", config.checkpoint.every, config.checkpoint.keep,
+            folder / CHECKPOINTS, config.checkpoint.every, config.checkpoint.keep,
             lambda target: loading.save(model, codec, target),
         ),
         stop, config.reward.truncated == "mask", kept_for(config.sync) if overlaps and own.rule is None else 0,
@@ -327,9 +328,9 @@ def sinks_of(
 ) -> list[Sink]:
     """Each goes on from `version`: what a resumed run logged after it is taken back."""
     assert config.run.name is not None
-    sinks: list[Sink] = [JsonLines(folder / "metrics.jsonl", version)]
+    sinks: list[Sink] = [JsonLines(folder / METRICS, version)]
     if config.report.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard", version))
+        sinks.append(TensorBoard(folder / TENSORBOARD, version))
     if config.report.wandb is not None:
         sinks.append(WeightsAndBiases(config.report.wandb, config.run.name, folder, dataclasses.asdict(config)))
     if config.report.progress:

@@ -1,18 +1,17 @@
 """Keeping the store supplied: prompts are attempted, a group's worth each, and land in the store with their grades."""
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import partial
 from threading import Thread
-from typing import Any, TypeVar, overload
+from typing import TypeVar
 
 import numpy as np
 
 from solera.protocols import Engine, Store, Task
-from solera.records import Prompt, Rollout, Sampling
+from solera.records import Sampling
 from solera.streams import stream_seeds
-from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt
+from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all
 
 T = TypeVar("T")
 ROUNDS = 4
@@ -144,76 +143,3 @@ def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
 
     Thread(target=work, daemon=True, name="solera-collector").start()
     return future
-
-
-@overload
-def attempt_all(
-    task: Task,
-    engine: Engine,
-    attempts: Iterable[tuple[Prompt, int]],
-    sampling: Sampling,
-    meanwhile: Callable[[], None] | None = None,
-) -> list[Rollout]: ...
-
-
-@overload
-def attempt_all(
-    task: Task,
-    engine: Engine,
-    attempts: Iterable[tuple[Prompt, int]],
-    sampling: Sampling,
-    meanwhile: Callable[[], None] | None,
-    guard: Guard,
-) -> list[Attempted]: ...
-
-
-def attempt_all(
-    task: Task,
-    engine: Engine,
-    attempts: Iterable[tuple[Prompt, int]],
-    sampling: Sampling,
-    meanwhile: Callable[[], None] | None = None,
-    guard: Guard = STOP,
-) -> list[Rollout] | list[Attempted]:
-    """One episode for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
-    called once it has begun to write. Without a guard that says otherwise, an episode that fails raises."""
-
-    async def gather() -> list[Attempted]:
-        loop = asyncio.get_running_loop()
-        running = [
-            asyncio.Task(attempt(task, engine, prompt, sampling, seed, guard), loop=loop) for prompt, seed in attempts
-        ]
-        try:
-            if meanwhile is not None:
-                await asyncio.sleep(0)  # every attempt asks the engine
-                await asyncio.sleep(0)  # which begins
-                meanwhile()
-            return [await attempted for attempted in running]
-        except BaseException:  # one speaks for all: the others are stopped and their errors not shown
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            raise
-
-    attempted = run_async(gather())
-    guard.tell(attempted)
-    return attempted
-
-
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine, also from a notebook, where an event loop is running in this thread already."""
-    results: list[T] = []
-
-    async def keep() -> None:
-        # Kept here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
-        # and whatever it returned, which for a batch of rollouts takes longer than sampling some of them.
-        results.append(await work)
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(keep())
-    else:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, keep()).result()
-    return results[0]

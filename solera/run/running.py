@@ -12,19 +12,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from solera.beginning import Beginning, make_folder, read_beginning
-from solera.build import (
-    build_exam,
-    build_loop,
-    build_task,
-    compute_of,
-    device_of,
-    evaluation_sampling,
-    line_reader,
-    resolved,
-    sinks_of,
-)
-from solera.checkpoint import Checkpoint, UnreadableCheckpointError
 from solera.config import Config, DrawConfig, ModelConfig, alike
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
@@ -37,23 +24,36 @@ from solera.evaluate.candidates import (
     settings,
 )
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
-from solera.files import UNFINISHED, DamagedError, alone, publish
-from solera.interruption import Interruption
+from solera.folder.beginning import Beginning, make_run_folder, new_folder, read_beginning
+from solera.folder.checkpoint import Checkpoint, UnreadableCheckpointError
+from solera.folder.files import UNFINISHED, DamagedError, alone, publish
+from solera.folder.paths import CONFIG, MODEL
 from solera.learner.batch import need_behaviour
-from solera.loop import Loop
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import notices, resolve_config
-from solera.own_code import OwnCode, own_code
-from solera.process import rare_garbage_collection, torch_for
 from solera.protocols import Weights
 from solera.records import Rollout, Sampling
 from solera.report.result import Result, result_of
 from solera.report.sinks import Several, need_wandb
-from solera.resuming import (
+from solera.run.build import (
+    build_exam,
+    build_loop,
+    build_task,
+    compute_of,
+    device_of,
+    evaluation_sampling,
+    line_reader,
+    resolved,
+    sinks_of,
+)
+from solera.run.interruption import Interruption
+from solera.run.own_code import OwnCode, own_code
+from solera.run.process import rare_garbage_collection, torch_for
+from solera.run.resuming import (
     checkpoint_of,
     how_to_go_on,
     offering,
@@ -62,13 +62,15 @@ from solera.resuming import (
     settings_of,
     take_back,
 )
-from solera.store.database import place_of
+from solera.store.database import place_of, refuse_taken
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncRule, SyncState
 from solera.tasks.episodes import Guard
+from solera.tasks.jsonl import row_digests
 from solera.tasks.own import TaskFactory
+from solera.training.loop import Loop
 
 
 class InterruptedRunError(SoleraError):
@@ -247,12 +249,11 @@ def _run(
     device, say = device_of(config), partial(_say, console)
     model, codec = _model_of(config, device, checkpoint)
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
-    beginning = Beginning.of(task, config, own.task is not None)
+    beginning = Beginning.of(task, config, {} if own.task is not None else row_digests(config.task))
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, model.max_length)
     if config.report.wandb is not None:
         need_wandb()
-    used = checkpoint.state.compute if checkpoint else None
-    compute = compute_of(config, model, task, say, used)
+    compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
     check_data_files(config.store.data, config.store.skip_bad)
     read = [_read_data(config, Path(path), codec, model, say) for path in config.store.data]
     data = [lines.good for lines in read]
@@ -262,7 +263,8 @@ def _run(
     with ExitStack() as locked:
         if folder is None:
             _check_shares(config.draw, {rollout.origin for rollouts in data for rollout in rollouts}, say)
-            folder = make_folder(config, beginning, own.names())
+            refuse_taken(place_of(config.store.url, new_folder(config)))
+            folder = make_run_folder(config, beginning, own.names())
             locked.enter_context(alone(folder))
         for sentence in remarks:
             say(sentence)
@@ -279,10 +281,7 @@ def _run(
             sink = Several(sinks_of(config, objective, folder, console, version, say))
             closing.callback(sink.close)
             with Interruption(say) as interruption, torch_for(model, config.run), rare_garbage_collection():
-
-                def stop() -> bool:
-                    return interruption.wanted() or getattr(console, "reader_left", False)
-
+                stop = partial(_wants_to_stop, interruption, console)
                 loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own, say)
                 closing.callback(loop.collector.close)
                 _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
@@ -297,9 +296,13 @@ def _run(
         with _advised(folder, how_to_go_on(folder, own.names())):
             unfinished = folder / f"{UNFINISHED}model"
             loading.export(model, codec, unfinished, merge=config.lora.export == "merged")
-            publish(unfinished, folder / "model")
+            publish(unfinished, folder / MODEL)
         with _advised(folder, f"solera report {folder}"):
             return result_of(folder, time.perf_counter() - start, say)
+
+
+def _wants_to_stop(interruption: Interruption, console: Console) -> bool:
+    return interruption.wanted() or getattr(console, "reader_left", False)
 
 
 def _read_data(
@@ -396,7 +399,7 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
     except SoleraError as error:
-        error.args = (f"{error}; {once} (settings are in {folder / 'config.toml'}), {then}",)
+        error.args = (f"{error}; {once} (settings are in {folder / CONFIG}), {then}",)
         raise
     except OSError as error:
         said = f"{error.strerror or error}; {once}, {then}"

@@ -5,12 +5,12 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from solera.collector import run_async
 from solera.learner.learner import Learner
 from solera.protocols import Engine
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
+from solera.tasks.episodes import run_async
 
 CANARY_TOKENS = 2
 """Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solera.collector import attempt_all
 from solera.config import DiagnoseConfig
 from solera.diagnosis.divergence import Apart
 from solera.diagnosis.improvement import estimate
@@ -18,7 +17,7 @@ from solera.protocols import Engine, Store, Task
 from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
-from solera.tasks.episodes import STOP, Guard, rollouts_of
+from solera.tasks.episodes import STOP, Guard, attempt_all, rollouts_of
 
 TOKEN_ORDER = "rollouts"
 """Order of the tokens in a checkpoint's probe. Checkpoints without it followed the micro-batches of their run."""

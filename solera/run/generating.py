@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from hashlib import blake2b
@@ -13,26 +11,27 @@ from typing import Any
 import torch
 
 from solera import config as configuration
-from solera.build import build_task, compute_of, device_of, line_reader
-from solera.collector import attempt_all
 from solera.config import Config
 from solera.engines.in_process import InProcessEngine, refuse_too_long
 from solera.errors import SoleraError, counted
-from solera.files import UNFINISHED, alone, publish
-from solera.generated import GENERATED, Order, Written, read_generated
+from solera.folder.files import alone, make_folder
+from solera.folder.paths import CONFIG, GENERATED
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.table import resolve_config
-from solera.process import torch_for
 from solera.protocols import Generate, Weights
 from solera.records import Prompt, Rollout, Sampling
+from solera.run.build import build_task, compute_of, device_of, line_reader
+from solera.run.order import Order, Written, read_generated
+from solera.run.process import torch_for
 from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger, open_store
 from solera.store.lines import plain
 from solera.store.reading import reading
 from solera.streams import stream_seed
+from solera.tasks.episodes import attempt_all
 from solera.tasks.jsonl import every_prompt
 
 Say = Callable[[str], None]
@@ -156,21 +155,22 @@ def _place(
 ) -> Iterator[tuple[Ledger, Callable[[list[Rollout]], object]]]:
     """The store to write to, and how: a folder of its own, new or gone on with, or that of a run."""
     out, config = order.out, order.config
-    if (out / "config.toml").is_file() and not (out / GENERATED).is_file():
+    if (out / CONFIG).is_file() and not (out / GENERATED).is_file():
         with closing(open_store(out)) as ledger:
             yield ledger, _importing(order, ledger, codec)
         return
     if out.exists():
         _refuse_other(order, lineage)
     else:
-        _make_folder(order, lineage)
+        refuse_taken(place_of(config.store.url, out))
+        make_folder(out, {CONFIG: configuration.dump(config), GENERATED: json.dumps(_marks(order, lineage), indent=1)})
     with alone(out, "writing into this store"), closing(Ledger(place_of(config.store.url, out))) as ledger:
         yield ledger, ledger.add
 
 
 def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[[list[Rollout]], object]:
     """Into a run's store as `solera data import` does it: a resume keeps it, and held-out problems are refused."""
-    config = resolve_config(configuration.load(order.out / "config.toml"))
+    config = resolve_config(configuration.load(order.out / CONFIG))
     reader = loading.load_reader(config.model.path)
     if reader.codec.tokenizer.get_vocab() != codec.tokenizer.get_vocab():
         raise SoleraError(
@@ -186,20 +186,6 @@ def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[
     return add
 
 
-def _make_folder(order: Order, lineage: str) -> None:
-    """With the settings in it from the first moment, so that whatever comes of it can be read and gone on with."""
-    refuse_taken(place_of(order.config.store.url, order.out))
-    unfinished = order.out.with_name(f"{UNFINISHED}{order.out.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        unfinished.mkdir(parents=True)
-        (unfinished / "config.toml").write_text(configuration.dump(order.config), encoding="utf-8")
-        (unfinished / GENERATED).write_text(json.dumps(_marks(order, lineage), indent=1), encoding="utf-8")
-        publish(unfinished, order.out)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise SoleraError(f"{order.out}: the folder cannot be made: {error.strerror}") from error
-
-
 def _marks(order: Order, lineage: str) -> dict[str, Any]:
     return {
         "origin": order.origin, "lineage": lineage, "version": order.author.version, "held_out": order.held_out,
@@ -208,7 +194,7 @@ def _marks(order: Order, lineage: str) -> dict[str, Any]:
 
 def _refuse_other(order: Order, lineage: str) -> None:
     """Responses of another model, or to other prompts, belong into a folder of their own."""
-    before = resolve_config(configuration.load(order.out / "config.toml"))
+    before = resolve_config(configuration.load(order.out / CONFIG))
     held, given = _values(before) | read_generated(order.out), _values(order.config) | _marks(order, lineage)
     for name, value in given.items():
         if held.get(name) != value:

@@ -1,25 +1,22 @@
 """How a run begins: its folder, and what it began with, so that a resume can tell what has changed. No torch."""
 
 import dataclasses
-import errno
 import json
-import shutil
-import uuid
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from solera.config import Config, dump, fields_of, new_folder, task_parts
+from solera.config import Config, dump, fields_of
 from solera.config.secrets import MAY_HOLD_SECRETS
 from solera.errors import SoleraError
-from solera.evaluate.candidates import OWN_CODE
-from solera.files import UNFINISHED, publish
+from solera.folder.files import make_folder
+from solera.folder.paths import BEGINNING, CONFIG, MODEL, OWN_CODE
 from solera.protocols import Task
-from solera.store.database import place_of, refuse_taken
-from solera.tasks.jsonl import read_split
 
-BEGINNING = "beginning.json"
+OWN_PARTS = ("task", "rewards", "objective", "rule")
+"""Parts of a run that may be code of its user's."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +33,10 @@ class Beginning:
     """Every field of its config; of older runs not known."""
 
     @classmethod
-    def of(cls, task: Task, config: Config, own: bool) -> "Beginning":
-        """A task whose problems the model cannot be shown is refused here, before the run has a folder; `own`: the task
-        is not the config's."""
+    def of(cls, task: Task, config: Config, rows: Mapping[str, str]) -> "Beginning":
+        """A task whose problems the model cannot be shown is refused here, before the run has a folder."""
         prompts = task.prompt(0), task.prompt(1), *task.held_out(config.evaluate.problems)
-        parts = () if own else task_parts(config.task).values()
-        rows = {
-            part.path: digest_of(row.key for row in read_split(part, frozenset())[0])
-            for part in parts if part.prompt is not None and part.path is not None
-        }  # fmt: skip
-        return cls(str(Path.cwd()), digest_of(prompt.key for prompt in prompts), rows, fields_of(config))
+        return cls(str(Path.cwd()), digest_of(prompt.key for prompt in prompts), dict(rows), fields_of(config))
 
     def changed_since(self, begun: "Beginning") -> list[str]:
         """What is to be said of a run that goes on with other settings or data than it began with."""
@@ -69,9 +60,6 @@ class Beginning:
         )
         return [f"config.toml has changed since the run began: {fields}"] if fields else []
 
-    def write(self, folder: Path) -> None:
-        (folder / BEGINNING).write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-
 
 def digest_of(keys: Iterable[str]) -> str:
     return blake2b("\0".join(keys).encode(), digest_size=16).hexdigest()
@@ -89,23 +77,33 @@ def read_beginning(folder: Path) -> Beginning | None:
         raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
 
 
-def make_folder(config: Config, beginning: Beginning, own: Sequence[str]) -> Path:
-    """A new folder for the run, with the resolved config in it from the first moment; `own` names the parts of the run
-    that are its user's code."""
-    folder = new_folder(config)
-    refuse_taken(place_of(config.store.url, folder))
-    unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
+def read_own_code(folder: Path) -> list[str]:
+    """Which parts of a run are code of its user's."""
+    file = folder / OWN_CODE
     try:
-        unfinished.mkdir(parents=True)
-        (unfinished / "config.toml").write_text(dump(config), encoding="utf-8")
-        beginning.write(unfinished)
-        if own:
-            (unfinished / OWN_CODE).write_text(json.dumps(list(own)), encoding="utf-8")
-        publish(unfinished, folder)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        said = f"the run's folder cannot be made: {error.strerror}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            raise OSError(error.errno, said, str(folder)) from error
-        raise SoleraError(f"{folder}: {said}") from error
+        names = json.loads(file.read_bytes()) if file.exists() else []
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or not all(name in OWN_PARTS for name in names):
+        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(OWN_PARTS)} were given")
+    return names
+
+
+def new_folder(config: Config) -> Path:
+    """Where the run will live; refused where something is there already."""
+    assert config.run.name is not None
+    folder = Path(config.run.root) / config.run.name
+    if os.path.lexists(folder):
+        more = " --run.steps N" if (folder / MODEL).exists() else ""
+        command = f"solera train --resume {folder}{more}"
+        go_on = f"{'extend' if more else 'go on with'} it ({command}), " if (folder / CONFIG).is_file() else ""
+        raise SoleraError(f"{folder} exists already: {go_on}choose another --run.name, or remove it")
     return folder
+
+
+def make_run_folder(config: Config, beginning: Beginning, own: Sequence[str]) -> Path:
+    """A new folder for the run; `own` names the parts of the run that are its user's code."""
+    files = {CONFIG: dump(config), BEGINNING: json.dumps(dataclasses.asdict(beginning))}
+    if own:
+        files[OWN_CODE] = json.dumps(list(own))
+    return make_folder(new_folder(config), files)

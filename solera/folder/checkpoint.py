@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError, one_line
-from solera.files import DIGESTS, UNFINISHED, check_sealed, publish, seal
+from solera.folder.files import UNFINISHED, check_sealed, publish, seal
+from solera.folder.paths import DIGESTS, MODEL
 from solera.sync.rules import SyncState
 
 
@@ -61,7 +62,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        return self.folder / "model"
+        return self.folder / MODEL
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Saver:
         shutil.rmtree(unfinished, ignore_errors=True)
         self.folder.mkdir(exist_ok=True)  # without parents: a run's folder that was deleted does not come back
         unfinished.mkdir()
-        self.save_model(unfinished / "model")
+        self.save_model(unfinished / MODEL)
         _save_tensors(tensors, unfinished / "tensors.pt")
         (unfinished / "state.json").write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
         seal(unfinished)

@@ -10,8 +10,10 @@ from types import MappingProxyType
 from typing import Any
 
 from solera import config as configuration
-from solera.beginning import read_beginning
-from solera.checkpoint import (
+from solera.config import SAFE, Config, alike
+from solera.errors import SoleraError
+from solera.folder.beginning import read_beginning, read_own_code
+from solera.folder.checkpoint import (
     Checkpoint,
     UnreadableCheckpointError,
     checkpoints,
@@ -20,11 +22,8 @@ from solera.checkpoint import (
     step_name,
     step_of,
 )
-from solera.config import SAFE, Config, alike
-from solera.errors import SoleraError
-from solera.evaluate.candidates import read_own_code
-from solera.files import write_whole
-from solera.generated import GENERATED
+from solera.folder.files import write_whole
+from solera.folder.paths import CHECKPOINTS, CONFIG, GENERATED, METRICS, MODEL
 from solera.models.source import find
 from solera.objectives.table import resolve_config
 from solera.report.sinks import missing_rows, read_metrics
@@ -53,8 +52,8 @@ def resumable(
             f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
             f"go on with {_call(folder, names)}"
         )
-    if start and not (folder / "checkpoints" / step_name(start)).is_dir():
-        known = ", ".join(path.name for path in checkpoints(folder / "checkpoints")) or "no checkpoint"
+    if start and not (folder / CHECKPOINTS / step_name(start)).is_dir():
+        known = ", ".join(path.name for path in checkpoints(folder / CHECKPOINTS)) or "no checkpoint"
         raise SoleraError(f"{folder}: no checkpoint of step {start}; it has {known} (0 begins the run again)")
     _check_files(config, folder)
     return config
@@ -62,7 +61,7 @@ def resumable(
 
 def settings_of(folder: Path) -> Config:
     """The resolved config that a run's folder holds."""
-    file = folder / "config.toml"
+    file = folder / CONFIG
     if not file.is_file():
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     config = configuration.load_resolved(file)
@@ -83,7 +82,7 @@ def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config
     if unsafe:
         raise SoleraError(
             f"a resume cannot change {', '.join(unsafe)}: that would be another run (solera train --help lists what it "
-            f"can change); if you mean it, edit {folder / 'config.toml'}, and the run's report will say so"
+            f"can change); if you mean it, edit {folder / CONFIG}, and the run's report will say so"
         )
     for name, value in changes.items():
         room, _, key = name.partition(".")
@@ -93,24 +92,24 @@ def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config
 
 def _refuse_finished(folder: Path, before: Config, config: Config) -> None:
     """A finished run goes on where it is given more steps, and where it left a checkpoint to go on from."""
-    if not (folder / "model").exists():
+    if not (folder / MODEL).exists():
         return
     steps = _finished_at(folder, before)
     if config.run.steps <= steps:
         raise SoleraError(
-            f"{folder}: the run is finished; its model is in {folder / 'model'}; to extend it, give more than its "
+            f"{folder}: the run is finished; its model is in {folder / MODEL}; to extend it, give more than its "
             f"{steps} steps: solera train --resume {folder} --run.steps N"
         )
-    if not checkpoints(folder / "checkpoints"):
+    if not checkpoints(folder / CHECKPOINTS):
         raise SoleraError(
             f"{folder}: the run is finished and has left no checkpoint, so that it cannot be extended; to train its "
-            f"model further in a new run: solera train --model {folder / 'model'}"
+            f"model further in a new run: solera train --model {folder / MODEL}"
         )
 
 
 def _finished_at(folder: Path, config: Config) -> int:
     """The step of a finished run's model: the last one logged, whatever config.toml may say by now."""
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS
     rows = read_metrics(metrics) if metrics.exists() else []
     return max((int(row["step"]) for row in rows), default=config.run.steps)
 
@@ -142,7 +141,7 @@ def _check_files(config: Config, folder: Path) -> None:
     try:
         check_own(config, check_data(config))
         check_data_files(config.store.data, config.store.skip_bad)
-        if not any((folder / "checkpoints").glob("step-*")):
+        if not any((folder / CHECKPOINTS).glob("step-*")):
             find(config.model.path)
     except SoleraError as error:
         if beginning is None or beginning.started_in == str(Path.cwd()):
@@ -152,7 +151,7 @@ def _check_files(config: Config, folder: Path) -> None:
 
 def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable[[str], None]) -> Checkpoint | None:
     """The run's newest checkpoint, or that of step `start`; `None`: the run begins again."""
-    found = [path for path in checkpoints(folder / "checkpoints") if start in (None, step_of(path))]
+    found = [path for path in checkpoints(folder / CHECKPOINTS) if start in (None, step_of(path))]
     if not found:
         return None
     checkpoint = read_checkpoint(found[-1])
@@ -172,7 +171,7 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except UnreadableCheckpointError as error:
-        older = [path for path in checkpoints(folder / "checkpoints") if step_of(path) < step_of(error.folder)]
+        older = [path for path in checkpoints(folder / CHECKPOINTS) if step_of(path) < step_of(error.folder)]
         where = f"from {older[-1].name}, the one before it" if older else "from the beginning, for it has no other"
         command = how_to_go_on(folder, own, step_of(older[-1]) if older else 0)
         raise SoleraError(f"{error}; to go on {where}: {command}") from error
@@ -180,7 +179,7 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
 
 def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
     """A run that has logged a step has had a store; without a checkpoint it can begin again in a new one."""
-    if isinstance(store, Path) and not store.exists() and (folder / "metrics.jsonl").exists():
+    if isinstance(store, Path) and not store.exists() and (folder / METRICS).exists():
         say(f"{store} is missing: rollouts that were imported into it, and rewards that came later, are lost")
 
 
@@ -192,10 +191,10 @@ def take_back(
     state = checkpoint.state if checkpoint else None
     watermark, version = (state.watermark, state.version) if state else (0, 0)
     refuse_other(store, Needs(version, watermark, state.uses if state else None))
-    if sentence := missing_rows(folder / "metrics.jsonl", version):
+    if sentence := missing_rows(folder / METRICS, version):
         say(sentence)
     _keep_settings(folder, config, say)
-    for path in checkpoints(folder / "checkpoints", after=version):
+    for path in checkpoints(folder / CHECKPOINTS, after=version):
         set_aside(path)
         say(f"{path.name} comes after step {version} and is removed")
     store.rewind(watermark, version, state.lineage if state else None)
@@ -205,14 +204,14 @@ def _keep_settings(folder: Path, config: Config, say: Callable[[str], None]) -> 
     """A finished run becomes an unfinished one, and the folder gets the settings that the run goes on with: in this
     order, or a kill in between would leave a finished run that claims more steps than it made."""
     before = settings_of(folder)
-    if (folder / "model").exists():
+    if (folder / MODEL).exists():
         steps = _finished_at(folder, before)
         kept = folder / f"model-{step_name(steps)}"
         shutil.rmtree(kept, ignore_errors=True)
-        (folder / "model").rename(kept)
+        (folder / MODEL).rename(kept)
         say(f"the model after {steps} steps is now in {kept}")
     if changes_between(before, config):
-        write_whole(folder / "config.toml", configuration.dump(config))
+        write_whole(folder / CONFIG, configuration.dump(config))
     if before.run.steps != config.run.steps and config.learn.decay != "constant":
         say(
             f"learn.decay is {config.learn.decay}: the learning rate now falls to zero at step {config.run.steps} and "

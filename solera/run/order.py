@@ -8,10 +8,8 @@ from typing import Any
 from solera.config import Config
 from solera.errors import SoleraError
 from solera.evaluate.candidates import Author
+from solera.folder.paths import CONFIG, GENERATED
 from solera.store.database import place_in
-
-GENERATED = "generated.json"
-"""In such a folder: who wrote the responses, and whether to held-out problems."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def read_generated(folder: Path) -> dict[str, Any]:
 
 def check_out(out: Path) -> None:
     """A new place, a folder of this kind to go on with, or a run's."""
-    if out.exists() and not (out / "config.toml").is_file():
+    if out.exists() and not (out / CONFIG).is_file():
         raise SoleraError(f"--out {out}: this is there already, and no store is in it: choose another place")
-    if (out / "config.toml").is_file() and not (out / GENERATED).is_file():
+    if (out / CONFIG).is_file() and not (out / GENERATED).is_file():
         place_in(out)
