@@ -20,9 +20,9 @@ from solera.bench.options import WARM_UP, BenchOptions
 from solera.bench.ours import Watching, configure
 from solera.config import Config, DiagnoseConfig, override
 from solera.engines import in_process
-from solera.models import loading
 from solera.models.digest import describe, locate
-from solera.run.build import build_loop, build_task, device_of
+from solera.run.build import build_loop
+from solera.run.parts import load_parts
 from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
@@ -64,20 +64,19 @@ def watch(loop: Loop) -> Spent:
 
 
 def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
-    device, compute = device_of(config)
     with tempfile.TemporaryDirectory() as folder:
-        model, codec = loading.load(config.model.path, device)
-        for name, dtype in (("masters", None), ("engine's", compute)):
-            weights = [(key, p.detach().to(dtype or p.dtype)) for key, p in model.parameters().items()]
+        parts = load_parts(config)
+        for name, dtype in (("masters", None), ("engine's", parts.compute)):
+            weights = [(key, p.detach().to(dtype or p.dtype)) for key, p in parts.model.parameters().items()]
             several: Spent = defaultdict(list)
             for _ in range(20):
                 timed(several, "describe", describe)(weights)
             size = sum(p.nbytes for _, p in weights) / 2**20
             print(f"digests alone, {name} {size:.0f} MiB: {1e3 * median(several['describe']):.2f} ms", flush=True)
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / "metrics.jsonl")
-        loop = build_loop(config, model, codec, build_task(config, codec), store, sink, compute, Path(folder))
+        loop = build_loop(parts, store, sink, Path(folder))
         spent = watch(loop)
-        with torch_for(model, config.run), rare_garbage_collection():
+        with torch_for(parts.model, config.run), rare_garbage_collection():
             loop.run(SyncState())
             for _ in range(3):
                 loop.learner.version += 1

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from solera.config import DrawConfig
-from solera.records import Reward, Rollout, Sampling, Sequence, Span, Use
+from solera.records import PolicyVersion, Reward, Rollout, Sampling, Sequence, Span, Use
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.store.selected import Selected
@@ -62,11 +62,11 @@ def fill(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) ->
 def draw(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) -> tuple[list[float], list[float]]:
     """Seconds of the first draw, which reads what there is, and of those that follow; and what the processor spent."""
     now = batches
-    store = Selected(ledger, DrawConfig("offline", order="priority"), 0, lambda: (now, LINEAGE))
+    store = Selected(ledger, DrawConfig("offline", order="priority"), 0)
     times, spent = [], []
     for _ in range(DRAWS + 1):
         start, worked = time.perf_counter(), time.process_time()
-        groups = store.draw(BATCH // GROUP, GROUP)
+        groups = store.draw(BATCH // GROUP, GROUP, PolicyVersion(LINEAGE, now))
         times.append(time.perf_counter() - start)
         spent.append(time.process_time() - worked)
         drawn = [rollout for group in groups for rollout in group.rollouts]

@@ -19,9 +19,11 @@ import torch
 
 from solera.config import Config, DiagnoseConfig, EvaluateConfig, LearnConfig, RunConfig, SyncConfig
 from solera.models import loading
-from solera.run.build import build_loop, build_task, resolved
+from solera.run.build import build_loop
+from solera.run.parts import Parts, resolved
 from solera.run.process import torch_for
 from solera.run.running import restore
+from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.training.loop import Loop
 
@@ -57,9 +59,8 @@ def run(rule: str, seed: int) -> list[dict[str, float]]:
     sink = ChangesRate()
     with tempfile.TemporaryDirectory() as folder, torch_for(model, config.run):
         store = Ledger(Path(folder) / "store.db")
-        sink.loop = build_loop(
-            config, model, codec, build_task(config, codec), store, sink, torch.float32, Path(folder)
-        )
+        parts = Parts(config, model, codec, build_task(config, codec), torch.float32)
+        sink.loop = build_loop(parts, store, sink, Path(folder))
         sink.loop.run(restore(sink.loop, None))
         store.close()
     return sink.rows[:-1]

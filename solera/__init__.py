@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from solera.objectives.tokens import Tokens
     from solera.protocols import Codec, Generate, Task
     from solera.records import Completion, Prompt, Reward, Rollout, Sampling
-    from solera.run.running import Result, evaluate_models, resume, train
+    from solera.run.evaluating import evaluate_models
+    from solera.run.running import Result, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
 
@@ -80,7 +81,8 @@ __all__ = [
 ]
 
 _MODULES = {
-    "run.running": ("train", "resume", "evaluate_models", "Result"),
+    "run.running": ("train", "resume", "Result"),
+    "run.evaluating": ("evaluate_models",),
     "errors": ("SoleraError",),
     "evaluate.evaluation": ("Evaluation",),
     "objectives.objective": ("Objective", "custom_objective"),

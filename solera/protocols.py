@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from solera.records import Completion, Group, Manifest, Prompt, Reward, Rollout, Sampling, Use
+from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
 
 Metrics = Mapping[str, float]
 """Names are `room/quantity`."""
@@ -109,7 +109,12 @@ class Store(Protocol):
     """Whether rollouts that have their rewards may be passed over."""
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
-        """Write rollouts with the rewards they bring, all or none; returns their ids."""
+        """Write rollouts with the rewards they bring, all or none, by the next `flush` at the latest; returns ids by
+        which `draw` and `record` know them."""
+        ...
+
+    def add_at_once(self, rollouts: list[Rollout]) -> list[int]:
+        """Write rollouts before this returns; their ids are final."""
         ...
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
@@ -117,12 +122,13 @@ class Store(Protocol):
         nothing learns from: a probe's, or what a resume set aside."""
         ...
 
-    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+    def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
         """Groups to write before that many can be drawn with a reserve left; 0 where enough are there."""
         ...
 
-    def draw(self, groups: int, group_size: int) -> list[Group]:
-        """Up to that many groups of rewarded rollouts, by the store's policy; none of a probe."""
+    def draw(self, groups: int, group_size: int, now: PolicyVersion) -> list[Group]:
+        """Up to that many groups of rewarded rollouts, by the store's policy; none of a probe. `now` is what the
+        learner holds: ages are counted up to it."""
         ...
 
     def fetch(self, ids: list[int]) -> list[Rollout]:

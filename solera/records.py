@@ -436,6 +436,13 @@ class TensorSpec(NamedTuple):
     digest: int
 
 
+class PolicyVersion(NamedTuple):
+    """Which weights: those of a training run after so many batches."""
+
+    lineage: str
+    version: int
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Which weights these are, and every tensor that belongs to them."""

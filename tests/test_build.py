@@ -8,8 +8,10 @@ import torch
 from solera.config import Config, ModelConfig, RewardConfig, RunConfig
 from solera.errors import SoleraError
 from solera.models.extent import largest
-from solera.run import build
-from solera.run.build import OwnCode, _graded_alone, _has_room_beside, compute_of, device_of
+from solera.run import build, parts
+from solera.run.build import _graded_alone, _has_room_beside
+from solera.run.own_code import OwnCode
+from solera.run.parts import Parts, compute_of, device_of
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,8 @@ from solera.run.build import OwnCode, _graded_alone, _has_room_beside, compute_o
     ],
 )
 def test_functions_of_ones_own_are_given_whole_batches(functions, own, alone):
-    assert _graded_alone(Config(reward=RewardConfig(functions=functions)), own) is alone
+    config = Config(reward=RewardConfig(functions=functions))
+    assert _graded_alone(Parts(config, None, None, None, torch.float32, own)) is alone
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     weights, said = tiny.copy(torch.float32), []
     with torch.no_grad():
         weights.module.get_input_embeddings().weight[8] = embedding
-    monkeypatch.setattr(build, "largest", lambda model, texts: largest(weights, texts))
+    monkeypatch.setattr(parts, "largest", lambda model, texts: largest(weights, texts))
     model = SimpleNamespace(device=torch.device(device), can_take_plans=plans)
     task = SimpleNamespace(held_out=lambda count: [SimpleNamespace(token_ids=(7, 8))] * count)
     assert compute_of(Config(model=ModelConfig(compute=chosen)), model, task, said.append) == expected
@@ -76,7 +79,7 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     ],
 )
 def test_a_run_goes_on_in_the_arithmetic_that_it_began_with(monkeypatch, chosen, device, begun, expected):
-    monkeypatch.setattr(build, "largest", lambda model, texts: 1.0)  # decided anew it would be float16
+    monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)  # decided anew it would be float16
     model = SimpleNamespace(device=torch.device(device), can_take_plans=True)
     config, said = Config(model=ModelConfig(compute=chosen)), list[str]()
     assert compute_of(config, model, SimpleNamespace(), said.append, begun) == expected

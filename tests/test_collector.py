@@ -7,12 +7,14 @@ import time
 import numpy as np
 import pytest
 
-from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.tasks.episodes import attempt_all, run_async
 from solera.training.collector import Collector
 
 SAMPLING = Sampling(1.0, 4)
+
+NOW = PolicyVersion("test", 0)
 
 
 class Echo:
@@ -41,7 +43,7 @@ class Counting:
         self.held = held
         self.added: list[Rollout] = []
 
-    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+    def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
         return groups + reserve - self.held
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
@@ -57,7 +59,7 @@ class Counting:
 def test_only_what_is_missing_is_generated(held, reserve, generated):
     task, store = Echo(), Counting(held)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=reserve, seed=0)
-    assert collector.ensure(5) == 3 * generated
+    assert collector.ensure(5, NOW) == 3 * generated
     assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
     assert [r.admission for r in store.added] == [i for i in range(generated) for _ in range(3)]
     assert collector.position == generated
@@ -71,12 +73,12 @@ def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missin
     """As many as were missing before are attempted ahead; the store gets the stream in its order, each problem once."""
     task, store = Echo(), Counting(held)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     before, store.held = len(task.asked), 0
     first = collector.position
     collector.begin(9)
     store.held = 7 - missing
-    collector.ensure(7)
+    collector.ensure(7, NOW)
     assert [r.prompt_key for r in store.added][3 * first :] == [
         f"p/{i}" for i in range(first, first + missing) for _ in range(3)
     ]
@@ -89,7 +91,7 @@ def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missin
 def test_nothing_is_begun_where_nothing_was_missing():
     task, store = Echo(), Counting(5)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     collector.begin(5)
     collector.close()
     assert not task.asked
@@ -103,14 +105,14 @@ def test_attempts_begun_run_in_a_thread_of_their_own_and_their_error_comes_with_
         raise ValueError("no answer")
 
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     task.run = failing
     collector.begin(5)
     collector.close()
     assert threading.main_thread() not in threads
     assert threads
     with pytest.raises(ValueError, match="no answer"):
-        collector.ensure(9)
+        collector.ensure(9, NOW)
 
 
 async def ungraded(prompt, generate) -> Rollout:
@@ -121,7 +123,7 @@ def test_ungraded_groups_are_replaced_a_few_times_over():
     task, store = Echo(), Counting(0)
     store.add = store.added.extend  # nothing ever becomes drawable
     task.run = ungraded
-    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
+    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5, NOW)
     assert len(store.added) == 4 * 5 * 3
 
 
@@ -130,14 +132,14 @@ def test_groups_that_a_selective_store_passes_over_are_replaced():
     store.selective = True
     real, kept = store.add, iter((2, 1, 9))
     store.add = lambda rollouts: real(rollouts[: 3 * next(kept)])  # of 5 groups 2 are drawable, of the next 3 one
-    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5)
+    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5, NOW)
     assert [r.prompt_key for r in store.added][::3] == ["p/0", "p/1", "p/5", "p/8", "p/9"]
 
 
 def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch):
     task, store = Echo(), Counting(0)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     never = threading.Event()
 
     async def hanging(prompt, generate):
@@ -161,7 +163,7 @@ def test_text_given_between_turns_may_be_any_run_of_numbers():
 
 def test_every_attempt_has_a_seed_of_its_own():
     task, store = Echo(), Counting(0)
-    Collector(task, task, store, sampling=SAMPLING, group_size=8, reserve=0, seed=1).ensure(100)
+    Collector(task, task, store, sampling=SAMPLING, group_size=8, reserve=0, seed=1).ensure(100, NOW)
     assert len({seed for _, seed in task.asked}) == 800
     assert len({stream_seed(a, b) for a in range(100) for b in range(100)}) == 10_000
 
@@ -205,9 +207,9 @@ def test_the_store_writes_once_all_attempts_have_asked_the_engine():
     task, store, asked = Echo(), Counting(0), list[int]()
     store.flush = lambda: asked.append(len(task.asked))
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     assert asked == [15]
-    collector.ensure(5)  # enough is there: nothing is written, and nothing waited for
+    collector.ensure(5, NOW)  # enough is there: nothing is written, and nothing waited for
     assert asked == [15, 15]
 
 
@@ -221,8 +223,8 @@ def test_the_store_writes_before_the_wait_for_what_was_begun():
     flushed.set()
     task, store = Waiting(), Counting(0)
     collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5)
+    collector.ensure(5, NOW)
     flushed.clear()
     store.held, store.flush = 0, flushed.set
     collector.begin(5)
-    assert collector.ensure(5) == 15
+    assert collector.ensure(5, NOW) == 15

@@ -21,7 +21,8 @@ from solera.folder.checkpoint import Saver
 from solera.objectives.table import resolve_config
 from solera.report.sinks import JsonLines, read_metrics
 from solera.run import running
-from solera.run.build import build_task
+from solera.run.evaluating import evaluate_models
+from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.tasks.single_turn import SingleTurn
 from tests.test_resume import PROCESSES, assert_same_outcome, outcome
@@ -297,7 +298,7 @@ def test_eval_of_a_running_run_leaves_out_a_checkpoint_that_was_removed_meanwhil
         if pruned.exists():
             pruned.rename(pruned.with_name(".unfinished-step-000006"))
 
-    found = running.evaluate_models([str(folder)], checkpoints=True, advance=advance)
+    found = evaluate_models([str(folder)], checkpoints=True, advance=advance)
     assert [Path(model.candidate.name).name for model in found.models] == ["step-000004", "step-000008", "run"]
     assert "step-000006 was removed meanwhile and is left out" in " ".join(capsys.readouterr().err.split())
 

@@ -247,7 +247,7 @@ def test_engine_error_is_kept_apart_from_staleness(short_run, monkeypatch):
     assert max(rows[k]["mismatch/logp"] for k in (0, 3)) < 1e-5
     assert rows[1]["divergence/tv_token"] > 1e-3
     real, said = InProcessEngine.generate, []
-    monkeypatch.setattr(running, "_say", lambda console, sentence: said.append(sentence))
+    monkeypatch.setattr(running, "say", lambda console, sentence: said.append(sentence))
 
     async def hotter(self, token_ids, sampling, seed):
         hot = replace(sampling, temperature=1.5) if sampling.max_tokens == 16 and sampling.temperature else sampling

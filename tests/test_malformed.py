@@ -15,7 +15,7 @@ from solera.cli.values import complaint
 from solera.config import Config, ObjectiveConfig, Text, dump
 from solera.lab import laboratory
 from solera.objectives.table import RANGES, TABLE, resolve
-from solera.run import running
+from solera.run import evaluating
 
 FIELDS = [
     (room.name, field.name, typing.get_type_hints(room.default_factory)[field.name])
@@ -237,7 +237,7 @@ def refused(tmp_path, monkeypatch, capfd):
         raise AcceptedError
 
     monkeypatch.setattr(train, "_train_with", accept)
-    monkeypatch.setattr(running, "evaluate_models", accept)
+    monkeypatch.setattr(evaluating, "evaluate_models", accept)
     monkeypatch.setattr(laboratory, "run", accept)
 
     def run(*arguments: str) -> str:

@@ -6,13 +6,16 @@ import torch
 from solera.config import CollectConfig, Config, EvaluateConfig, RunConfig
 from solera.engines.in_process import InProcessEngine
 from solera.models import loading
-from solera.records import Prompt, Reward, Rollout, Sampling, Span
+from solera.records import PolicyVersion, Prompt, Reward, Rollout, Sampling, Span
 from solera.report.sinks import JsonLines, read_metrics
-from solera.run.build import build_loop, resolved
+from solera.run.build import build_loop
+from solera.run.parts import Parts, resolved
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.tasks.episodes import attempt_all
 from solera.training.collector import Collector
+
+NOW = PolicyVersion("test", 0)
 
 
 class GuessTwice:
@@ -46,7 +49,7 @@ def test_two_turns_through_store_and_learner(tmp_path):
     )
     model, codec = loading.load("embedded", torch.device("cpu"))
     store, sink = Ledger(tmp_path / "store.db"), JsonLines(tmp_path / "metrics.jsonl")
-    loop = build_loop(config, model, codec, GuessTwice(codec), store, sink, torch.float32, tmp_path)
+    loop = build_loop(Parts(config, model, codec, GuessTwice(codec), torch.float32), store, sink, tmp_path)
     loop.run(SyncState())
     sink.close()
     rows = read_metrics(tmp_path / "metrics.jsonl")
@@ -56,7 +59,7 @@ def test_two_turns_through_store_and_learner(tmp_path):
         loop.collector.task, loop.engine, store, sampling=Sampling(1.0, 8), group_size=6, reserve=0, seed=9
     )  # fmt: skip
     further.position = loop.collector.position
-    further.ensure(1)
+    further.ensure(1, NOW)
     (group,) = store.draw(1, 6)
     for rollout in group.rollouts:
         (sequence,) = rollout.sequences

@@ -10,7 +10,9 @@ import torch
 from solera.config import CollectConfig, Config, DiagnoseConfig, EvaluateConfig, RunConfig
 from solera.models import loading
 from solera.records import PROBE
-from solera.run.build import build_loop, build_task, resolved
+from solera.run.build import build_loop
+from solera.run.parts import Parts, resolved
+from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.training.loop import Loop
@@ -31,9 +33,8 @@ def parts(tmp_path):
     )  # fmt: skip
     model, codec = loading.load("embedded", torch.device("cpu"))
     store, said = Ledger(tmp_path / "store.db"), list[str]()
-    loop = build_loop(
-        config, model, codec, build_task(config, codec), store, Nowhere(), torch.float32, tmp_path, say=said.append
-    )
+    parts = Parts(config, model, codec, build_task(config, codec), torch.float32, say=said.append)
+    loop = build_loop(parts, store, Nowhere(), tmp_path)
     loop.delivery.deliver()
     yield loop, said
     store.close()

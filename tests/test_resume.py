@@ -26,7 +26,7 @@ from solera.folder.files import UNFINISHED, alone, seal
 from solera.models import loading
 from solera.records import Reward
 from solera.report.sinks import read_metrics
-from solera.run import running
+from solera.run import parts, running
 from solera.store.ledger import Ledger
 from solera.store.statistics import statistics
 from solera.sync.rules import SyncState
@@ -194,13 +194,13 @@ def test_a_checkpoint_tells_the_arithmetic_that_its_run_began_with(whole, tmp_pa
     assert state.pop("compute") == "float32"
     file.write_text(json.dumps(state if kept is None else {**state, "compute": kept}))
     seal(file.parent)
-    given, real = [], running.compute_of
+    given, real = [], parts.compute_of
 
     def compute_of(config, model, task, say, begun):
         given.append(begun)
         return real(config, model, task, say, begun)
 
-    monkeypatch.setattr(running, "compute_of", compute_of)
+    monkeypatch.setattr(parts, "compute_of", compute_of)
     assert_same_outcome(running.resume(folder).folder, whole)
     assert given == [kept]
 

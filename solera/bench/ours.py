@@ -30,9 +30,10 @@ from solera.config import (
     TaskConfig,
 )
 from solera.folder.paths import METRICS
-from solera.models import digest, loading
+from solera.models import digest
 from solera.report.sinks import JsonLines
-from solera.run.build import build_loop, build_task, compute_of, device_of, resolved
+from solera.run.build import build_loop
+from solera.run.parts import load_parts, resolved
 from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
@@ -90,13 +91,11 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
     config = configure(options, v)
     gpu = options.device != "cpu" and torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
-        model, codec = loading.load(options.model, device_of(config))
-        task = build_task(config, codec)
-        compute = compute_of(config, model, task)
+        parts = load_parts(config)
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / METRICS)
-        loop = build_loop(config, model, codec, task, store, sink, compute, Path(folder))
+        loop = build_loop(parts, store, sink, Path(folder))
         watch(loop, sink.spent)
-        with torch_for(model, config.run), rare_garbage_collection():
+        with torch_for(parts.model, config.run), rare_garbage_collection():
             loop.run(SyncState())
         store.close()
         sink.close()
@@ -105,9 +104,9 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
     return {
         "v": v,
         "steps": steps,
-        "parameters": sum(p.numel() for p in model.parameters().values()),
+        "parameters": sum(p.numel() for p in parts.model.parameters().values()),
         "peak": torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "types": f"masters float32, weights and arithmetic {str(compute).removeprefix('torch.')}",
+        "types": f"masters float32, weights and arithmetic {str(parts.compute).removeprefix('torch.')}",
         "device": torch.cuda.get_device_name() if gpu else "cpu",
     }
 

@@ -137,7 +137,7 @@ def _import(chosen: Namespace) -> int:
         check_readable(chosen.file)
         config = resolve_config(load(chosen.run / CONFIG))
         from solera.models.loading import load_reader
-        from solera.run.build import line_reader
+        from solera.run.task import line_reader
 
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)

@@ -142,8 +142,8 @@ def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
 
     notes, console = Console(stderr=True), results_console(PIPE_WIDTH)
     with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
-        from solera.run import running
+        from solera.run.evaluating import evaluate_models
     with Attempting(notes) as progress:
-        result = running.evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
+        result = evaluate_models(models, config, options.k, options.checkpoints, notes, progress)
     show(result, console)
     return result

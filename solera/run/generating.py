@@ -23,9 +23,10 @@ from solera.models.language_model import LanguageModel
 from solera.objectives.table import resolve_config
 from solera.protocols import Generate, Weights
 from solera.records import Prompt, Rollout, Sampling
-from solera.run.build import build_task, compute_of, device_of, line_reader
 from solera.run.order import Order, Written, read_generated
+from solera.run.parts import compute_of, device_of
 from solera.run.process import torch_for
+from solera.run.task import build_task, line_reader
 from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger, open_store
 from solera.store.lines import plain

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import count
 
-from solera.records import Group, Reward, Rollout, Use
+from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.ledger import Ledger, in_groups, refuse_equal_parts
 from solera.store.queue import Unused
 
@@ -38,15 +38,18 @@ class Deferred:
         self._unwritten |= numbered
         return list(numbered)
 
+    def add_at_once(self, rollouts: list[Rollout]) -> list[int]:
+        return self.ledger.add(rollouts)
+
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
         self.flush()
         self.ledger.add_reward(rollout_id, reward)
 
-    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+    def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion | None = None) -> int:
         with self.ledger.transaction(), closing(self._unused()) as unused:
             return self.ledger.queue().missing(unused, groups + reserve, group_size)
 
-    def draw(self, groups: int, group_size: int) -> list[Group]:
+    def draw(self, groups: int, group_size: int, now: PolicyVersion | None = None) -> list[Group]:
         with self.ledger.transaction():
             with closing(self._unused()) as unused:
                 chosen = self.ledger.queue().draw(unused, groups, group_size)

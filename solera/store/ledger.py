@@ -16,7 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.folder.files import refuse_gone
-from solera.records import PROBE, Group, Reward, Rollout, Use
+from solera.records import PROBE, Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import encode
 from solera.store.many import Many
@@ -125,6 +125,9 @@ class Ledger:
         self._remember((i, rollout) for i, rollout in numbered if rollout.origin != PROBE)
         return [i for i, _ in numbered]
 
+    def add_at_once(self, rollouts: list[Rollout]) -> list[int]:
+        return self.add(rollouts)
+
     def add_used(self, new: Mapping[int, Rollout], steps: Items[Items[Use]]) -> dict[int, int]:
         """Write rollouts, and what steps learned from, those among it by the ids that they have in `new`; returns the
         ids of those that no step has learned from."""
@@ -189,11 +192,11 @@ class Ledger:
             revised = sum(self._import(new, over) for new in files)
             return self._last_id() + 1 - first, revised
 
-    def missing(self, groups: int, group_size: int, reserve: int) -> int:
+    def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion | None = None) -> int:
         with self.transaction(), closing(self.unused()) as unused:
             return self.queue().missing(unused, groups + reserve, group_size)
 
-    def draw(self, groups: int, group_size: int) -> list[Group]:
+    def draw(self, groups: int, group_size: int, now: PolicyVersion | None = None) -> list[Group]:
         with self.transaction():
             with closing(self.unused()) as unused:
                 chosen = self.queue().draw(unused, groups, group_size)

@@ -1,29 +1,31 @@
 """The ledger as a policy other than first in, first out sees it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from solera.config import DrawConfig
 from solera.errors import SoleraError
-from solera.records import Group, Reward, Rollout, Use
+from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.catalogue import Catalogue
 from solera.store.drawing import Ranking, Selection, rank
 from solera.store.ledger import Ledger
 
 
 class Selected:
-    """The Store protocol over a ledger and `[draw]`. `clock` tells the learner's version and lineage."""
+    """The Store protocol over a ledger and `[draw]`."""
 
     selective = True
 
-    def __init__(self, ledger: Ledger, draw: DrawConfig, seed: int, clock: Callable[[], tuple[int, str]]) -> None:
+    def __init__(self, ledger: Ledger, draw: DrawConfig, seed: int) -> None:
         self.ledger = ledger
         self.draw_config = draw
         self.seed = seed
-        self.clock = clock
         self._catalogue: Catalogue | None = None
         self._passed: Mapping[str, int] = {}
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
+        return self.ledger.add(rollouts)
+
+    def add_at_once(self, rollouts: list[Rollout]) -> list[int]:
         return self.ledger.add(rollouts)
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
@@ -38,11 +40,11 @@ class Selected:
     def uses_before(self, version: int) -> tuple[int, int]:
         return self.ledger.uses_before(version)
 
-    def missing(self, groups: int, group_size: int, reserve: int) -> int:
-        return self._rank(groups, group_size).missing(groups, reserve)
+    def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
+        return self._rank(groups, group_size, now).missing(groups, reserve)
 
-    def draw(self, groups: int, group_size: int) -> list[Group]:
-        ranking = self._rank(groups, group_size)
+    def draw(self, groups: int, group_size: int, now: PolicyVersion) -> list[Group]:
+        ranking = self._rank(groups, group_size, now)
         assert self._catalogue is not None
         chosen = ranking.take(groups)
         self._passed = ranking.account(self._catalogue.rows, chosen)
@@ -65,14 +67,14 @@ class Selected:
     def flush(self) -> None:
         self.ledger.flush()
 
-    def _rank(self, groups: int, group_size: int) -> Ranking:
-        now, lineage = self.clock()
+    def _rank(self, groups: int, group_size: int, now: PolicyVersion) -> Ranking:
         if self._catalogue is None:
-            self._catalogue = Catalogue(lineage)
+            self._catalogue = Catalogue(now.lineage)
         with self.ledger.transaction() as connection:
             self._catalogue.refresh(connection)
-        origins = self._catalogue.origins
-        return rank(self._catalogue.rows, Selection(self.draw_config, group_size, now, self.seed, origins, groups))
+        catalogue = self._catalogue
+        selection = Selection(self.draw_config, group_size, now.version, self.seed, catalogue.origins, groups)
+        return rank(catalogue.rows, selection)
 
 
 def _nothing(passed: Mapping[str, int], origins: tuple[str, ...]) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from solera.protocols import Engine, Store, Task
-from solera.records import Sampling
+from solera.records import PolicyVersion, Sampling
 from solera.streams import stream_seeds
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all
 
@@ -59,7 +59,7 @@ class Collector:
         self._missing: int | None = None
         """Groups that the first `ensure` since the last `begin` found missing."""
 
-    def ensure(self, groups: int) -> int:
+    def ensure(self, groups: int, now: PolicyVersion) -> int:
         """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
 
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
@@ -70,7 +70,7 @@ class Collector:
             self.store.flush()
             ahead, self._begun = self._begun.result(), None
         for _ in range(ROUNDS):
-            missing = self.store.missing(groups, self.group_size, self.reserve)
+            missing = self.store.missing(groups, self.group_size, self.reserve, now)
             self._missing = missing if self._missing is None else self._missing
             if missing <= 0:
                 break

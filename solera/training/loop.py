@@ -16,7 +16,7 @@ from solera.folder.checkpoint import RunState, Saver
 from solera.learner.batch import Batch, collate, count_live_groups
 from solera.learner.learner import Learner
 from solera.protocols import Engine, Sink, Store
-from solera.records import Group
+from solera.records import Group, PolicyVersion
 from solera.sync.rules import SyncRule, SyncState
 from solera.training.collector import Collector
 from solera.training.consumed import account
@@ -138,8 +138,9 @@ class Loop:
 
     def supply(self, wanted: int) -> tuple[int, list[Group]]:
         """That many groups, written as far as they are missing, and the tokens generated."""
-        generated = self.collector.ensure(wanted)
-        return generated, self.store.draw(wanted, self.collect.group_size)
+        now = PolicyVersion(self.learner.lineage, self.learner.version)
+        generated = self.collector.ensure(wanted, now)
+        return generated, self.store.draw(wanted, self.collect.group_size, now)
 
 
 class Clock:

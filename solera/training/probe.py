@@ -83,7 +83,7 @@ class Probe:
         ]
         written = rollouts_of(attempt_all(self.task, self.engine, attempts, self.sampling, None, self.guard))
         marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in written]
-        ids = self.store.add(marked)
+        ids = self.store.add_at_once(marked)
         self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])
         if self._rollouts:
             self._alpha_logp_T = self._score().logp_T

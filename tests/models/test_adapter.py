@@ -21,7 +21,7 @@ from solera.models.source import EMBEDDED
 from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.run import running
-from solera.run.build import resolved
+from solera.run.parts import resolved
 from tests.conftest import END
 from tests.learner.test_invariance import make_groups, make_learner
 from tests.test_resume import assert_same_outcome

@@ -3,14 +3,17 @@
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from solera.config import Config
-from solera.objectives.objective import compose, custom_objective
+from solera.objectives.objective import custom_objective
 from solera.report.run_folder import read_run
 from solera.report.stalling import Stalling, compares, stall
 from solera.report.summary import main_figures
-from solera.run.build import resolved, sinks_of
+from solera.run.build import sinks_of
+from solera.run.own_code import OwnCode
+from solera.run.parts import Parts, resolved
 
 
 def rows(*flat, reward=0.5):
@@ -75,8 +78,9 @@ def test_objectives_that_learn_from_equal_rewards_are_not_spoken_of(advantage):
     ],
 )
 def test_the_objective_in_use_is_asked_and_not_the_configs(own, watched, tmp_path):
-    objective = custom_objective(lambda tokens: None, **own) if own else compose(resolved(Config()).objective)
-    names = [type(sink).__name__ for sink in sinks_of(resolved(Config()), objective, tmp_path, Console(), 0)]
+    code = OwnCode(objective=custom_objective(lambda tokens: None, **own)) if own else OwnCode()
+    parts = Parts(resolved(Config()), None, None, None, torch.float32, code)
+    names = [type(sink).__name__ for sink in sinks_of(parts, tmp_path, Console(), 0)]
     assert ("Stalling" in names) == watched
 
 

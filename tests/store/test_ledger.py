@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from solera.errors import SoleraError
-from solera.records import Group, Reward, Rollout, Sampling, Sequence, Span, Use
+from solera.records import Group, PolicyVersion, Reward, Rollout, Sampling, Sequence, Span, Use
 from solera.store.database import open_for_reading
 from solera.store.encoding import decode, encode
 from solera.store.ledger import Ledger
 from solera.store.queue import Queue
 from solera.store.reading import reading
 from tests.conftest import random_rollout
+
+NOW = PolicyVersion("test", 5)
 
 
 @pytest.fixture
@@ -31,11 +33,11 @@ def rollouts(keys: str, reward: float | None = 1.0) -> list[Rollout]:
 
 
 def drawn(store: Ledger, groups: int, size: int) -> list[tuple[str, list[int]]]:
-    return [(group.prompt_key, [r.id for r in group.rollouts]) for group in store.draw(groups, size)]
+    return [(group.prompt_key, [r.id for r in group.rollouts]) for group in store.draw(groups, size, NOW)]
 
 
 def waiting(store: Ledger, size: int) -> int:
-    return 99 - store.missing(90, size, 9)
+    return 99 - store.missing(90, size, 9, NOW)
 
 
 def use(*ids: int) -> list[Use]:
@@ -48,7 +50,7 @@ def test_a_rollout_comes_back_as_it_went_in(store):
         rewards=(Reward(1.0, "correct", "grader"), Reward(0.25, "format", "rule", position=1)), text="as it was",
     )  # fmt: skip
     (id_,) = store.add([original])
-    back = store.draw(1, 1)[0].rollouts[0]
+    back = store.draw(1, 1, NOW)[0].rollouts[0]
     assert back.id == id_
     store.record([Use(id_, 3, None, 0.5, back.revision)])
     store.close()
@@ -121,7 +123,7 @@ def ids_of(groups: list[Group]) -> list[list[int]]:
 
 def learn(store, groups: int, size: int, version: int) -> list[list[int]]:
     """One step; the ids of each group."""
-    drawn = store.draw(groups, size)
+    drawn = store.draw(groups, size, NOW)
     store.record([Use(r.id, version, None, 0.5, r.revision) for group in drawn for r in group.rollouts])
     return ids_of(drawn)
 
@@ -132,11 +134,11 @@ def test_a_group_holds_one_visit_and_what_is_left_of_a_visit_is_dropped_and_coun
     assert learn(store, 2, 2, 0) == [[1, 2], [5, 6]]
     assert store.passed_over() == {"leftover": 1}
     store.add([*visit(3, "a", "11"), *visit(4, "c", "-0"), *visit(5, "a", "00")])
-    assert store.missing(3, 2, 0) == 1
+    assert store.missing(3, 2, 0, NOW) == 1
     assert learn(store, 9, 2, 1) == [[7, 8], [11, 12]]
     assert store.passed_over() == {"leftover": 2}
     store.add_reward(4, Reward(0.0))  # it comes after its batch
-    assert store.draw(9, 2) == [] and store.missing(1, 2, 0) == 1
+    assert store.draw(9, 2, NOW) == [] and store.missing(1, 2, 0, NOW) == 1
 
 
 def test_visits_that_wait_their_turn_are_not_left_over(store):
@@ -154,9 +156,9 @@ def test_imported_rollouts_of_a_prompt_still_fill_groups_but_join_no_visit(store
     people = [dataclasses.replace(r, origin="human", lineage=None) for r in rollouts("aaab")]
     store.add(people)
     store.add([*visit(0, "a", "10"), *visit(1, "b", "10")])
-    assert ids_of(store.draw(9, 2)) == [[1, 2], [5, 6], [7, 8]]
+    assert ids_of(store.draw(9, 2, NOW)) == [[1, 2], [5, 6], [7, 8]]
     store.add(people[3:])
-    assert ids_of(store.draw(9, 2)) == [[1, 2], [4, 9], [5, 6], [7, 8]]
+    assert ids_of(store.draw(9, 2, NOW)) == [[1, 2], [4, 9], [5, 6], [7, 8]]
 
 
 def test_a_reopened_store_knows_what_was_left_over(store, place):
@@ -165,10 +167,10 @@ def test_a_reopened_store_knows_what_was_left_over(store, place):
     store.add([*visit(2, "c", "-1"), *visit(3, "a", "01")])
     learn(store, 1, 2, 1)
     again = Ledger(place)
-    assert again.draw(9, 2) == []
+    assert again.draw(9, 2, NOW) == []
     assert again.passed_over() == store.passed_over() == {"leftover": 2}
     again.rewind(4, version=1, lineage="test")  # the second step is undone, and what it learned from is set aside
-    assert again.draw(9, 2) == []
+    assert again.draw(9, 2, NOW) == []
     assert again.passed_over() == {"leftover": 1}
     again.add([*visit(2, "c", "11"), *visit(3, "a", "01")])
     assert learn(again, 9, 2, 1) == [[9, 10], [11, 12]]
@@ -258,7 +260,7 @@ def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
     assert drawn(store, 1, 2) == []
     store.add_reward(2, Reward(0.0))
     store.add_reward(2, Reward(0.75, revision=1))
-    assert [r.reward for r in store.draw(1, 2)[0].rollouts] == [1.0, 0.75]
+    assert [r.reward for r in store.draw(1, 2, NOW)[0].rollouts] == [1.0, 0.75]
 
 
 def test_a_reward_for_nobody_or_given_twice_is_refused(store):
@@ -349,14 +351,14 @@ def test_a_reward_that_came_between_writing_and_drawing_counts(store, place) -> 
     rng = np.random.default_rng(0)
     first = store.add([random_rollout(rng, 1, (3, 4), 0.0) for _ in range(2)])
     store.add_reward(first[0], Reward(0.5, part="style", source="person"))
-    (group,) = store.draw(1, 2)
+    (group,) = store.draw(1, 2, NOW)
     assert [rollout.reward for rollout in group.rollouts] == [0.5, 0.0]
     store.record([Use(id_, 0, 0, None) for id_ in first])
     ids = store.add([random_rollout(rng, 0, (3, 4), 0.0) for _ in range(2)])
     other.add_reward(ids[1], Reward(0.25, part="style", source="person"))
-    (group,) = store.draw(1, 2)
+    (group,) = store.draw(1, 2, NOW)
     assert [rollout.reward for rollout in group.rollouts] == [0.0, 0.25]
-    (again,) = other.draw(1, 2)
+    (again,) = other.draw(1, 2, NOW)
     for ours, theirs in zip(group.rollouts, again.rollouts, strict=True):
         assert ours.id == theirs.id and set(ours.rewards) == set(theirs.rewards)
         assert ours.sequences[0].token_ids_T.tolist() == theirs.sequences[0].token_ids_T.tolist()

@@ -5,7 +5,7 @@ import pytest
 
 from solera.config import DrawConfig
 from solera.errors import SoleraError
-from solera.records import Reward, Rollout, Sequence, Span, Use
+from solera.records import PolicyVersion, Reward, Rollout, Sequence, Span, Use
 from solera.store.ledger import Ledger
 from solera.store.reading import reading
 from solera.store.selected import Selected
@@ -99,8 +99,8 @@ def test_groups_of_every_policy_are_read_as_they_were_drawn(place, case):
     draw, rows, expected = CASES[case]
     ledger = Ledger(place)
     ledger.add([foreign(key, origin, float(i % 2), i) for i, (key, origin) in enumerate(rows)])
-    store = Selected(ledger, draw, 0, lambda: (0, "me"))
-    drawn = store.draw(8, 4)
+    store = Selected(ledger, draw, 0)
+    drawn = store.draw(8, 4, PolicyVersion("me", 0))
     store.record([Use(r.id, 0, None, 0.0, 0) for group in drawn for r in group.rollouts])
     ledger.close()
     with reading(place) as opened:

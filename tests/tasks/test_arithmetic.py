@@ -9,7 +9,8 @@ import torch
 from solera.config import Config
 from solera.models import loading
 from solera.records import Completion, Reward
-from solera.run.build import build_task, resolved
+from solera.run.parts import resolved
+from solera.run.task import build_task
 from solera.tasks.arithmetic import Arithmetic
 
 

@@ -14,13 +14,15 @@ from solera.learner.batch import collate
 from solera.models import loading
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
-from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence, Span
+from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.store.ledger import Ledger
 from solera.tasks.episodes import Failed, Guard, attempt, attempt_all
 from solera.training.collector import Collector
 
 SAMPLING = Sampling(1.0, 4)
 PROMPT = Prompt("p/0", (2, 3))
+
+NOW = PolicyVersion("test", 0)
 
 
 class Counted:
@@ -233,7 +235,7 @@ def collected(tmp_path, engine, task, guard, prompts=4):
     collector = Collector(
         task, engine, store, sampling=SAMPLING, group_size=4, reserve=0, seed=0, guard=guard
     )  # fmt: skip
-    collector.ensure(prompts)
+    collector.ensure(prompts, NOW)
     return store.draw(prompts, 4), collector
 
 
@@ -341,7 +343,7 @@ def test_a_prompt_whose_episodes_all_fail_does_not_stop_the_run(tmp_path, engine
     assert [sum(rollout.length > 0 for rollout in group.rollouts) for group in groups] == [4, 0, 4, 4]
     for _ in range(6):  # one group at a time, as where a batch is topped up
         collector.store.draw(9, 4)
-        collector.ensure(collector.position + 1)
+        collector.ensure(collector.position + 1, NOW)
     assert collector.take_metrics() == {"episodes/failed": 12}
 
 

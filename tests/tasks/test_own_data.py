@@ -16,8 +16,9 @@ from solera.cli import main
 from solera.config import TaskConfig, parse, resolve_task
 from solera.errors import SoleraError
 from solera.models import loading
-from solera.run.build import build_task, resolved
+from solera.run.parts import resolved
 from solera.run.running import train
+from solera.run.task import build_task
 from solera.tasks.jsonl import read_split
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,83 @@
+"""Rollouts from files and other stores that a run begins with (`store.data`)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from solera.config import Config, DrawConfig, alike
+from solera.errors import SoleraError, counted
+from solera.learner.batch import need_behaviour
+from solera.models.loading import Reader
+from solera.objectives.objective import Objective
+from solera.records import Rollout
+from solera.run.parts import Parts
+from solera.run.task import line_reader
+from solera.store.drawing import absent, draws_from
+from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
+from solera.store.ledger import Ledger
+
+
+def read_data(parts: Parts) -> list[ReadLines[Rollout]]:
+    """The rollouts of all files of `store.data`, refused where the run cannot learn from them."""
+    config = parts.config
+    check_data_files(config.store.data, config.store.skip_bad)
+    read = [_read_file(parts, Path(path)) for path in config.store.data]
+    _refuse_unknown(config, parts.objective, [lines.good for lines in read])
+    return read
+
+
+def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
+    """A file's rollouts, or those of the store in a folder."""
+    model, skip_bad = parts.model, parts.config.store.skip_bad
+    vocabulary = model.module.get_input_embeddings().num_embeddings
+    reader = line_reader(parts.config, Reader(parts.codec, vocabulary, model.max_length), path)
+    try:
+        lines = read_lines(path, reader, skip_bad is not None)
+    except SoleraError as error:
+        if skip_bad is not None:
+            raise
+        raise SoleraError(
+            f'{error}; correct it, or take the good lines and keep the bad ones in a file: store.skip_bad = "bad.jsonl"'
+        ) from error
+    if lines.held_out:
+        total = len(lines.good) + lines.held_out
+        parts.say(
+            f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are left out"
+        )
+    return lines
+
+
+def import_data(parts: Parts, read: Sequence[ReadLines[Rollout]], store: Ledger) -> None:
+    """Put the good lines of all files into the store, and the bad ones into a file of their own."""
+    # Once a rollout is in the store, a reward that came since stays.
+    store.add_imported(*(lines.good for lines in read), over=not store.watermark())
+    skip_bad, say = parts.config.store.skip_bad, parts.say
+    if skip_bad is None:
+        return
+    target = Path(skip_bad)
+    set_aside([line for lines in read for line in lines.bad], target)
+    complaints = [complaint for lines in read for complaint in lines.complaints]
+    for complaint in complaints[:COMPLAINTS]:
+        say(complaint)
+    if complaints:
+        say(f"{counted(len(complaints), 'bad line')} of store.data written to {target}; the others were imported")
+
+
+def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Callable[[str], None]) -> None:
+    """Refuse a share without text beside text without a share: a slip. Else the text may come while the run goes on."""
+    origins = {rollout.origin for lines in read for rollout in lines.good}
+    if (missing := absent(draw, origins)) is None:
+        return
+    left_out = sorted(origin for origin in origins if not draws_from(draw, origin))
+    if left_out:
+        known = f"store.data has {', '.join(sorted(origins))}{alike(missing, left_out, 1)}"
+        raise SoleraError(f"draw.shares: no rollouts of origin {missing}; {known}")
+    say(f"draw.shares: no rollouts of origin {missing} yet; import them while the run goes on (solera data import)")
+
+
+def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    for path, rollouts in zip(config.store.data, data, strict=True):
+        try:
+            need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
+        except SoleraError as error:
+            raise SoleraError(f"{path}: {error}") from None

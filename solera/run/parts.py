@@ -1,0 +1,122 @@
+"""What a run is built from: its model, its task and its arithmetic, loaded and checked before anything is written."""
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from solera import config as configuration
+from solera.config import Config
+from solera.errors import SoleraError
+from solera.folder.checkpoint import Checkpoint, UnreadableCheckpointError
+from solera.folder.files import DamagedError
+from solera.models import loading
+from solera.models.codec import TokenizerCodec
+from solera.models.extent import fits_float16, largest
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import Objective, compose
+from solera.objectives.table import resolve_config
+from solera.protocols import Task
+from solera.run.own_code import NO_OWN_CODE, OwnCode
+from solera.run.task import build_task
+
+EXTENT_PROMPTS = 8
+"""Held-out problems, which every task has, whose prompts tell how large the model's numbers grow."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What `build_loop` and `build_exam` put together."""
+
+    config: Config
+    """Resolved."""
+    model: LanguageModel
+    codec: TokenizerCodec
+    task: Task
+    compute: torch.dtype
+    own: OwnCode = NO_OWN_CODE
+    say: Callable[[str], None] = lambda sentence: None
+    """Prints a note for the user."""
+
+    @property
+    def objective(self) -> Objective:
+        return self.own.objective or compose(self.config.objective)
+
+
+def load_parts(
+    config: Config,
+    own: OwnCode = NO_OWN_CODE,
+    say: Callable[[str], None] = lambda sentence: None,
+    checkpoint: Checkpoint | None = None,
+) -> Parts:
+    """Load the model of a resolved config, or of the checkpoint, and build its task."""
+    model, codec = _load_model(config, device_of(config), checkpoint)
+    task = build_task(config, codec, model.max_length, own.rewards, own.task)
+    compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
+    return Parts(config, model, codec, task, compute, own, say)
+
+
+def resolved(config: Config) -> Config:
+    """Every value checked, every unset objective field filled in, a name given."""
+    config = resolve_config(config)
+    if config.run.name is None:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.objective.name}-s{config.run.seed}"
+        taken = (Path(config.run.root) / name).exists()
+        config = configuration.override(config, "run", name=f"{name}-{uuid.uuid4().hex[:4]}" if taken else name)
+    return config
+
+
+def _load_model(
+    config: Config, device: torch.device, checkpoint: Checkpoint | None
+) -> tuple[LanguageModel, TokenizerCodec]:
+    """The checkpoint's, or the one to begin with."""
+    if checkpoint is None:
+        model, codec = loading.load(config.model.path, device)
+        if config.lora.rank:
+            model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
+        return model, codec
+    try:
+        return loading.load(str(checkpoint.model), device)
+    except SoleraError as error:
+        if checkpoint.sealed and not isinstance(error, DamagedError):  # a base model or a package that is missing
+            raise SoleraError(f"{checkpoint.folder}: {error}") from error
+        raise UnreadableCheckpointError(checkpoint.folder, str(error)) from error
+
+
+def device_of(config: Config) -> torch.device:
+    available = torch.cuda.is_available()
+    if config.run.device == "cuda" and not available:
+        raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
+    device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
+    if device.type == "cpu":
+        configuration.refuse_without_gpu(config)
+    return device
+
+
+def compute_of(
+    config: Config,
+    model: LanguageModel,
+    task: Task,
+    say: Callable[[str], None] = lambda sentence: None,
+    begun: str | None = None,
+) -> torch.dtype:
+    """The arithmetic that `model.compute` asks for; by itself, on a GPU, the one that the run has `begun` with, or the
+    closest of 16 bits that has room for what the model computes on a few of the task's prompts."""
+    if config.model.compute != "auto":
+        return getattr(torch, config.model.compute)
+    if model.device.type == "cpu":
+        return torch.float32
+    if begun is not None:
+        say(f"{begun} is used, as when the run began")
+        return getattr(torch, begun)
+    if not model.can_take_plans:
+        return torch.bfloat16
+    number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
+    if fits_float16(number):
+        say(f"float16 is used: the model's numbers reach {number:,.0f} of its 65,504")
+        return torch.float16
+    say(f"bfloat16 is used: the model's numbers reach {number:,.0f}, too near to float16's end")
+    return torch.bfloat16

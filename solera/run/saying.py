@@ -1,0 +1,18 @@
+"""Notes for the user, on the console."""
+
+from rich.console import Console
+
+from solera.config import Config
+from solera.errors import counted
+
+
+def say(console: Console, sentence: str) -> None:
+    console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+
+
+def say_if_fewer(console: Console, config: Config, found: int) -> None:
+    if found < config.evaluate.problems:
+        say(
+            console,
+            f"evaluate.problems is {config.evaluate.problems}; the task has {counted(found, 'held-out problem')}",
+        )
