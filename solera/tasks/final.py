@@ -52,8 +52,8 @@ _HEADING = re.compile(
 )
 _REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b.*")
 SENTENCE_END = re.compile(
-    r"\n|[.!?](?<!\bapprox\.)(?<!\b(?:Rs|No|Mr|Ms|Dr|St|ca|vs)\.)(?<!\bMrs\.)(?<!\b(?:i\.e|e\.g|a\.m"
-    r"|p\.m)\.)(?=[\"'”’*_)`$]{0,4}(?:\s|$))"
+    r"[\n.!?](?:(?<=\n)|(?<!\bapprox\.)(?<!\b(?:Rs|No|Mr|Ms|Dr|St|ca|vs)\.)(?<!\bMrs\.)(?<!\b(?:i\.e|e\.g|a\.m"
+    r"|p\.m)\.)(?=[\"'”’*_)`$]{0,4}(?:\s|$)))"
 )
 _LIST_ITEM = re.compile(
     r"[ \t]*(?:[-•*] +|\(?[0-9]{1,2}[.)][ \t]+(?=[^\s0-9])|\(?[a-h]\)[ \t]+(?=[A-Za-z])|step\b)", re.IGNORECASE
@@ -151,7 +151,9 @@ def statements(text: str, phrases: bool = True) -> Iterator[Final]:
         "####": _mark_at,
         "answer": _tag_or_phrase_at if phrases else _tag_at,
     }
-    places = {word: folded.rfind(word) for word in kinds}
+    places = {word: folded.rfind(word) for word in kinds if word in folded}
+    if not places:
+        return
     for _ in range(_CANDIDATES):
         word = max(places, key=lambda word: places[word])
         place = places[word]

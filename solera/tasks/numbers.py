@@ -85,7 +85,10 @@ def may_come_to(text: str, wanted: Fraction) -> bool:
     """
     if wanted.denominator != 1 or not text.isascii():
         return True
-    return bool(_written(wanted.numerator).search(text) or wording.OPERATOR.search(text, text.rfind("=") + 1))
+    folded, (written, words) = text.lower(), _written(wanted.numerator)
+    if written.search(text) or any(word in folded for word in words):
+        return True
+    return wording.may_hold_term(folded[folded.rfind("=") + 1 :])
 
 
 END, FEW_NUMBERS = 250, 5
@@ -95,14 +98,15 @@ SEPARATOR = r"[,. '_{}\\]{0,3}"
 
 
 @lru_cache(maxsize=4096)
-def _written(number: int) -> re.Pattern[str]:
-    """A whole number in digits, with or without separators, or the word that its name has; zeros at its end may be a
-    word (`5 million`)."""
+def _written(number: int) -> tuple[re.Pattern[str], list[str]]:
+    """How a whole number is written: in digits, with or without separators, or with one of these words. Zeros at its
+    end may be a word (`5 million`)."""
     size, digits = abs(number), str(abs(number)).rstrip("0")
     if not size:
-        return re.compile("")
-    word = WORDS[size] if size < 20 else TENS[size // 10 - 2] if size < 100 else "hundred|thousand|illion"
-    return re.compile(rf"(?<![1-9]){SEPARATOR.join(digits)}(?![,.]?[1-9])|(?i:{word})")
+        return re.compile(""), []
+    first, rest = digits[0], "".join(SEPARATOR + digit for digit in digits[1:])
+    words = WORDS[size] if size < 20 else TENS[size // 10 - 2] if size < 100 else "hundred thousand illion"
+    return re.compile(rf"{first}(?<![1-9]{first}){rest}(?![,.]?[1-9])"), words.split()
 
 
 def _final_number(text: str, finished: bool = True, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
@@ -137,7 +141,7 @@ def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction |
     """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
     if not after or (
-        not wording.NUMERIC.search(after) and "not" not in after and "n't" not in after and not RETRACTION.search(after)
+        not wording.has_number(after) and "not" not in after and "n't" not in after and not RETRACTION.search(after)
     ):
         return reading.value, statement.complete
     retraction = RETRACTION.search(after)
@@ -169,7 +173,7 @@ def _read(statement: Final) -> Reading | None:
         return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
     if retraction := RETRACTION.search(content):
         content = content[retraction.end() :]
-    if (but := wording.BUT.search(content)) and wording.NUMERIC.search(content, but.end()):
+    if (but := wording.BUT.search(content)) and wording.has_number(content[but.end() :]):
         content = content[but.end() :]
     if len(content) > LONGEST_STATEMENT:
         return Reading(None) if statement.by == "boxed" else None
@@ -186,7 +190,7 @@ def _read(statement: Final) -> Reading | None:
 def _read_lines(lines: list[str]) -> Reading | None:
     """A tag of several lines: its last line with a number, or its first where the others explain it."""
     first = _statement_value(lines[0])
-    others = [line for line in lines[1:] if wording.NUMERIC.search(line)]
+    others = [line for line in lines[1:] if wording.has_number(line)]
     if first is not None and (
         not others or (not wording.EQUALS.search(lines[0]) and not re.search("[A-Za-z]{2,} .*[A-Za-z]{2,}", lines[0]))
     ):
@@ -304,13 +308,14 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
 def _end(text: str) -> str:
     """As much of a long text as surely holds the sentence that it comes to: the last numbers."""
     end = text[-END:]
-    return end if len(text) > 2 * END and len(wording.NUMBERS.findall(end)) >= FEW_NUMBERS else text
+    return end if len(text) > 2 * END and len(wording.NUMBER_END.findall(end)) >= FEW_NUMBERS else text
 
 
 def _cut_off_in_a_number(text: str) -> bool:
     """Whether the sentence that a text breaks off in has a number: more of it, or another one, may have followed."""
-    start = max(text.rfind(end) for end in ("\n", ". ", "! ", "? "))
-    return wording.DIGIT.search(text, start + 1) is not None
+    line = text.rfind("\n") + 1
+    start = max(text.rfind(end, line) for end in (". ", "! ", "? "))
+    return wording.DIGIT.search(text, max(line, start + 1)) is not None
 
 
 def _whole(text: str) -> tuple[Fraction | None, bool]:

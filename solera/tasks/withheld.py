@@ -39,7 +39,8 @@ _REFUSING = (
 )  # fmt: skip
 """One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
 _LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
-_CLAUSE_END = re.compile(r"[.!?,;:(—–-]\W*\w|\n")
+_CLAUSE_END = re.compile(r"[\n.!?,;:(—–-](?:(?<=\n)|\W*\w)")
+_NO_DIGITS = re.compile("[^0-9]*")
 _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
 _GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
 _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
@@ -84,7 +85,7 @@ def refuses(text: str) -> bool:
     text = text[-REFUSAL_WITHIN:].lower()
     if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
-    digit = next((place for place in range(len(text) - 1, -1, -1) if text[place] in "0123456789"), -1)
+    digit = len(text) - 1 - _NO_DIGITS.match(text[::-1]).end()  # type: ignore[union-attr]
     if _is_taken_back(text[digit + 1 :]):
         return True
     text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
@@ -103,9 +104,9 @@ def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
     end = SENTENCE_END.search(text, refusal.end())
     place = len(text) if end is None else end.start()
     committed = _COMMITTED.search(text, refusal.end(), place)
-    if committed is not None and wording.NUMERIC.search(text, committed.end(), place):
+    if committed is not None and wording.has_number(text[committed.end() : place]):
         return False
-    return wording.NUMERIC.search(text, place) is None
+    return not wording.has_number(text[place:])
 
 
 def breaks_off(text: str) -> bool:
@@ -120,11 +121,11 @@ def breaks_off(text: str) -> bool:
     end = _LAST_WORD.search(last[-LONGEST_WORD:])
     if (end and end[0] in _HANGING) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
         return True
-    if not wording.DIGIT.search(last) and not _closes(last):
-        words = re.findall("[A-Za-z]{2,}", last)
-        if last.endswith(":") or (end and end[0] in _WAITING) or (on_its_line and len(words) >= FEWEST_WORDS):
-            return True
-    return _in_circles(text, last)
+    if wording.DIGIT.search(last):
+        return _in_circles(text, last)
+    many = on_its_line and len(re.findall("[A-Za-z]{2,}", last)) >= FEWEST_WORDS
+    waits = many or last.endswith(":") or (end is not None and end[0] in _WAITING)
+    return (waits and not _closes(last)) or _in_circles(text, last)
 
 
 def _is_empty_heading(last: str) -> bool:
@@ -134,7 +135,7 @@ def _is_empty_heading(last: str) -> bool:
 
 def _closes(last: str) -> bool:
     """Whether a sentence without a number may follow the answer."""
-    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.CHECK.search(last))
+    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.without_checks(last) != last)
 
 
 def _last_sentence(text: str) -> tuple[int, bool]:
