@@ -41,7 +41,7 @@ from solera.tasks.offers import several
 from solera.tasks.sentences import numeric_sentences, sentences
 from solera.tasks.spelling import TENS, WORDS, plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
-from solera.tasks.withheld import chosen_option, options, withheld
+from solera.tasks.withheld import breaks_off, chosen_option, options, refuses
 
 LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
@@ -127,7 +127,7 @@ def _final_number(text: str, finished: bool = True, wanted: Fraction | None = No
         return None, False
     if wanted is not None and not may_come_to(_end(text), wanted):
         return None, False
-    value, complete = _whole(text)
+    value, complete = _whole(text, wanted)
     return (None if value in refuted else value), complete
 
 
@@ -318,24 +318,29 @@ def _cut_off_in_a_number(text: str) -> bool:
     return wording.DIGIT.search(text, max(line, start + 1)) is not None
 
 
-def _whole(text: str) -> tuple[Fraction | None, bool]:
-    """The last sentence with a number, and its value."""
+def _whole(text: str, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
+    """The value of a text without a statement. With `wanted`, another value may be left out."""
     text = text[-LONGEST_PROSE:]
     explained = wording.EXPLAINED.search(text, 0, SHORT + 20)
     if explained is not None and wording.DIGIT.search(text, 0, explained.start()):
-        return _whole(text[: explained.start() + 1])
+        return _whole(text[: explained.start() + 1], wanted)
     if (first := _first_of_all(text)) is not None:
         return first
     if (option := chosen_option(text)) is not None:
         return (_statement_value(option) or Reading(None)).value, True
-    if withheld(text):
-        return None, False
+    return (None, False) if breaks_off(text) else _last_value(text, wanted)
+
+
+def _last_value(text: str, wanted: Fraction | None) -> tuple[Fraction | None, bool]:
+    """The value of the last sentence with a number, unless the text denies it or refuses to answer."""
     refuted = set[Fraction | None]()
     for said, complete in numeric_sentences(text):
+        reading = _sentence_value(said, wanted)
+        if reading is not None and reading.value is None:
+            return None, False
         refuted |= denied(said)
-        reading = _sentence_value(said)
         if reading is not None:
-            return (None if reading.value in refuted else reading.value), complete
+            return (None, False) if reading.value in refuted or refuses(text) else (reading.value, complete)
     return None, False
 
 
@@ -363,8 +368,15 @@ def _only_tells(said: str) -> bool:
     return not (told[0].endswith("ing") and re.search(r",\s[^0-9]*[0-9]", said[told.end() :]))
 
 
-def _sentence_value(sentence: str) -> Reading | None:
-    """What a sentence comes to; `None` where it holds no number."""
+def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
+    """Whether one of the quantities of a sentence, or a part of a term, may be the wanted number."""
+    if any(item.value is None or item.value == wanted for item in found):
+        return True
+    return any(item.is_term for item in found) and may_come_to(said, wanted)
+
+
+def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
+    """What a sentence comes to; `None` where it holds no number. With `wanted`, another value may be left out."""
     bold = wording.BOLD.findall(sentence)
     if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
         return _statement_value(bold[-1])
@@ -374,8 +386,8 @@ def _sentence_value(sentence: str) -> Reading | None:
         said = said[: reason.start()] if main else said
     said = without_relative_clauses(said)
     found = live(said)
-    if not found:
-        return None
+    if not found or (wanted is not None and not _may_be(said, found, wanted)):
+        return Reading(None) if found else None
     if wording.EQUALS.search(said):
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):

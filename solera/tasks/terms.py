@@ -54,6 +54,7 @@ _SIGNS = {
 }
 _CLOCK = (":", " : ", "'", "′")
 """Between the numbers of a time, a ratio, or feet and inches."""
+_SYMBOL = re.compile("[±√π+×÷*/^·-]")
 _SYMBOL_BEFORE = re.compile(r"(?:±\s?|[+×÷]\s?[A-Za-z]+\s|[√π]\s*\(?|(?:\b[B-Zb-z]|[√π])\s*[+*/^×·-]\s*)$")
 _SYMBOL_AFTER = re.compile(
     r"\s?[+×÷]\s?[A-Za-z]+\s[$]?[0-9]|\s?±|\)?\s*[-+*×·/^]\s*(?:[B-Zb-z](?![A-Za-z])|[√π])|\s(?:doubled|tripled"
@@ -90,7 +91,8 @@ class Quantity:
     @cached_property
     def value(self) -> Fraction | None:
         """`None` where it is no single rational number, as 5:30, 70-74 and 72 + x."""
-        if _SYMBOL_BEFORE.search(self.text, max(0, self.start - 16), self.start):
+        before = max(0, self.start - 16)
+        if _SYMBOL.search(self.text, before, self.start) and _SYMBOL_BEFORE.search(self.text, before, self.start):
             return None
         if _SYMBOL_AFTER.match(self.text, self.end) or len(self.numbers) > MOST_OPERANDS:
             return None

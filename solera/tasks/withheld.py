@@ -69,19 +69,12 @@ _EMPTY_HEADING = re.compile(r"(?i)#{1,6}[\s*_]*(?:step|part|solution|calculation
 _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
 
 
-def withheld(text: str) -> bool:
-    """Whether a response without a statement gives no answer.
+def refuses(text: str) -> bool:
+    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses.
 
-    >>> withheld("Ann has 7 cats. I don't know how many dogs."), withheld("I don't know the rule, but 3 + 4 = 7.")
-    (True, False)
-    >>> withheld("48 in April, 24 in May. We find that the total number of"), withheld("So 48 + 24 = 72")
+    >>> refuses("Ann has 7 cats. I don't know how many dogs."), refuses("I don't know the rule, but 3 + 4 = 7.")
     (True, False)
     """
-    return breaks_off(text) or refuses(text)
-
-
-def refuses(text: str) -> bool:
-    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses."""
     text = text[-REFUSAL_WITHIN:].lower()
     if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
@@ -110,7 +103,11 @@ def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
 
 
 def breaks_off(text: str) -> bool:
-    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again."""
+    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again.
+
+    >>> breaks_off("48 in April, 24 in May. We find that the total number of"), breaks_off("So 48 + 24 = 72")
+    (True, False)
+    """
     text = text.rstrip(_DRESS)
     if text.endswith(("...", "…")):
         text = text.rstrip(" .…")
