@@ -140,17 +140,13 @@ def answer_number(answer: str) -> Fraction | None:
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
     """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
-    if not after or (
-        not wording.has_number(after) and "not" not in after and "n't" not in after and not RETRACTION.search(after)
-    ):
-        return reading.value, statement.complete
-    retraction = RETRACTION.search(after)
-    if retraction is not None:
+    if retraction := RETRACTION.search(after):
         return _whole(after[retraction.end() :])
-    if reading.value is not None and any(reading.value in denied(said) for said, _ in sentences(after)):
+    value = reading.value
+    if value is not None and wording.may_deny(after) and any(value in denied(said) for said, _ in sentences(after)):
         return _whole(after)
-    concluded = _concluded(after, reading.value)
-    return (reading.value, statement.complete) if concluded is None else concluded
+    concluded = _concluded(after, value)
+    return (value, statement.complete) if concluded is None else concluded
 
 
 def _concluded(after: str, value: Fraction | None) -> tuple[Fraction | None, bool] | None:
@@ -370,9 +366,9 @@ def _only_tells(said: str) -> bool:
 
 def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
     """Whether one of the quantities of a sentence, or a part of a term, may be the wanted number."""
-    if any(item.value is None or item.value == wanted for item in found):
+    if any(item.is_term for item in found) and may_come_to(said, wanted):
         return True
-    return any(item.is_term for item in found) and may_come_to(said, wanted)
+    return any(item.value is None or item.value == wanted for item in found)
 
 
 def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
