@@ -27,12 +27,12 @@ from math import factorial
 from solera.tasks import wording
 from solera.tasks.clauses import Reading, clause_value, denied, live, without_relative_clauses
 from solera.tasks.final import (
-    RETRACTION,
     SIMPLE,
     VERBS,
     Final,
     hollow,
     is_bare,
+    retraction,
     sentence,
     spoken,
     statements,
@@ -140,8 +140,8 @@ def answer_number(answer: str) -> Fraction | None:
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
     """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
-    if retraction := RETRACTION.search(after):
-        return _whole(after[retraction.end() :])
+    if taken_back := retraction(after):
+        return _whole(after[taken_back.end() :])
     value = reading.value
     if value is not None and wording.may_deny(after) and any(value in denied(said) for said, _ in sentences(after)):
         return _whole(after)
@@ -167,8 +167,8 @@ def _read(statement: Final) -> Reading | None:
     content = statement.text
     if simple := SIMPLE.fullmatch(content):
         return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
-    if retraction := RETRACTION.search(content):
-        content = content[retraction.end() :]
+    if taken_back := retraction(content):
+        content = content[taken_back.end() :]
     if (but := wording.BUT.search(content)) and wording.has_number(content[but.end() :]):
         content = content[but.end() :]
     if len(content) > LONGEST_STATEMENT:

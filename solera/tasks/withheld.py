@@ -3,7 +3,7 @@
 import re
 
 from solera.tasks import wording
-from solera.tasks.final import RETRACTION, SENTENCE_END
+from solera.tasks.final import SENTENCE_END, retraction
 from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
@@ -89,8 +89,8 @@ def refuses(text: str) -> bool:
 
 def _is_taken_back(after: str) -> bool:
     """Whether what follows the last number retracts it. Most often no second clause follows."""
-    retraction = RETRACTION.search(after) if _CLAUSE_END.search(after) else None
-    return retraction is not None and "sorry" not in retraction[0]
+    taken_back = retraction(after) if _CLAUSE_END.search(after) else None
+    return taken_back is not None and "sorry" not in taken_back[0]
 
 
 def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
