@@ -70,8 +70,7 @@ def _adds_to_earlier(said: str, start: int, found: list[Quantity]) -> bool:
 
 
 def _is_addition(said: str, item: Quantity) -> bool:
-    start = max(0, item.start - 40)
-    return bool(wording.ADDITION.search(said, start, item.start) and not wording.KEPT.search(said, start, item.start))
+    return wording.is_added(said[max(0, item.start - 40) : item.start])
 
 
 def _beside_others(said: str, found: list[Quantity], place: int) -> Fraction | None:

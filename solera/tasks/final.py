@@ -52,8 +52,8 @@ _HEADING = re.compile(
 )
 _REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b.*")
 SENTENCE_END = re.compile(
-    r"\n|[.!?](?<!\bapprox\.)(?<!\b(?:Rs|No|Mr|Ms|Dr|St|ca|vs)\.)(?<!\bMrs\.)(?<!\b(?:i\.e|e\.g|a\.m"
-    r"|p\.m)\.)(?=[\"'”’*_)`$]{0,4}(?:\s|$))"
+    r"[\n.!?](?:(?<=\n)|(?<!\bapprox\.)(?<!\b(?:Rs|No|Mr|Ms|Dr|St|ca|vs)\.)(?<!\bMrs\.)(?<!\b(?:i\.e|e\.g|a\.m"
+    r"|p\.m)\.)(?=[\"'”’*_)`$]{0,4}(?:\s|$)))"
 )
 _LIST_ITEM = re.compile(
     r"[ \t]*(?:[-•*] +|\(?[0-9]{1,2}[.)][ \t]+(?=[^\s0-9])|\(?[a-h]\)[ \t]+(?=[A-Za-z])|step\b)", re.IGNORECASE
@@ -82,7 +82,7 @@ _HEADINGS = re.compile(
     r"|details|calculations?|problem|question|given|approach|method|analysis|breakdown|justification|proof|final"
     r"|answer)\b"
 )
-RETRACTION = re.compile(
+_RETRACTION = re.compile(
     r"(?:^|(?<=[.!?\n*(—–])|(?<=[.!?:;,] )|(?<=- )|(?<=— )|(?<=– ))\s*(?i:"
     r"(?:but |oh |hmm+,? |no,? )?wait\b(?= ?[,.!:;—–-]|…|\s+(?:no|that|this|i)\b)|actually,|correction\b|(?:sorry"
     r"|oops|whoops)\b|scratch that"
@@ -94,6 +94,18 @@ RETRACTION = re.compile(
     r"|the wrong)(?<!is right)(?<!is correct)(?<!s right)(?<!s correct)(?<!was right)(?<!was correct)"
     r"|(?:but )?i (?:made|forgot|miscalculated|misread|miscounted)\b)"
 )
+
+
+_RETRACTING = (
+    "wait", "actually,", "correct", "sorry", "oops", "scratch that", "no, ", "let me ", "wrong", "right", "mistake",
+    "error", "i made", "i forgot", "i mis",
+)  # fmt: skip
+
+
+def retraction(text: str, start: int = 0) -> re.Match[str] | None:
+    """The first retraction from a place on. Each holds one of the words, which are found faster."""
+    folded = text[start:].lower()
+    return _RETRACTION.search(text, start) if any(word in folded for word in _RETRACTING) else None
 
 
 class Final(NamedTuple):
@@ -118,8 +130,8 @@ def final_answer(text: str, phrases: bool = True) -> Final:
     text = spoken(text)
     for found in statements(text, phrases):
         if not hollow(found.text):
-            retraction = RETRACTION.search(text, found.end)
-            return found if retraction is None else _whole(text, retraction.end())
+            taken_back = retraction(text, found.end)
+            return found if taken_back is None else _whole(text, taken_back.end())
     return _whole(text, 0)
 
 
@@ -145,13 +157,11 @@ def statements(text: str, phrases: bool = True) -> Iterator[Final]:
     folded = text.lower()
     if len(folded) != len(text):  # İ becomes two characters, and places are others
         folded = text
-    kinds = {
-        "boxed": _boxed_at,
-        "fbox": _boxed_at,
-        "####": _mark_at,
-        "answer": _tag_or_phrase_at if phrases else _tag_at,
-    }
-    places = {word: folded.rfind(word) for word in kinds}
+    answer_at = _tag_or_phrase_at if phrases else _tag_at
+    kinds = {"boxed": _boxed_at, "fbox": _boxed_at, "####": _mark_at, "answer": answer_at}
+    places = {word: folded.rfind(word) for word in kinds if word in folded}
+    if not places:
+        return
     for _ in range(_CANDIDATES):
         word = max(places, key=lambda word: places[word])
         place = places[word]

@@ -27,12 +27,12 @@ from math import factorial
 from solera.tasks import wording
 from solera.tasks.clauses import Reading, clause_value, denied, live, without_relative_clauses
 from solera.tasks.final import (
-    RETRACTION,
     SIMPLE,
     VERBS,
     Final,
     hollow,
     is_bare,
+    retraction,
     sentence,
     spoken,
     statements,
@@ -41,7 +41,7 @@ from solera.tasks.offers import several
 from solera.tasks.sentences import numeric_sentences, sentences
 from solera.tasks.spelling import TENS, WORDS, plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
-from solera.tasks.withheld import chosen_option, options, withheld
+from solera.tasks.withheld import breaks_off, chosen_option, options, refuses
 
 LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
@@ -85,7 +85,10 @@ def may_come_to(text: str, wanted: Fraction) -> bool:
     """
     if wanted.denominator != 1 or not text.isascii():
         return True
-    return bool(_written(wanted.numerator).search(text) or wording.OPERATOR.search(text, text.rfind("=") + 1))
+    folded, (written, words) = text.lower(), _written(wanted.numerator)
+    if written.search(text) or any(word in folded for word in words):
+        return True
+    return wording.may_hold_term(folded[folded.rfind("=") + 1 :])
 
 
 END, FEW_NUMBERS = 250, 5
@@ -95,14 +98,15 @@ SEPARATOR = r"[,. '_{}\\]{0,3}"
 
 
 @lru_cache(maxsize=4096)
-def _written(number: int) -> re.Pattern[str]:
-    """A whole number in digits, with or without separators, or the word that its name has; zeros at its end may be a
-    word (`5 million`)."""
+def _written(number: int) -> tuple[re.Pattern[str], list[str]]:
+    """How a whole number is written: in digits, with or without separators, or with one of these words. Zeros at its
+    end may be a word (`5 million`)."""
     size, digits = abs(number), str(abs(number)).rstrip("0")
     if not size:
-        return re.compile("")
-    word = WORDS[size] if size < 20 else TENS[size // 10 - 2] if size < 100 else "hundred|thousand|illion"
-    return re.compile(rf"(?<![1-9]){SEPARATOR.join(digits)}(?![,.]?[1-9])|(?i:{word})")
+        return re.compile(""), []
+    first, rest = digits[0], "".join(SEPARATOR + digit for digit in digits[1:])
+    words = WORDS[size] if size < 20 else TENS[size // 10 - 2] if size < 100 else "hundred thousand illion"
+    return re.compile(rf"{first}(?<![1-9]{first}){rest}(?![,.]?[1-9])"), words.split()
 
 
 def _final_number(text: str, finished: bool = True, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
@@ -123,7 +127,7 @@ def _final_number(text: str, finished: bool = True, wanted: Fraction | None = No
         return None, False
     if wanted is not None and not may_come_to(_end(text), wanted):
         return None, False
-    value, complete = _whole(text)
+    value, complete = _whole(text, wanted)
     return (None if value in refuted else value), complete
 
 
@@ -136,17 +140,13 @@ def answer_number(answer: str) -> Fraction | None:
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
     """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
-    if not after or (
-        not wording.NUMERIC.search(after) and "not" not in after and "n't" not in after and not RETRACTION.search(after)
-    ):
-        return reading.value, statement.complete
-    retraction = RETRACTION.search(after)
-    if retraction is not None:
-        return _whole(after[retraction.end() :])
-    if reading.value is not None and any(reading.value in denied(said) for said, _ in sentences(after)):
+    if taken_back := retraction(after):
+        return _whole(after[taken_back.end() :])
+    value = reading.value
+    if value is not None and wording.may_deny(after) and any(value in denied(said) for said, _ in sentences(after)):
         return _whole(after)
-    concluded = _concluded(after, reading.value)
-    return (reading.value, statement.complete) if concluded is None else concluded
+    concluded = _concluded(after, value)
+    return (value, statement.complete) if concluded is None else concluded
 
 
 def _concluded(after: str, value: Fraction | None) -> tuple[Fraction | None, bool] | None:
@@ -167,9 +167,9 @@ def _read(statement: Final) -> Reading | None:
     content = statement.text
     if simple := SIMPLE.fullmatch(content):
         return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
-    if retraction := RETRACTION.search(content):
-        content = content[retraction.end() :]
-    if (but := wording.BUT.search(content)) and wording.NUMERIC.search(content, but.end()):
+    if taken_back := retraction(content):
+        content = content[taken_back.end() :]
+    if (but := wording.BUT.search(content)) and wording.has_number(content[but.end() :]):
         content = content[but.end() :]
     if len(content) > LONGEST_STATEMENT:
         return Reading(None) if statement.by == "boxed" else None
@@ -186,7 +186,7 @@ def _read(statement: Final) -> Reading | None:
 def _read_lines(lines: list[str]) -> Reading | None:
     """A tag of several lines: its last line with a number, or its first where the others explain it."""
     first = _statement_value(lines[0])
-    others = [line for line in lines[1:] if wording.NUMERIC.search(line)]
+    others = [line for line in lines[1:] if wording.has_number(line)]
     if first is not None and (
         not others or (not wording.EQUALS.search(lines[0]) and not re.search("[A-Za-z]{2,} .*[A-Za-z]{2,}", lines[0]))
     ):
@@ -304,33 +304,39 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
 def _end(text: str) -> str:
     """As much of a long text as surely holds the sentence that it comes to: the last numbers."""
     end = text[-END:]
-    return end if len(text) > 2 * END and len(wording.NUMBERS.findall(end)) >= FEW_NUMBERS else text
+    return end if len(text) > 2 * END and len(wording.NUMBER_END.findall(end)) >= FEW_NUMBERS else text
 
 
 def _cut_off_in_a_number(text: str) -> bool:
     """Whether the sentence that a text breaks off in has a number: more of it, or another one, may have followed."""
-    start = max(text.rfind(end) for end in ("\n", ". ", "! ", "? "))
-    return wording.DIGIT.search(text, start + 1) is not None
+    line = text.rfind("\n") + 1
+    start = max(text.rfind(end, line) for end in (". ", "! ", "? "))
+    return wording.DIGIT.search(text, max(line, start + 1)) is not None
 
 
-def _whole(text: str) -> tuple[Fraction | None, bool]:
-    """The last sentence with a number, and its value."""
+def _whole(text: str, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
+    """The value of a text without a statement. With `wanted`, another value may be left out."""
     text = text[-LONGEST_PROSE:]
     explained = wording.EXPLAINED.search(text, 0, SHORT + 20)
     if explained is not None and wording.DIGIT.search(text, 0, explained.start()):
-        return _whole(text[: explained.start() + 1])
+        return _whole(text[: explained.start() + 1], wanted)
     if (first := _first_of_all(text)) is not None:
         return first
     if (option := chosen_option(text)) is not None:
         return (_statement_value(option) or Reading(None)).value, True
-    if withheld(text):
-        return None, False
+    return (None, False) if breaks_off(text) else _last_value(text, wanted)
+
+
+def _last_value(text: str, wanted: Fraction | None) -> tuple[Fraction | None, bool]:
+    """The value of the last sentence with a number, unless the text denies it or refuses to answer."""
     refuted = set[Fraction | None]()
     for said, complete in numeric_sentences(text):
+        reading = _sentence_value(said, wanted)
+        if reading is not None and reading.value is None:
+            return None, False
         refuted |= denied(said)
-        reading = _sentence_value(said)
         if reading is not None:
-            return (None if reading.value in refuted else reading.value), complete
+            return (None, False) if reading.value in refuted or refuses(text) else (reading.value, complete)
     return None, False
 
 
@@ -358,8 +364,15 @@ def _only_tells(said: str) -> bool:
     return not (told[0].endswith("ing") and re.search(r",\s[^0-9]*[0-9]", said[told.end() :]))
 
 
-def _sentence_value(sentence: str) -> Reading | None:
-    """What a sentence comes to; `None` where it holds no number."""
+def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
+    """Whether one of the quantities of a sentence, or a part of a term, may be the wanted number."""
+    if any(item.is_term for item in found) and may_come_to(said, wanted):
+        return True
+    return any(item.value is None or item.value == wanted for item in found)
+
+
+def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
+    """What a sentence comes to; `None` where it holds no number. With `wanted`, another value may be left out."""
     bold = wording.BOLD.findall(sentence)
     if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
         return _statement_value(bold[-1])
@@ -369,8 +382,8 @@ def _sentence_value(sentence: str) -> Reading | None:
         said = said[: reason.start()] if main else said
     said = without_relative_clauses(said)
     found = live(said)
-    if not found:
-        return None
+    if not found or (wanted is not None and not _may_be(said, found, wanted)):
+        return Reading(None) if found else None
     if wording.EQUALS.search(said):
         return _equation(said, found)
     if _leads(said, found[0]) and not VERBS.search(said):

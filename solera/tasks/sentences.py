@@ -18,7 +18,7 @@ def numeric_sentences(text: str) -> Iterator[tuple[str, bool]]:
         for line in _lines(text):
             for said, complete in reversed(list(sentences(line if with_checks else _unchecked(line)))):
                 unnumbered = wording.without_steps(said[-LONGEST_SENTENCE:])
-                if wording.NUMERIC.search(unnumbered) and not wording.is_chatter(unnumbered):
+                if wording.has_number(unnumbered) and not wording.is_chatter(unnumbered):
                     any_found = True
                     yield unnumbered, complete
         if any_found:
@@ -30,13 +30,14 @@ def _lines(text: str) -> Iterator[str]:
     end = len(text)
     while end > 0:
         start = text.rfind("\n", 0, end - 1 if text[end - 1] == "\n" else end) + 1
-        if wording.NUMERIC.search(text, start, end):
-            yield wording.ITEM.sub("", text[start:end], count=1)
+        line = text[start:end]
+        if wording.has_number(line):
+            yield wording.ITEM.sub("", line, count=1)
         end = start
 
 
 def _unchecked(line: str) -> str:
-    return "" if wording.BRACKETED.fullmatch(line) else wording.CHECK.sub("", line)
+    return "" if wording.BRACKETED.fullmatch(line) else wording.without_checks(line)
 
 
 def sentences(text: str) -> Iterator[tuple[str, bool]]:

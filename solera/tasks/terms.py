@@ -3,7 +3,7 @@
 import ast
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -32,6 +32,7 @@ _NUMBER = re.compile(
         (?P<irrational> [ ]?\*?[ ]?[π√] )?+""",
     re.VERBOSE,
 )
+_BEGIN = re.compile("[0-9.$€£¥₹+-]")
 _OPERATION = re.compile(
     r"""[\s)]*(?: %?\s*[A-Za-z]*\s*(?P<words>plus|minus|times|multiplied\ by|divided\ by|added\ to|(?<=%\ )of)
         | (?:[a-z%]+\s)?\s*%?(?P<sign>[+*×÷·/]) | %?(?P<minus>-) | (?P<cross>x(?=\s*[$(]|\s*$))
@@ -53,6 +54,7 @@ _SIGNS = {
 }
 _CLOCK = (":", " : ", "'", "′")
 """Between the numbers of a time, a ratio, or feet and inches."""
+_SYMBOL = re.compile("[±√π+×÷*/^·-]")
 _SYMBOL_BEFORE = re.compile(r"(?:±\s?|[+×÷]\s?[A-Za-z]+\s|[√π]\s*\(?|(?:\b[B-Zb-z]|[√π])\s*[+*/^×·-]\s*)$")
 _SYMBOL_AFTER = re.compile(
     r"\s?[+×÷]\s?[A-Za-z]+\s[$]?[0-9]|\s?±|\)?\s*[-+*×·/^]\s*(?:[B-Zb-z](?![A-Za-z])|[√π])|\s(?:doubled|tripled"
@@ -89,7 +91,8 @@ class Quantity:
     @cached_property
     def value(self) -> Fraction | None:
         """`None` where it is no single rational number, as 5:30, 70-74 and 72 + x."""
-        if _SYMBOL_BEFORE.search(self.text, max(0, self.start - 16), self.start):
+        before = max(0, self.start - 16)
+        if _SYMBOL.search(self.text, before, self.start) and _SYMBOL_BEFORE.search(self.text, before, self.start):
             return None
         if _SYMBOL_AFTER.match(self.text, self.end) or len(self.numbers) > MOST_OPERANDS:
             return None
@@ -103,7 +106,7 @@ def quantities(text: str) -> list[Quantity]:
     ['72', '72', 'None', '14']
     """
     found, group = list[Quantity](), list[re.Match[str]]()
-    for number in _NUMBER.finditer(text):
+    for number in _numbers(text):
         if group and not _joined(text, group[-1], number):
             found.append(Quantity(text, tuple(group)))
             group = []
@@ -111,6 +114,16 @@ def quantities(text: str) -> list[Quantity]:
     if group:
         found.append(Quantity(text, tuple(group)))
     return found
+
+
+def _numbers(text: str) -> Iterator[re.Match[str]]:
+    """The numbers of a text. The characters that one begins with are looked for first: the pattern is slow."""
+    place = 0
+    while begin := _BEGIN.search(text, place):
+        number = _NUMBER.match(text, begin.start())
+        place = (number or begin).end()
+        if number:
+            yield number
 
 
 def _joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:

@@ -3,7 +3,7 @@
 import re
 
 from solera.tasks import wording
-from solera.tasks.final import RETRACTION, SENTENCE_END
+from solera.tasks.final import SENTENCE_END, retraction
 from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
@@ -39,7 +39,8 @@ _REFUSING = (
 )  # fmt: skip
 """One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
 _LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
-_CLAUSE_END = re.compile(r"[.!?,;:(—–-]\W*\w|\n")
+_CLAUSE_END = re.compile(r"[\n.!?,;:(—–-](?:(?<=\n)|\W*\w)")
+_NO_DIGITS = re.compile("[^0-9]*")
 _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
 _GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
 _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
@@ -68,23 +69,16 @@ _EMPTY_HEADING = re.compile(r"(?i)#{1,6}[\s*_]*(?:step|part|solution|calculation
 _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
 
 
-def withheld(text: str) -> bool:
-    """Whether a response without a statement gives no answer.
+def refuses(text: str) -> bool:
+    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses.
 
-    >>> withheld("Ann has 7 cats. I don't know how many dogs."), withheld("I don't know the rule, but 3 + 4 = 7.")
-    (True, False)
-    >>> withheld("48 in April, 24 in May. We find that the total number of"), withheld("So 48 + 24 = 72")
+    >>> refuses("Ann has 7 cats. I don't know how many dogs."), refuses("I don't know the rule, but 3 + 4 = 7.")
     (True, False)
     """
-    return breaks_off(text) or refuses(text)
-
-
-def refuses(text: str) -> bool:
-    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses."""
     text = text[-REFUSAL_WITHIN:].lower()
     if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
-    digit = next((place for place in range(len(text) - 1, -1, -1) if text[place] in "0123456789"), -1)
+    digit = len(text) - 1 - _NO_DIGITS.match(text[::-1]).end()  # type: ignore[union-attr]
     if _is_taken_back(text[digit + 1 :]):
         return True
     text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
@@ -95,21 +89,25 @@ def refuses(text: str) -> bool:
 
 def _is_taken_back(after: str) -> bool:
     """Whether what follows the last number retracts it. Most often no second clause follows."""
-    retraction = RETRACTION.search(after) if _CLAUSE_END.search(after) else None
-    return retraction is not None and "sorry" not in retraction[0]
+    taken_back = retraction(after) if _CLAUSE_END.search(after) else None
+    return taken_back is not None and "sorry" not in taken_back[0]
 
 
 def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
     end = SENTENCE_END.search(text, refusal.end())
     place = len(text) if end is None else end.start()
     committed = _COMMITTED.search(text, refusal.end(), place)
-    if committed is not None and wording.NUMERIC.search(text, committed.end(), place):
+    if committed is not None and wording.has_number(text[committed.end() : place]):
         return False
-    return wording.NUMERIC.search(text, place) is None
+    return not wording.has_number(text[place:])
 
 
 def breaks_off(text: str) -> bool:
-    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again."""
+    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again.
+
+    >>> breaks_off("48 in April, 24 in May. We find that the total number of"), breaks_off("So 48 + 24 = 72")
+    (True, False)
+    """
     text = text.rstrip(_DRESS)
     if text.endswith(("...", "…")):
         text = text.rstrip(" .…")
@@ -120,11 +118,11 @@ def breaks_off(text: str) -> bool:
     end = _LAST_WORD.search(last[-LONGEST_WORD:])
     if (end and end[0] in _HANGING) or _ANNOUNCED.fullmatch(last) or _is_empty_heading(last):
         return True
-    if not wording.DIGIT.search(last) and not _closes(last):
-        words = re.findall("[A-Za-z]{2,}", last)
-        if last.endswith(":") or (end and end[0] in _WAITING) or (on_its_line and len(words) >= FEWEST_WORDS):
-            return True
-    return _in_circles(text, last)
+    if wording.DIGIT.search(last):
+        return _in_circles(text, last)
+    many = on_its_line and len(re.findall("[A-Za-z]{2,}", last)) >= FEWEST_WORDS
+    waits = many or last.endswith(":") or (end is not None and end[0] in _WAITING)
+    return (waits and not _closes(last)) or _in_circles(text, last)
 
 
 def _is_empty_heading(last: str) -> bool:
@@ -134,7 +132,7 @@ def _is_empty_heading(last: str) -> bool:
 
 def _closes(last: str) -> bool:
     """Whether a sentence without a number may follow the answer."""
-    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.CHECK.search(last))
+    return bool(_CLOSING.match(last) or wording.is_chatter(last) or wording.without_checks(last) != last)
 
 
 def _last_sentence(text: str) -> tuple[int, bool]:

@@ -2,12 +2,23 @@
 
 import re
 
-NUMERIC = re.compile(
-    r"(?i)[0-9¼½¾⅐-⅞０-９⁰¹²³]|\b(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen"
-    r"|twenty|thirty|forty"
-    r"|fifty|sixty|seventy|eighty|ninety|half|hundred|thousand|million)\b"
-)
-EQUALS = re.compile(r"(?<![!<>=≠/])=(?![=/])>?|[≈≃⇒→]|\\approx|\b(?:equals|is equal to)\b")
+from solera.tasks.spelling import TENS, WORDS
+
+_FIGURE = re.compile("[0-9¼½¾⅐-⅞０-９⁰¹²³]")
+_WORD = re.compile(r"\w+")
+_NUMBER_WORDS = {*WORDS, *TENS, "half", "hundred", "thousand", "million"}
+
+
+def has_number(text: str) -> bool:
+    """Whether a text has a number, in digits or in words."""
+    if _FIGURE.search(text):
+        return True
+    words = _WORD.findall(text.lower())
+    return not _NUMBER_WORDS.isdisjoint(words) or any(word.endswith("teen") and word != "teen" for word in words)
+
+
+EQUALS = re.compile(r"=(?<![!<>=≠/]=)(?![=/])>?|≈|≃|⇒|→|\\approx|equals\b(?<!\wequals)|is equal to\b(?<!\wis equal to)")
+"""Each alternative begins with a character: Python finds these much faster than a lookbehind or a word boundary."""
 COMPARED = re.compile(
     r"[≥≤] ?[-$]?[0-9]|(?:\b[A-Za-z]|[0-9)]) ?[<>]=? ?[-$]?[0-9]|\b(?:more|less|fewer|greater|larger"
     r"|smaller) than [$]?[0-9]"
@@ -78,18 +89,37 @@ GROUPS = re.compile(r"(?i)\s(?!out )[a-z]+ of [$]?")
 UNIT = re.compile(r"[ *_]*([A-Za-z]+)")
 UNIT_AFTER = re.compile(r"[ *_]*(?:an? |per )?(?!or\b)([A-Za-z]+)")
 BETWEEN = re.compile(r"(?i)\bbetween [$]?$")
-ADDITION = re.compile(
-    r"(?i)\b(?:in|for|over|during|within|at|with|from|on|until|after|before|per|every|each|by|of|out of|the|these"
-    r"|those|first|last|next|another|all|between|among|age|day|week|year|month|hour|another|other|remaining)"
-    r"[ *_$(\"]*$"
-)
+_ADDING = {
+    "in", "for", "over", "during", "within", "at", "with", "from", "on", "until", "after", "before", "per", "every",
+    "each", "by", "of", "the", "these", "those", "first", "last", "next", "another", "all", "between", "among", "age",
+    "day", "week", "year", "month", "hour", "other", "remaining",
+}  # fmt: skip
+"""Words in front of a number that is an addition: *in 2 months*."""
 COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
-KEPT = re.compile(
-    r"(?i)(?:total|sum|cost|price|number|amount|value|profit|age|average|loss|area|volume|speed|rate|change"
-    r"|distance|sale|difference|product|out|answer|weight|length|maximum|minimum|is|are|was|were|salary"
-    r"|income|bill|fee|tip|debt|fine|payment|budget|score|balance)s? of[ *_$]*$"
-    r"|\b(?:left|leaving \w+|ends? up|remains?|ended up) with[ *_$]*$|\bto be[ *_$]*$"
-)
+_KEPT = (
+    "total", "sum", "cost", "price", "number", "amount", "value", "profit", "age", "average", "loss", "area", "volume",
+    "speed", "rate", "change", "distance", "sale", "difference", "product", "out", "answer", "weight", "length",
+    "maximum", "minimum", "is", "are", "was", "were", "salary", "income", "bill", "fee", "tip", "debt", "fine",
+    "payment", "budget", "score", "balance",
+)  # fmt: skip
+_KEPT_OF = tuple(word + of for word in _KEPT for of in (" of", "s of"))
+_LEFT_WITH = re.compile(r"\b(?:left|leaving \w+|ends? up|remains?|ended up) with$")
+
+
+def is_added(before: str) -> bool:
+    """Whether words end as those in front of an addition do: *in* and *boxes of*, but not *a total of*.
+
+    >>> [is_added(before) for before in ("sold in ", "boxes of $", "a total of $", "is left with ", "it is ")]
+    [True, True, False, False, False]
+    """
+    before = before.lower()
+    last = _WORD.match(before.rstrip(' *_$("')[::-1])
+    if last is None or last[0][::-1] not in _ADDING:
+        return False
+    before = before.rstrip(" *_$")
+    return not before.endswith(_KEPT_OF) and not (before.endswith(" with") and _LEFT_WITH.search(before))
+
+
 PART_OF = re.compile(r"(?i)[ *_]*(?:[a-z]+ )?of (?:them|which|these|those|whom)\b")
 SIDE = re.compile(r"(?i)[,;\s—–-]*(?:with|in|on|at|over|and the (?:other|remaining))\b")
 RELATIVE_WORDS = ("which", " who", "that ", "each ", "while", "whereas")
@@ -130,21 +160,37 @@ def without_steps(text: str) -> str:
 
 ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
 BOLD = re.compile(r"(?<![*0-9])\*\*(?!\s)([^*\n]{1,120}?[0-9][^*\n]{0,120}?)\*\*(?![*0-9])")
-NUMBERS = re.compile("[0-9]+")
+NUMBER_END = re.compile("[0-9](?![0-9])")
 DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
 HTML = re.compile("</?[A-Za-z]{1,10}/?>")
 LEADING_MINUS = re.compile(r"^[\s$*]*[-−–] (?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)")
 REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b")
 ANNOTATION = re.compile("<<[^<>\n]*>>")
-CHECK = re.compile(
+_CHECK = re.compile(
     r"(?im)(?:^|(?<=[.!?] )|(?<=\())[ \t*_>#-]*(?:(?:quick |sanity |double[- ])?checks?\b ?[:(]?|(?:to |let me "
     r"|let['’]s |we can |i(?:['’]ll| will)? )(?:also )?(?:double[- ]?)?(?:check|verify|confirm)\b"
     r"|verif(?:ication|ying)\b|proof\b|note\b ?(?:that|:)|p\.?s\.?:?\s|as a (?:check|sanity))[^\n]*"
 )
-OPERATOR = re.compile(
-    r"(?i)[+*/^\\%]|[0-9)]\s*[-!]|plus|minus|times|multipl|divide|added|subtract|squared|cubed|half|twice|double"
-)
-"""What a term that is not evaluated may hold."""
+_CHECKING = ("check", "verif", "confirm", "proof", "note", "ps", "p.s", "sanity")
+
+
+def without_checks(text: str) -> str:
+    """A text without checks and notes: *Check: 72 - 24 = 48*. The words are looked for first: the pattern is slow."""
+    folded = text.lower()
+    return _CHECK.sub("", text) if any(word in folded for word in _CHECKING) else text
+
+
+_OPERATOR = re.compile(r"[+*/^\\%0-9)](?:(?<=[+*/^\\%])|\s*[-!])")
+_OPERATING = (
+    "plus", "minus", "times", "multipl", "divide", "added", "subtract", "squared", "cubed", "half", "twice", "double",
+)  # fmt: skip
+
+
+def may_hold_term(text: str) -> bool:
+    """Whether a lower-case text may hold a term that is not evaluated."""
+    return _OPERATOR.search(text) is not None or any(word in text for word in _OPERATING)
+
+
 _ANSWERED_NO = re.compile(r"(?i)\?\s*(?:no|nope|wrong)\b(?!,? (?:doubt|problem))")
 BUT = re.compile(
     r"(?i),? but (?:it['’]?s|it is|actually|really|in fact|(?:the|its) (?:real|correct|true|actual"
