@@ -1,4 +1,4 @@
-"""The real command in a subprocess, as a user types it."""
+"""The real command in a process of its own, as a user types it."""
 
 import json
 import os
@@ -6,31 +6,22 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+from tests.command import ROOT, SEARCH_PATH, run_script, solera, start
+
 SMALL = "--run.steps 3 --collect.prompts 4 --collect.group_size 4 --evaluate.problems 10 --run.device cpu".split()  # noqa: SIM905
 
 
-def solera(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "solera.cli", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH, **environment},
-    )  # fmt: skip
-
-
 def test_help_answers_at_once_without_torch():
-    done = solera("--help")
-    assert done.returncode == 0
-    assert "train" in done.stdout
     seconds = []
     for _ in range(5):
-        start = time.perf_counter()
-        solera("--help")
-        seconds.append(time.perf_counter() - start)
+        before = time.perf_counter()
+        done = solera("--help", fresh=True)
+        seconds.append(time.perf_counter() - before)
+        assert done.returncode == 0
+        assert "train" in done.stdout
     assert statistics.median(seconds) < 0.5
     program = "import sys, solera.cli; solera.cli.main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False, capture_output=True).returncode == 0
@@ -218,14 +209,14 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
 
 def test_a_run_whose_reader_leaves_saves_and_stops_and_can_go_on(tmp_path):
     options = "--run.steps 400 --collect.prompts 4 --evaluate.every 5 --evaluate.problems 10 --run.name left".split()  # noqa: SIM905
-    command = " ".join([sys.executable, "-m", "solera.cli", "train", *options])
-    done = subprocess.run(
-        ["bash", "-c", f"{command} | head -n 2; exit ${{PIPESTATUS[0]}}"], cwd=tmp_path, capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": SEARCH_PATH},
-    )  # fmt: skip
-    assert done.returncode == 141, done.stderr
-    assert "go on with: solera train --resume runs/left" in done.stderr
-    assert done.stderr.count("\n") == 1
+    with start("train", *options, cwd=tmp_path) as left:
+        for _ in range(2):
+            left.stdout.readline()
+        left.stdout.close()
+        said = left.stderr.read()
+    assert left.returncode == 141, said
+    assert "go on with: solera train --resume runs/left" in said
+    assert said.count("\n") == 1
     assert list((tmp_path / "runs" / "left" / "checkpoints").iterdir())
 
 
@@ -234,11 +225,8 @@ def test_the_same_from_python(tmp_path):
     readme = (ROOT / "README.md").read_text()
     program = readme.split("```python\n")[1].split("```")[0]
     assert len(program.strip().splitlines()) <= 12
-    program = program.replace("steps=200", "steps=3")
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
-    )  # fmt: skip
+    (tmp_path / "program.py").write_text(program.replace("steps=200", "steps=3"))
+    done = run_script(tmp_path / "program.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.glob("runs/*/model/model.safetensors"))
 

@@ -11,7 +11,7 @@ from solera.config import Config, ObjectiveConfig, parse
 from solera.errors import SoleraError
 from solera.objectives.advantage import whiten, whiten_bessel
 from solera.objectives.table import resolve, resolve_config
-from tests.test_cli import ROOT, solera
+from tests.command import ROOT, solera
 
 PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
 

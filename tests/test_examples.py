@@ -1,7 +1,6 @@
 """The examples, as a user runs them but shorter, and parts of one's own across a resume."""
 
-import subprocess
-import sys
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,17 +11,14 @@ import solera
 from solera.config import override
 from solera.report.sinks import read_metrics
 from solera.run.running import InterruptedRunError
-from tests.test_cli import SEARCH_PATH, os
+from tests.command import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_the_example_runs_and_learns(tmp_path, example):
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / example), "45"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
-    )  # fmt: skip
+    done = run_script(EXAMPLES / example, 45, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "%" in done.stdout.splitlines()[-1]
     (folder,) = (tmp_path / "runs").iterdir()

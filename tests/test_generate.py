@@ -5,8 +5,6 @@ import os
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import closing
@@ -24,7 +22,7 @@ from solera.run.running import resume
 from solera.store.database import place_in
 from solera.store.reading import reading
 from solera.tasks.arithmetic import is_held_out
-from tests.test_cli import SEARCH_PATH, solera
+from tests.command import Forked, solera, start
 
 SUMS = [(a, b) for a in range(12, 90, 7) for b in range(13, 90, 11) if not is_held_out(a, b)][:30]
 
@@ -103,7 +101,7 @@ def test_the_probabilities_are_those_that_the_model_gives(tmp_path, prompts):
         assert sequence.span_logp == pytest.approx(wanted, abs=1e-4)
 
 
-def ask_to_stop(process: subprocess.Popen, number: int, store: Path) -> None:
+def ask_to_stop(process: Forked, number: int, store: Path) -> None:
     """Once something is written."""
     deadline = time.monotonic() + 300
     while not _rows(store):
@@ -125,10 +123,7 @@ def _rows(store: Path) -> int:
 def test_stopped_or_killed_it_goes_on_without_repeating_a_prompt(tmp_path, prompts, number):
     many = write_prompts(tmp_path, [{"prompt": f"{a}+{b}="} for a in range(10, 60) for b in range(10, 50)])
     arguments = words(many, tmp_path / "out", "--samples", "3", "--engine.max_rows", "12")
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solera.cli", *arguments], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH},
-    )  # fmt: skip
+    started = start(*arguments)
     ask_to_stop(started, number, tmp_path / "out" / "store.db")
     _, said = started.communicate()
     assert started.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)

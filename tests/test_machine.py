@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,8 +14,8 @@ import torch
 from solera.cli import main
 from solera.learner.learner import Learner
 from solera.report.sinks import read_metrics
+from tests.command import run_script, start
 
-ROOT = Path(__file__).parents[1]
 RUN = """
 run = {{ root = "disk", name = "run", steps = {steps}, device = "cpu" }}
 collect = {{ prompts = 4, group_size = 8, offset = 1 }}
@@ -156,11 +155,7 @@ def test_debug_shows_the_traceback_of_the_machines_fault_and_of_a_users_mistake(
 )
 def test_a_signal_loses_nothing(tmp_path, signals):
     (tmp_path / "run.toml").write_text(RUN.format(steps=100_000, every=0))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "solera.cli", "train", "run.toml"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    process = start("train", "run.toml", cwd=tmp_path)
     metrics = tmp_path / "disk" / "run" / "metrics.jsonl"
     while not metrics.exists() or metrics.read_bytes().count(b"\n") < 3:
         assert process.poll() is None
@@ -233,6 +228,6 @@ in_process.decode = interrupted
 sys.exit(main(["train", "run.toml", "--collect.overlap", "False"]))
 """)
     (tmp_path / "run.toml").write_text(RUN.format(steps=50, every=0))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_script(script, cwd=tmp_path)
     assert done.returncode == 130
     assert done.stderr == "solera: interrupted; go on with: solera train --resume disk/run\n"

@@ -1,15 +1,13 @@
 """Old rollouts, another model's text, and rewards that came late and were revised: enough to learn from."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
+
+from tests.command import ROOT, run_script
 
 
 def test_learning_with_no_fresh_data(tmp_path):
-    script = Path(__file__).parents[1] / "benchmarks" / "no_fresh_data.py"
-    command = [sys.executable, str(script), "--steps", "40", "--root", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=script.parents[1])
+    script = ROOT / "benchmarks" / "no_fresh_data.py"
+    done = run_script(script, "--steps", 40, "--root", tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout[done.stdout.index("{") :])
     revised, flipped = found["revised"], found["flipped"]

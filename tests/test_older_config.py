@@ -12,7 +12,7 @@ from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
 from solera.sweep.file import read_plan
 from solera.sweep.state import refuse_changed
-from tests.test_cli import solera
+from tests.command import solera
 from tests.test_resume import outcome
 
 FIELD = "objective.whiten_epsilon"

@@ -2,10 +2,8 @@
 
 import functools
 import json
-import os
 import signal
 import sqlite3
-import subprocess
 import sys
 import textwrap
 import time
@@ -16,8 +14,8 @@ import pytest
 
 import solera
 from solera.config import override
-from tests.test_cli import SEARCH_PATH
-from tests.test_cli import solera as command
+from tests.command import solera as command
+from tests.command import start
 from tests.test_examples import EXAMPLES, config
 
 sys.path.insert(0, str(EXAMPLES))
@@ -162,10 +160,7 @@ def test_reward_functions_judge_a_task_of_ones_own_too(folder):
 
 def test_a_run_with_a_named_task_is_resumed_and_evaluated_from_the_command_line(folder):
     (folder / "waits.toml").write_text((folder / "short.toml").read_text() + '[task]\nname = "tasks.py:Waits"\n')
-    started = subprocess.Popen(
-        [sys.executable, "-m", "solera.cli", "train", "waits.toml", "--run.steps", "12"], cwd=folder,
-        env={**os.environ, "PYTHONPATH": SEARCH_PATH}, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    started = start("train", "waits.toml", "--run.steps", "12", cwd=folder)
     file = folder / "runs/x/metrics.jsonl"
     while not (file.exists() and file.read_text().count("\n") >= 2):
         assert started.poll() is None, started.stderr.read()

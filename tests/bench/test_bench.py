@@ -1,15 +1,13 @@
 """`solera bench`: the real command, what it prints and writes, and what it refuses."""
 
 import json
-import os
 import re
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,14 +15,12 @@ import pytest
 from solera.bench.bench import _share_of_peak, _spread
 from solera.bench.options import BenchOptions, check
 from solera.errors import SoleraError
+from tests.command import solera, start
 
 SMALL = ["--prompts", "4", "--group", "2", "--steps", "3", "--device", "cpu"]
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "solera.cli", "bench", *arguments]
-    wide = os.environ | {"COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=wide)
+bench = partial(solera, "bench", COLUMNS="200")
 
 
 def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
@@ -51,9 +47,7 @@ def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
 
 def test_a_bench_that_is_killed_leaves_what_it_measured(tmp_path):
     path = tmp_path / "steps.json"
-    command = [sys.executable, "-m", "solera.cli", "bench", *SMALL, "--rounds", "50", "--json", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
+    with start("bench", *SMALL, "--rounds", 50, "--json", path) as running:
         assert running.stdout.readline().startswith("round 1, Solera, v = 1: ")
         running.kill()
     (measured,) = json.loads(path.read_text())["rounds"]["Solera, v = 1"]
@@ -63,7 +57,6 @@ def test_a_bench_that_is_killed_leaves_what_it_measured(tmp_path):
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no list of processes here")
 def test_a_bench_that_is_asked_to_end_takes_along_what_it_measures(tmp_path):
     marker = str(tmp_path / "steps.json")
-    command = [sys.executable, "-m", "solera.cli", "bench", *SMALL[:-4], "--steps", "100000", "--json", marker]
 
     def measured() -> list[str]:
         return [
@@ -72,7 +65,7 @@ def test_a_bench_that_is_asked_to_end_takes_along_what_it_measures(tmp_path):
             if b"solera.bench.ours" in (given := _read(path)) and marker.encode() in given
         ]
 
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as running:
+    with start("bench", *SMALL[:-4], "--steps", 100000, "--json", marker) as running:
         _until(measured)
         running.terminate()
     assert running.returncode == 128 + signal.SIGTERM

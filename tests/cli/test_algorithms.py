@@ -1,7 +1,7 @@
 """`solera algorithms`: all objectives at one look, and one of them in full."""
 
 from solera.objectives.table import TABLE
-from tests.test_cli import solera
+from tests.command import solera
 
 
 def test_lists_every_objective_and_marks_the_default():

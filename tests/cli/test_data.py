@@ -4,9 +4,9 @@ import io
 import json
 import re
 import subprocess
-import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from solera.records import Reward
 from solera.run.running import train
 from solera.store.ledger import Ledger
 from solera.store.parquet import read_rows
+from tests.command import solera as command
 from tests.conftest import random_rollout
 from tests.store.test_lines import HELD_OUT, TRAINING
 
@@ -33,9 +34,7 @@ report = {{ tensorboard = false, progress = false }}
 """
 
 
-def solera(*arguments: object) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "solera.cli", "data", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+solera = partial(command, "data")
 
 
 @pytest.fixture(scope="module")
@@ -91,9 +90,7 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
     (tmp_path / "run.toml").write_text(RUN.format(root=tmp_path, name="run", steps=1, data=""))
 
     def begin(*more: object) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "solera.cli", "train", tmp_path / "run.toml", "--store.data", *files, *more]
-        command += ["--objective", "red_weight"]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        return command("train", tmp_path / "run.toml", "--store.data", *files, *more, "--objective", "red_weight")
 
     refused = begin()
     assert refused.returncode == 2 and 'store.skip_bad = "bad.jsonl"' in refused.stderr

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import solera as package
-from tests.test_cli import ROOT, solera
+from tests.command import ROOT, solera
 
 ON_CPU = ("--device", "cpu")
 

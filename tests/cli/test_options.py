@@ -3,7 +3,7 @@
 import pytest
 
 from solera.store.drawing import apportion
-from tests.test_cli import solera
+from tests.command import solera
 
 COMMANDS = ["", "train", "eval", "data", "data stats", "data verify", "data import", "data export", "data reward",
             "sweep", "report", "algorithms", "bench", "lab"]  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import solera
+from tests.command import solera
 
 
 def test_quick_shows_and_writes_everything(tmp_path: Path):

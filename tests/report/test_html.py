@@ -20,8 +20,8 @@ from solera.records import Reward, Rollout, Sequence, Span, Use
 from solera.report.html import write_report
 from solera.report.panels import PANELS, panels_for
 from solera.store.ledger import Ledger
+from tests.command import SEARCH_PATH
 from tests.report.pages import Page
-from tests.test_cli import SEARCH_PATH
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!--<script>\u2028&lt;"
 

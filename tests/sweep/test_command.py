@@ -1,10 +1,7 @@
 """`solera sweep` in a subprocess: stopped, killed, gone on with; a cell that fails beside others that do not."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,7 +12,7 @@ from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.sweep.state import locked
-from tests.test_cli import SEARCH_PATH, solera
+from tests.command import solera, start
 
 SMALL = """
 run = { steps = 8, device = "cpu" }
@@ -36,15 +33,9 @@ on_policy = { sync.period = 1 }
 lag = { sync.period = 1, collect.offset = 2 }
 """
 )
+SWEEP = ("sweep", "grid.toml", "--jobs", "2")
 PATIENCE = 300
 """Seconds after which something is wrong, however slow the machine is."""
-
-
-def start(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "solera.cli", "sweep", "grid.toml", "--jobs", "2"], cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONPATH": SEARCH_PATH},
-    )  # fmt: skip
 
 
 def wait_until(happened) -> None:
@@ -77,7 +68,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
     (tmp_path / "grid.toml").write_text(GRID)
     runs = tmp_path / "sweeps" / "grid" / "runs"
 
-    sweep = start(tmp_path)
+    sweep = start(*SWEEP, cwd=tmp_path)
     wait_until(lambda: list(runs.glob("*/metrics.jsonl")))
     sweep.send_signal(signal.SIGINT)
     out, err = sweep.communicate(timeout=PATIENCE)
@@ -90,7 +81,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
     assert f"{begun} stopped before the end" in out or finished(tmp_path)
     assert (tmp_path / "sweeps/grid/report.html").exists()
 
-    sweep = start(tmp_path)
+    sweep = start(*SWEEP, cwd=tmp_path)
     wait_until(lambda: len(finished(tmp_path)) >= 2)
     sweep.kill()
     sweep.communicate(timeout=PATIENCE)
@@ -98,7 +89,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
     done = {model: model.stat().st_mtime_ns for model in finished(tmp_path)}
     assert 2 <= len(done) < 8
 
-    sweep = start(tmp_path)
+    sweep = start(*SWEEP, cwd=tmp_path)
     out, err = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 0, err
     assert "8 of 8 runs finished." in out
@@ -141,7 +132,7 @@ def test_a_cell_that_fails_holds_nobody_up(tmp_path):
         bad = { reward.functions = ["rewards.py:bad"] }
         """
     )
-    sweep = start(tmp_path)
+    sweep = start(*SWEEP, cwd=tmp_path)
     out, err = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 1, err
     assert out.count("failed    bad-s") == 2

@@ -1,10 +1,7 @@
 """Own data and rewards from end to end: the command, the example, a model with a chat template and no pad token."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,8 +17,8 @@ from solera.run.parts import resolved
 from solera.run.running import train
 from solera.run.task import build_task
 from solera.tasks.jsonl import read_split
+from tests.command import ROOT, solera
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_reward"
 
 TEMPLATE = (
@@ -37,14 +34,6 @@ def small(name: str, steps: int = 3) -> list[str]:
     return f"{size} --run.name {name} --run.device cpu --report.tensorboard false".split()
 
 
-def solera(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(
-        [sys.executable, "-m", "solera.cli", "train", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-
 @pytest.fixture
 def example(tmp_path) -> Path:
     ignored = shutil.ignore_patterns("runs", "__pycache__")
@@ -52,7 +41,7 @@ def example(tmp_path) -> Path:
 
 
 def test_the_example_runs_as_written(example):
-    done = solera("run.toml", *small("x"), cwd=example)
+    done = solera("train", "run.toml", *small("x"), cwd=example)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (example / "runs" / "x" / "metrics.jsonl").read_text().splitlines()]
     assert {"reward/exact", "reward/digits", "reward/carried"} <= rows[0].keys()
@@ -99,7 +88,7 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     (example / "rewards.py").write_text(
         good.replace("    if len(rollout.text)", "    row['nothing']\n    if len(rollout.text)")
     )
-    done = solera("run.toml", *small("x"), cwd=example)
+    done = solera("train", "run.toml", *small("x"), cwd=example)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr

@@ -1,0 +1,161 @@
+"""`solera` in a process of its own, without the seconds that a new process takes to import torch.
+
+On Linux a server (`tests.forking`) that has imported everything forks a process for the command. Each process of pytest
+starts one server, when it needs it. The fork has its own directory, environment, standard streams, arguments, signal
+handlers and exit status, and runs `python -m solera.cli` from its first line to its exit handlers.
+
+A new process starts instead
+- if the command gets another value of a variable that Python or a library reads when it starts (`READ_AT_START`);
+- if the test asks for it with `fresh=True`, because Python then orders sets of strings in another way;
+- if the system is not Linux.
+
+Tests of the start itself do not use this module: help without torch, what is refused before torch is loaded, a hub that
+does not answer, kernels in Triton's interpreter.
+"""
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+READ_AT_START = (
+    "CUDA", "HF_", "HOME", "KMP_", "LANG", "LC_", "LD_", "MKL_", "MPL", "OMP_", "OPENBLAS_", "PYTHON", "TOKENIZERS_",
+    "TORCH", "TRANSFORMERS_", "TRITON_", "TZ", "XDG_",
+)  # fmt: skip
+"""How the names of these variables begin."""
+
+
+def solera(
+    *arguments: object, cwd: Path = ROOT, fresh: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command `solera` to its end."""
+    return _to_its_end(start(*arguments, cwd=cwd, fresh=fresh, **environment))
+
+
+def start(
+    *arguments: object, cwd: Path = ROOT, fresh: bool = False, **environment: str
+) -> "Forked | subprocess.Popen[str]":
+    """Start the command `solera`. Its output can be read, and it can be waited for and signalled."""
+    return _begin(None, arguments, cwd, fresh, environment)
+
+
+def run_script(
+    path: Path, *arguments: object, cwd: Path = ROOT, fresh: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program that uses solera to its end."""
+    return _to_its_end(_begin(path.resolve(), arguments, cwd, fresh, environment))
+
+
+def _to_its_end(process: "Forked | subprocess.Popen[str]") -> subprocess.CompletedProcess[str]:
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def _begin(
+    script: Path | None, arguments: tuple[object, ...], cwd: Path, fresh: bool, changes: dict[str, str]
+) -> "Forked | subprocess.Popen[str]":
+    given, environment = list(map(str, arguments)), {**_surroundings(), **changes}
+    if fresh or sys.platform != "linux" or _read_at_start(environment) != _read_at_start(_surroundings()):
+        program = [str(script)] if script else ["-m", "solera.cli"]
+        return subprocess.Popen(
+            [sys.executable, *program, *given], cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+    return Forked(given, script and str(script), cwd, environment)
+
+
+def _surroundings() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": SEARCH_PATH}
+
+
+def _read_at_start(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+
+
+class Forked:
+    """A fork of the server, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, arguments: list[str], script: str | None, cwd: Path, environment: dict[str, str]) -> None:
+        self.args, self.returncode = arguments, None
+        (out, out_end), (err, err_end) = os.pipe(), os.pipe()
+        self.stdout, self.stderr = open(out), open(err)  # noqa: SIM115
+        self._answers, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {"arguments": arguments, "script": script, "cwd": str(cwd), "environment": environment}
+        with their_end, open(out_end), open(err_end):
+            given = [0, out_end, err_end, their_end.fileno()]
+            socket.send_fds(_server(), [json.dumps(request).encode()], given)
+        self.pid = self._answer("pid")
+
+    def _answer(self, about: str) -> int:
+        name, _, number = self._answers.recv(64).decode().partition(" ")
+        assert name == about, f"the server was asked for the {about} of {self.args} and said {name!r} {number}"
+        return int(number)
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self._answers.settimeout(timeout)
+            try:
+                self.returncode = self._answer("status")
+            except (TimeoutError, BlockingIOError) as late:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0) from late
+            self._answers.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What the command still writes, until its end."""
+        with ThreadPoolExecutor(2) as pool:
+            texts = [pool.submit(stream.read) for stream in (self.stdout, self.stderr)]
+            self.wait(timeout)
+            out, err = (text.result() for text in texts)
+        self.__exit__()
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+
+
+@lru_cache
+def _server() -> socket.socket:
+    """Where requests go. The server ends when the last copy of this socket is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forking", str(theirs.fileno())], cwd=ROOT, env=_surroundings(),
+            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
