@@ -149,7 +149,8 @@ def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.forking", str(theirs.fileno())], cwd=ROOT, env=_surroundings(),
+            [sys.executable, "-m", "tests.forking", str(theirs.fileno())], cwd=ROOT,
+            env={**_surroundings(), "OPENBLAS_NUM_THREADS": "1"},  # its threads start with numpy, and forks lose them
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
 

@@ -130,59 +130,68 @@ def test_a_users_mistake_is_one_line_and_status_2_and_leaves_nothing(tmp_path, a
 
 
 WITHOUT_TORCH = """
-import sys
+import contextlib, io, json, sys
 import solera.cli
 sys.modules["wandb"] = sys.modules["psycopg"] = None  # as where they are not installed
-status = solera.cli.main(sys.argv[1:])
-sys.exit("torch was loaded" if "torch" in sys.modules else status)
+for line in sys.stdin.read().splitlines():
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        status = solera.cli.main(line.split())
+    print(json.dumps([status, said.getvalue(), "torch" in sys.modules]))
 """
+REFUSED_WITHOUT_TORCH = {
+    "train --resume nowhere": "nowhere: no config.toml, so there is no run to resume here",
+    "train --resume finished": "finished: the run is finished; its model is in finished/model",
+    "train --resume owned": "go on with solera.resume('owned', task=...)",
+    "train --resume nameless": "nameless/config.toml: run.name is unset",
+    "train --run.device cpu --model.compute float16": "model.compute is float16, which needs a GPU",
+    "train --run.device cpu --run.gpu_memory 3": "run.gpu_memory is set, but this run is on a CPU: remove it",
+    "train --store.data nowhere.jsonl": "nowhere.jsonl: cannot be read: No such file or directory",
+    "train --report.wandb mine": "pip install wandb",
+    "train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine": "PostgreSQL needs the package psycopg",
+    "train --reward.functions own.py:one": "own.py:one takes (x); a reward function takes (rollout, row)",
+    "train --reward.functions own.py:no": "own.py:no: no is not there; functions of own.py: one",
+    "train --task jsonl --task.path sums.jsonl --reward.functions own.py:trl": "the columns are answer, level",
+    "train --resume begun": "own.py:one takes (x); a reward function takes (rollout, row)",
+    "eval embedded --reward.functions own.py:one": "own.py:one takes (x)",
+    "eval owned": "owned was trained with a task or rewards of its user's own code",
+    "data import finished nowhere.jsonl": "nowhere.jsonl: cannot be read: No such file or directory",
+    "bench --model nosuch": "model 'nosuch': no such folder",
+    "bench --device cpu --gpu_memory 3": "--gpu_memory is set, but this runs on a CPU: remove it",
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ("train --resume nowhere", "nowhere: no config.toml, so there is no run to resume here"),
-        ("train --resume finished", "finished: the run is finished; its model is in finished/model"),
-        ("train --resume owned", "go on with solera.resume('owned', task=...)"),
-        ("train --resume nameless", "nameless/config.toml: run.name is unset"),
-        ("train --run.device cpu --model.compute float16", "model.compute is float16, which needs a GPU"),
-        ("train --run.device cpu --run.gpu_memory 3", "run.gpu_memory is set, but this run is on a CPU: remove it"),
-        ("train --store.data nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
-        ("train --report.wandb mine", "pip install wandb"),
-        ("train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine", "PostgreSQL needs the package psycopg"),
-        ("train --reward.functions own.py:one", "own.py:one takes (x); a reward function takes (rollout, row)"),
-        ("train --reward.functions own.py:no", "own.py:no: no is not there; functions of own.py: one"),
-        ("train --task jsonl --task.path sums.jsonl --reward.functions own.py:trl", "the columns are answer, level"),
-        ("train --resume begun", "own.py:one takes (x); a reward function takes (rollout, row)"),
-        ("eval embedded --reward.functions own.py:one", "own.py:one takes (x)"),
-        ("eval owned", "owned was trained with a task or rewards of its user's own code"),
-        ("data import finished nowhere.jsonl", "nowhere.jsonl: cannot be read: No such file or directory"),
-        ("bench --model nosuch", "model 'nosuch': no such folder"),
-        ("bench --device cpu --gpu_memory 3", "--gpu_memory is set, but this runs on a CPU: remove it"),
-    ],
-)
-def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, says, tmp_path):
+@pytest.fixture(scope="module")
+def refused_without_torch(tmp_path_factory) -> dict[str, tuple[int, str, bool]]:
+    """Status, error and whether torch was loaded, of each command, all in one process that has not loaded it."""
     from solera.config import Config, dump, override
     from solera.store.ledger import Ledger
 
+    folder = tmp_path_factory.mktemp("refused")
     for name in ("finished", "owned", "nameless"):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         config = Config() if name == "nameless" else override(Config(), "run", name=name)
-        (tmp_path / name / "config.toml").write_text(dump(config))
-    (tmp_path / "finished" / "model").mkdir()
-    (tmp_path / "owned" / "own_code.json").write_text('["task"]')
-    (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "config.toml").write_text('run.name = "begun"\nreward.functions = ["own.py:one"]')
-    (tmp_path / "own.py").write_text("def one(x): ...\ndef trl(completions, truth): ...\n")
+        (folder / name / "config.toml").write_text(dump(config))
+    (folder / "finished" / "model").mkdir()
+    (folder / "owned" / "own_code.json").write_text('["task"]')
+    (folder / "begun").mkdir()
+    (folder / "begun" / "config.toml").write_text('run.name = "begun"\nreward.functions = ["own.py:one"]')
+    (folder / "own.py").write_text("def one(x): ...\ndef trl(completions, truth): ...\n")
     rows = [{"prompt": f"{number}+1=", "answer": number + 1, "level": 1} for number in range(50)]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    Ledger(tmp_path / "finished" / "store.db").close()
+    (folder / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Ledger(folder / "finished" / "store.db").close()
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *arguments.split()], capture_output=True, text=True, check=False,
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": SEARCH_PATH},
+        [sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True, cwd=folder,
+        env={**os.environ, "PYTHONPATH": SEARCH_PATH}, input="\n".join(REFUSED_WITHOUT_TORCH),
     )  # fmt: skip
-    assert says in done.stderr
-    assert done.stderr.count("\n") == 1 and done.returncode == 2, done.stderr
+    return dict(zip(REFUSED_WITHOUT_TORCH, map(json.loads, done.stdout.splitlines()), strict=True))
+
+
+@pytest.mark.parametrize("arguments", REFUSED_WITHOUT_TORCH)
+def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, refused_without_torch):
+    status, said, loaded = refused_without_torch[arguments]
+    assert REFUSED_WITHOUT_TORCH[arguments] in said
+    assert said.count("\n") == 1 and status == 2, said
+    assert not loaded
 
 
 def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):

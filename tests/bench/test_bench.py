@@ -23,14 +23,14 @@ SMALL = ["--prompts", "4", "--group", "2", "--steps", "3", "--device", "cpu"]
 bench = partial(solera, "bench", COLUMNS="200")
 
 
-def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
-    path = tmp_path / "steps.json"
-    done = bench(*SMALL, "--v", "1", "2", "--overlap", "True", "--json", str(path))
-    assert done.returncode == 0, done.stderr
-    assert "Solera, v = 1" in done.stdout
-    assert "107,904 parameters" in done.stdout
+def test_a_bench_that_is_killed_leaves_what_it_measured_and_parts_add_up_to_no_more_than_the_whole(tmp_path):
+    path, ahead = tmp_path / "steps.json", "Solera, v = 2, written ahead"
+    variants = ["--v", "1", "2", "--overlap", "True"]
+    with start("bench", *SMALL, *variants, "--rounds", 50, "--json", path, COLUMNS="200") as running:
+        for name in ("Solera, v = 1", ahead):
+            assert running.stdout.readline().startswith(f"round 1, {name}: ")
+        running.kill()
     rounds = json.loads(path.read_text())["rounds"]
-    ahead = "Solera, v = 2, written ahead"
     assert {name: len(several) for name, several in rounds.items()} == {"Solera, v = 1": 1, ahead: 1}
     for name, several in rounds.items():
         for one in several:
@@ -43,15 +43,6 @@ def test_parts_add_up_to_no_more_than_the_whole(tmp_path):
                 assert parts + step["time/diagnose"] < step["whole"]
     synced = [step["time/sync"] > 0 for step in rounds[ahead][0]["steps"]]
     assert synced in ([True, False, True], [False, True, False])
-
-
-def test_a_bench_that_is_killed_leaves_what_it_measured(tmp_path):
-    path = tmp_path / "steps.json"
-    with start("bench", *SMALL, "--rounds", 50, "--json", path) as running:
-        assert running.stdout.readline().startswith("round 1, Solera, v = 1: ")
-        running.kill()
-    (measured,) = json.loads(path.read_text())["rounds"]["Solera, v = 1"]
-    assert len(measured["steps"]) == 3
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no list of processes here")
@@ -83,13 +74,6 @@ def _until(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_problems_of_a_file(tmp_path):
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(40)))
-    done = bench(*SMALL, "--problems", str(problems), "--unmasked")
-    assert done.returncode == 0, done.stderr
 
 
 STAND_IN = """
@@ -129,11 +113,13 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
     assert 0.2 <= min(quick) < 0.4 <= min(slow)
 
 
-def test_what_was_measured_is_shown_though_a_peer_fails(tmp_path):
-    script, path = tmp_path / "broken.py", tmp_path / "steps.json"
+def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tmp_path):
+    script, path, problems = tmp_path / "broken.py", tmp_path / "steps.json", tmp_path / "problems.jsonl"
     script.write_text("raise ValueError('no such trainer')")
-    done = bench(*SMALL, "--trl_step", str(script), "--rounds", "2", "--json", str(path))
+    problems.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(40)))
+    done = bench(*SMALL, "--problems", problems, "--trl_step", script, "--rounds", 2, "--json", path)
     assert done.returncode == 2
+    assert "107,904 parameters" in done.stdout
     assert done.stdout.count("no such trainer") == 1  # not tried again
     assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("round")] == [
         "round 1, Solera, v = 1",
