@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solera.config import DrawConfig, OrderName, shares_of, writes
+from solera.errors import SoleraError
 from solera.streams import stream_seed
 
 NO_AGE = np.iinfo(np.int32).min
@@ -272,7 +273,12 @@ def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:
 def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
     """Members of each origin in a group that is mixed within itself."""
     shares = shares_of(draw)
-    return dict(zip(shares, apportion(group_size, list(shares.values())), strict=True))
+    quotas = dict(zip(shares, apportion(group_size, list(shares.values())), strict=True))
+    if without := [origin for origin, members in quotas.items() if not members]:
+        raise SoleraError(
+            f"draw.shares: {without[0]} gets no member of a group of {group_size}: raise its share or collect.group_size"
+        )
+    return quotas
 
 
 def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> Groups:

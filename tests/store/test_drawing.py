@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from solera.config import DrawConfig
-from solera.store.drawing import NO_AGE, Rows, Selection, apportion, rank
+from solera.errors import SoleraError
+from solera.store.drawing import NO_AGE, Rows, Selection, apportion, quotas_of, rank
 
 ORIGINS = ("self", "model:a", "model:b", "human")
 
@@ -282,3 +283,10 @@ def test_apportioned_numbers_add_up_and_stay_near_the_shares():
         numbers = apportion(count, shares)
         assert sum(numbers) == count
         assert all(abs(n - count * share / sum(shares)) < 1 for n, share in zip(numbers, shares, strict=True))
+
+
+def test_a_share_too_small_for_a_member_of_the_group_is_refused():
+    draw = DrawConfig("mixed", shares=("self=0.99", "model:teacher=0.01"), mix="within")
+    with pytest.raises(SoleraError, match="model:teacher gets no member of a group of 8"):
+        quotas_of(draw, 8)
+    assert quotas_of(draw, 64) == {"self": 63, "model:teacher": 1}
