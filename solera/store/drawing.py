@@ -276,7 +276,7 @@ def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
     quotas = dict(zip(shares, apportion(group_size, list(shares.values())), strict=True))
     if without := [origin for origin, members in quotas.items() if not members]:
         raise SoleraError(
-            f"draw.shares: {without[0]} gets no member of a group of {group_size}: raise its share or collect.group_size"
+            f"draw.shares: {without[0]} gets no member of a group of {group_size}: raise it, or collect.group_size"
         )
     return quotas
 
