@@ -1,5 +1,5 @@
-"""An objective of one's own: a soft wall in place of a clip. The rest (advantage, mask, KL, aggregation) is composed as
-for every other objective.
+"""A custom objective: a soft limit on the ratio instead of a clip. The other parts (advantage, mask, KL,
+aggregation) are the same as for built-in objectives.
 
     python examples/own_objective.py [STEPS]
 """
@@ -12,7 +12,7 @@ import solera
 
 
 def soft_wall(tokens: solera.Tokens) -> solera.Term:
-    """A loss for each token, minimised: `−tanh(ρ − 1)·A`, whose gradient fades as the ratio leaves 1."""
+    """Return the loss of each token, `−tanh(ρ − 1)·A`. Its gradient fades as the ratio ρ moves away from 1."""
     ratio_T = tokens.ratio("token")
     return solera.Term(-torch.tanh(ratio_T - 1) * tokens.advantage_T)
 

@@ -1,8 +1,8 @@
-"""A reward of one's own beside a built-in grader: right answers count 1, each token beyond the third costs a little.
+"""A custom reward together with a built-in grader: a correct answer earns 1, each token after the third costs 0.05.
 
     python examples/own_reward.py [STEPS]
 
-`examples/own_reward/` has the same kind of thing without a line of Python around it: data, rewards and a config file.
+`examples/own_reward/` shows custom rewards without a script: data, reward functions and a config file.
 """
 
 import sys
@@ -11,7 +11,7 @@ import solera
 
 
 def brevity(rollout: solera.Rollout, row: dict) -> float:
-    """`row` holds the problem's columns; a reward of `None` would mean that it is not known (yet)."""
+    """`row` has the columns of the problem. Return `None` for a response whose reward is not known yet."""
     return -0.05 * max(0, rollout.length - 3)
 
 

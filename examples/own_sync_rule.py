@@ -1,4 +1,4 @@
-"""A sync rule of one's own: the engine gets new weights after batch 1, 2, 4, 8, …, often while the policy moves fast.
+"""A custom sync rule: the engine gets new weights after batch 1, 2, 4, 8, …, so most often at the start.
 
 python examples/own_sync_rule.py [STEPS]
 """
@@ -11,9 +11,9 @@ import solera
 
 
 def at_powers_of_two(state: solera.SyncState, version: int, diagnosis: Mapping[str, float]) -> solera.SyncState:
-    """Called after every batch with the version that the learner has reached; `due` asks for a sync before the next.
+    """Called after every batch with the learner's current version. `due` requests a sync before the next batch.
 
-    `diagnosis` holds what was measured: `divergence/…`, and of batches that were judged `probe/…` and `improvement/…`.
+    `diagnosis` has the metrics `divergence/…`, and for judged batches also `probe/…` and `improvement/…`.
     """
     return replace(state, due=version >= max(1, 2 * state.engine_version))
 

@@ -1,5 +1,5 @@
-"""A task of one's own: a sum with two tries. After a wrong first answer the question comes again, and a right
-second one is worth half.
+"""A custom task: a sum with two tries. After a wrong first answer the model sees the question again. A correct second
+answer earns half the reward.
 
     python examples/own_task.py [STEPS]
     solera train --task examples/own_task.py:TwoTries
@@ -12,18 +12,18 @@ import solera
 
 
 class TwoTries:
-    """An endless stream of training problems, some held out, and the episode itself."""
+    """Provides an endless stream of training problems, some held-out problems, and the episode itself."""
 
     def __init__(self, codec: solera.Codec) -> None:
         self.codec = codec
 
     def prompt(self, index: int) -> solera.Prompt:
         rng = Random(index)
-        return self._problem(rng.randrange(10, 100), rng.randrange(1, 80, 2))  # odd second numbers to train on
+        return self._problem(rng.randrange(10, 100), rng.randrange(1, 80, 2))  # train on odd second numbers
 
     def held_out(self, count: int) -> list[solera.Prompt]:
         rng = Random(-1)
-        return [self._problem(rng.randrange(10, 100), rng.randrange(0, 80, 2)) for _ in range(count)]  # even ones
+        return [self._problem(rng.randrange(10, 100), rng.randrange(0, 80, 2)) for _ in range(count)]  # the even ones
 
     async def run(self, prompt: solera.Prompt, generate: solera.Generate) -> solera.Rollout:
         first = await generate(prompt.token_ids)
