@@ -55,10 +55,10 @@ from solera.tasks.mixture import Mixture
 from solera.tasks.own import OwnTask, TaskFactory, load_task, make_task
 from solera.tasks.rewards import build_rewards, graders
 from solera.tasks.single_turn import Problems, SingleTurn
-from solera.training.collector import Collector
 from solera.training.delivery import Delivery
 from solera.training.loop import Loop
 from solera.training.probe import Probe
+from solera.training.supply import LockStep
 
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
@@ -105,13 +105,13 @@ def build_loop(
         limit=sampling.max_tokens, steps=config.run.steps, compute=compute, reference=reference,
         compiled=config.model.compile, say=say,
     )  # fmt: skip
-    supply = store_of(config, store, learner)
-    shared = own.rule is None and always_fresh(config.sync) and learner.working.model.module.dtype == compute
+    drawn_from = store_of(config, store, learner)
+    shared = own.rule is None and always_fresh(config.sync) and learner.compute_weights.model.module.dtype == compute
     engine: Engine = NoEngine(str(compute))
     if writes:
         engine = _engine(config, learner, codec, compute, overlaps, shared, _graded_alone(config, own))
-    collector = Collector(
-        task, engine, supply, sampling=sampling, group_size=config.collect.group_size,
+    supply = LockStep(
+        task, engine, drawn_from, sampling=sampling, group_size=config.collect.group_size,
         reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
         guard=guard,
     )  # fmt: skip
@@ -120,8 +120,8 @@ def build_loop(
         retry=config.sync.on_fault == "retry", say=say, shared=shared,
     )  # fmt: skip
     evaluator = Evaluator(
-        build_exam(config, learner.working.model, codec, task, compute, own, guard), evaluation_sampling(config),
-        config.evaluate.samples, config.evaluate.every,
+        build_exam(config, learner.compute_weights.model, codec, task, compute, own, guard),
+        evaluation_sampling(config), config.evaluate.samples, config.evaluate.every,
     )  # fmt: skip
     diagnosed = config.diagnose
     if config.sync.rule == "adaptive" and own.rule is None:
@@ -133,7 +133,7 @@ def build_loop(
         say=say, guard=guard,
     )  # fmt: skip
     return Loop(
-        config.run.steps, config.collect, objective.refill, collector, engine, supply, learner,
+        config.run.steps, config.run.seed, config.collect, objective, supply, engine, drawn_from, learner,
         delivery, probe, Mismatch(tolerance(engine.dtype, sampling.temperature), say),
         (own.rule or sync_rule(config.sync, say)) if writes else never, evaluator, sink,
         Saver(
@@ -171,7 +171,7 @@ def _engine(
     early: bool,
 ) -> InProcessEngine:
     """With weights of its own, or with the learner's where its own would never be older."""
-    model = learner.working.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
+    model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(compute, copied=True)
     return InProcessEngine(
         model, codec.end_token_ids, config.engine.max_rows, compute, config.model.compile,
         beside=overlaps and not shared, shared=shared, early=early,

@@ -28,7 +28,6 @@ from solera.folder.beginning import Beginning, make_run_folder, new_folder, read
 from solera.folder.checkpoint import Checkpoint, UnreadableCheckpointError
 from solera.folder.files import UNFINISHED, DamagedError, alone, publish
 from solera.folder.paths import CONFIG, MODEL
-from solera.learner.batch import need_behaviour
 from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
@@ -70,6 +69,7 @@ from solera.sync.rules import SyncRule, SyncState
 from solera.tasks.episodes import Guard
 from solera.tasks.jsonl import row_digests
 from solera.tasks.own import TaskFactory
+from solera.training.collation import need_behaviour
 from solera.training.loop import Loop
 
 
@@ -283,7 +283,7 @@ def _run(
             with Interruption(say) as interruption, torch_for(model, config.run), rare_garbage_collection():
                 stop = partial(_wants_to_stop, interruption, console)
                 loop = build_loop(config, model, codec, task, store, sink, compute, folder, stop, own, say)
-                closing.callback(loop.collector.close)
+                closing.callback(loop.supply.close)
                 _say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
                 sync = restore(loop, checkpoint)
                 if resumed:
@@ -367,12 +367,11 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     if checkpoint is None:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
-    loop.learner.lineage = state.lineage
     try:
-        loop.learner.restore(state.version, tensors["learner"])
+        loop.learner.restore(state.lineage, state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.folder}: does not fit the run: {one_line(error)}") from error
-    loop.collector.position = state.position
+    loop.supply.restore(state.position)
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
     loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(own.items())))

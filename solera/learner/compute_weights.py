@@ -27,7 +27,7 @@ FEWEST_TOKENS = 256
 """Where not even these fit, others than the learner's activations take the memory."""
 
 
-class Working:
+class ComputeWeights:
     """`model` is what is called; `masters` are what is trained, saved and synced."""
 
     def __init__(self, masters: LanguageModel, compute: torch.dtype, *, trained: bool, compiled: bool = False) -> None:
