@@ -73,6 +73,23 @@ def test_a_batch_of_one_age_and_origin_says_it_once():
     assert (found["tokens/effective"], found["waste/stale"]) == (4, 0)
 
 
+def test_a_response_whose_author_is_unknown_is_left_out_of_the_figures():
+    """The update has no tokens of response 1, which was trained on: the others keep their ages, origins and weights."""
+    batch = batch_of(LIVE, FLAT)
+    log_ratio_T = np.array([math.log(1.5), 0, 0, math.log(1.25), 0, 0, 0, 0, 0, 0])
+    update = Update({}, log_ratio_T, np.array([0, 0, 0, 2, 2, 2, 2, 2, 3, 3]))
+    found = off_policy_metrics(batch, update, Mismatch(1.0, print), NOW, "run")
+    for name, value in figures([1.5, 1.25, 1.0]).items():
+        assert found[f"divergence/{name}"] == pytest.approx(value)
+    assert not any("age_" in name or "origin_" in name for name in found)
+    assert (found["tokens/effective"], found["waste/stale"]) == (4, 0)  # the one response left has an ess of 1
+
+
+def test_an_update_that_scored_nothing_has_no_figures():
+    update = Update({}, np.zeros(0, np.float32), np.zeros(0, np.int64))
+    assert off_policy_metrics(batch_of(LIVE), update, Mismatch(1.0, print), NOW, "run") == {}
+
+
 def wasted(batch) -> dict[str, float]:
     return {name.split("/")[1]: value for name, value in batch.metrics.items() if name.startswith("waste/")}
 

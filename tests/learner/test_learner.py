@@ -277,6 +277,14 @@ def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradi
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-9)
 
 
+def test_tokens_computed_are_those_of_every_forward_pass(tiny):
+    """One text a micro-batch: its prompt and its response. A text that was written twice is computed once."""
+    learner = make_learner(tiny, pack_tokens=0, micro_batch_tokens=1)
+    batch = collate(make_groups(), learner.objective, now=0, lineage="test", seed=0)
+    texts = {tuple(rollout.sequences[0].token_ids_T.tolist()) for rollout in batch.scored}
+    assert learner.update(batch).metrics["tokens/computed"] == sum(map(len, texts))
+
+
 def test_the_loss_is_reported_whole_however_it_is_cut(tiny):
     groups = make_groups()
     losses = []
