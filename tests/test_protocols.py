@@ -88,7 +88,7 @@ class PlainEngine:
             if not len(row):
                 break
             at = place[row] + step
-            logits = self.module(tokens[row, : int(at.max())]).logits[torch.arange(len(row)), at - 1]
+            logits = self.module(tokens[row, : int(at.max())], use_cache=False).logits[torch.arange(len(row)), at - 1]
             logp = torch.log_softmax(logits / (sampling.temperature or 1.0), -1)
             chosen = logp.argmax(-1)
             if sampling.temperature:
@@ -125,7 +125,7 @@ class PlainLearner:
         for row, sequence in enumerate(sequences):
             tokens[row, : len(sequence.token_ids_T)] = torch.from_numpy(sequence.token_ids_T)
             mask[row, : len(sequence.token_ids_T)] = torch.from_numpy(sequence.mask_T)
-        logp = torch.log_softmax(self.module(tokens).logits[:, :-1], -1)
+        logp = torch.log_softmax(self.module(tokens, use_cache=False).logits[:, :-1], -1)
         return logp.gather(2, tokens[:, 1:, None])[..., 0][mask[:, 1:]]
 
     @torch.no_grad()
