@@ -53,7 +53,7 @@ def wait() -> None:
 
 def watch(loop: Loop) -> Spent:
     spent: Spent = defaultdict(list)
-    looping.account = timed(spent, "figures of the batch", looping.account)
+    looping.off_policy_metrics = timed(spent, "figures of the batch", looping.off_policy_metrics)
     in_process.describe = timed(spent, "proof, engine", describe)
     in_process.locate = timed(spent, "proof, engine", locate)
     loop.learner.manifest = timed(spent, "proof, learner", loop.learner.manifest)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from solera.diagnosis.improvement import Estimate, estimate, identity, lower_bound
+from solera.diagnosis.improvement import Improvement, estimate_improvement, identity, lower_bound
 from solera.diagnosis.verdict import CERTIFIED, HARMFUL
 
 PROMPTS, ANSWERS, FEATURES = 500, 8, 25
@@ -105,14 +105,14 @@ class World:
 
     def judge(
         self, after_XA: np.ndarray, before_XA: np.ndarray, alpha_XA: np.ndarray, probe: int, group: int
-    ) -> Estimate:
+    ) -> Improvement:
         """What a run would say of the update, on a probe that α writes."""
         chosen_P, answer_PG = self.write(alpha_XA, probe, group)
         given = [
             torch.from_numpy(np.take_along_axis(value_XA[chosen_P], answer_PG, 1).ravel())
             for value_XA in (after_XA / alpha_XA, before_XA / alpha_XA, self.reward_XA)
         ]
-        found = estimate(*given, torch.arange(probe).repeat_interleave(group))
+        found = estimate_improvement(*given, torch.arange(probe).repeat_interleave(group))
         assert found is not None
         return found
 

@@ -17,16 +17,17 @@ from statistics import median
 import numpy as np
 import torch
 
+from solera.batch import Batch
 from solera.bench.bench import PEAK_FLOPS
 from solera.config import LearnConfig, ObjectiveConfig
-from solera.learner.batch import Batch, collate
+from solera.learner.compute_weights import MOST_TOKENS
 from solera.learner.learner import Learner
-from solera.learner.working import MOST_TOKENS
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Group, Reward, Rollout, Sequence
+from solera.training.collation import collate
 
 PROMPT, LIMIT = 90, 256
 
@@ -62,15 +63,11 @@ def ours(
         temperature=1.0, limit=LIMIT, steps=1000, compute=compute, reference=None, compiled=True,
     )  # fmt: skip
     computed: list[int] = []
-    cutting = learner._cut
 
-    def cut(rollouts):
-        micros = cutting(rollouts)
-        computed.append(sum(micro.token_RL.numel() for micro in micros))
-        return micros
+    def update() -> None:
+        computed.append(int(learner.update(batch_of(learner)).metrics["tokens/computed"]))
 
-    learner._cut = cut
-    return lambda: learner.update(batch_of(learner)) and None, computed
+    return update, computed
 
 
 def plain(name: str, batch: Batch, rows: int) -> tuple[Callable[[], None], list[int]]:

@@ -58,7 +58,7 @@ def learners(model: LanguageModel, rollouts: list[Rollout], compute: torch.dtype
     )  # fmt: skip
     with torch.no_grad():
         scored = learner.score(tuple(rollouts))
-    return scored.logp_T[torch.argsort(scored.response_T, stable=True)].numpy()
+    return scored.logp_T
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
-"""The seams between the rooms. Whoever fits one of these can take its place; the loop knows nothing else of them."""
+"""The interfaces between packages. Whatever fits one of these can take its place: the loop knows nothing else of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from solera.batch import Batch, Scored, Update
 from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
 
 Metrics = Mapping[str, float]
@@ -100,6 +101,76 @@ class Engine(Protocol):
         A text that the model cannot read is refused with `BadRequestError`, and no other request with it.
         """
         ...
+
+
+class Learner(Protocol):
+    """Who trains the policy, in one process or several."""
+
+    lineage: str
+    """Name of the training run. Versions of two lineages cannot be compared."""
+
+    version: int
+    """Batches learned from."""
+
+    compute: str
+    """Type that its forward passes compute in, such as `float32`. A resumed run takes the same."""
+
+    def update(self, batch: Batch) -> Update:
+        """Learn from a batch and advance the version. If nothing is left in the batch, only advance the version."""
+        ...
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scored:
+        """Score responses, none of them empty, under the current policy, at the run's temperature."""
+        ...
+
+    def weights(self, dtype: str) -> Weights:
+        """The current weights, cast to `dtype`, for an engine to load."""
+        ...
+
+    def manifest(self, dtype: str, shared: bool = False) -> Manifest:
+        """What `weights(dtype)` are, to compare with what an engine says it holds.
+
+        With `shared`, the engine has the learner's memory: digests are then of where each tensor is.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the weights, such as the state of the optimiser: nested dicts of tensors."""
+        ...
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint's `state`. Its weights are loaded already."""
+        ...
+
+
+class Supply(Protocol):
+    """Keeps the store supplied with groups to draw."""
+
+    def wait(self, groups: int, now: PolicyVersion) -> int:
+        """Return once the learner, at version `now`, can draw that many groups; returns how many tokens were generated.
+
+        Fewer can be drawn if responses stay without a reward. The next call then writes what is missing.
+        """
+        ...
+
+    def drawn(self, ahead: int) -> None:
+        """The batch is drawn. Up to `ahead` groups of the next one may be written while it is learned from.
+
+        Until the next `wait`, the engine then keeps its weights, and nobody else uses it or the task.
+        """
+        ...
+
+    def take_metrics(self) -> Metrics:
+        """What happened since the last call."""
+        ...
+
+    def state(self) -> int:
+        """For a checkpoint: the position in the task's stream at which to continue."""
+        ...
+
+    def restore(self, state: int) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Store(Protocol):

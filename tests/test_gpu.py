@@ -16,7 +16,6 @@ from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
-from solera.learner.batch import collate
 from solera.learner.head import ScoredHead
 from solera.models import loading
 from solera.models.attention import PackedTexts, Text
@@ -28,6 +27,7 @@ from solera.records import Sampling
 from solera.run import running
 from solera.run.running import Result
 from solera.streams import uniforms
+from solera.training.collation import collate
 from tests.engines.test_continuous import SAMPLING, requests, written
 from tests.engines.test_continuous import assert_same as assert_written
 from tests.engines.test_in_process import ask, fresh_logp, ragged_requests
@@ -227,7 +227,7 @@ def test_packed_learning_in_bfloat16_errs_no_more_than_plain_bfloat16(tiny, comp
         point.module.requires_grad_(True)
         point.can_take_plans = packs
         learner = make_learner(point, compute=compute, compiled=compiled, **learn)
-        assert learner.working.model.takes_plans == packs
+        assert learner.compute_weights.model.takes_plans == packs
         learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
         got = torch.cat([p.grad.flatten() for p in point.parameters().values()]).double()
         return float((got - truth).norm() / truth.norm())
@@ -252,9 +252,9 @@ def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):
         point.module.requires_grad_(True)
         point.can_take_plans = True
         learner = make_learner(point, compute=torch.float16)
-        learner.working.loss_scale = scale
+        learner.compute_weights.loss_scale = scale
         update = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-        assert 1 < learner.working.loss_scale <= min(scale, 2.0**20)  # the next step begins with what worked
+        assert 1 < learner.compute_weights.loss_scale <= min(scale, 2.0**20)  # the next step begins with what worked
         return torch.cat([p.grad.flatten() for p in point.parameters().values()]), update.metrics
 
     (right, expected), (much, got) = learned(2.0**15), learned(2.0**60)
@@ -463,11 +463,11 @@ def test_the_synced_adapter_gives_the_engine_the_learners_probabilities(tiny, co
     learner = make_learner(
         model, resolve(ObjectiveConfig("reinforce")), compute=torch.bfloat16, compiled=compiled, lr=0.05
     )
-    assert engine.model.takes_plans and learner.working.separate
+    assert engine.model.takes_plans and learner.compute_weights.separate
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
     weights = learner.weights(engine.dtype)
     assert [spec.name for spec in learner.manifest(engine.dtype).tensors] == list(model.parameters())
-    policy = LanguageModel(learner.working.model.copy(torch.float32).module.to("cpu"))
+    policy = LanguageModel(learner.compute_weights.model.copy(torch.float32).module.to("cpu"))
     policy.module.requires_grad_(False).set_attn_implementation("sdpa")
 
     def error() -> float:

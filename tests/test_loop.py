@@ -19,7 +19,7 @@ from solera.models.language_model import LanguageModel
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.store.ledger import Ledger
-from solera.training.collector import Collector
+from solera.training.supply import LockStep
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_nothing_is_written_ahead_of_a_sync(short_run, monkeypatch):
     """With v = 4 and nine batches, those after the first, fifth and ninth: 1, 2, 3 and 5, 6, 7."""
     begun = []
     monkeypatch.setattr(
-        Collector, "begin", lambda self, groups: begun.append(self.store.watermark() // 64) if groups else None
+        LockStep, "drawn", lambda self, ahead: begun.append(self.store.watermark() // 64) if ahead else None
     )
     short_run("sync = { period = 4 }\ncollect = { overlap = true }\nrun = { steps = 9 }")
     assert begun == [1, 2, 3, 5, 6, 7]

@@ -13,7 +13,7 @@ from solera.run.parts import Parts, resolved
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.tasks.episodes import attempt_all
-from solera.training.collector import Collector
+from solera.training.supply import LockStep
 
 NOW = PolicyVersion("test", 0)
 
@@ -55,11 +55,11 @@ def test_two_turns_through_store_and_learner(tmp_path):
     rows = read_metrics(tmp_path / "metrics.jsonl")
     assert any(row.get("tokens/trained", 0) > 0 for row in rows)
     assert rows[0]["divergence/tv_token"] < 1e-6  # behaviour_logp of both turns is the learner's own at age 0
-    further = Collector(
-        loop.collector.task, loop.engine, store, sampling=Sampling(1.0, 8), group_size=6, reserve=0, seed=9
+    further = LockStep(
+        loop.supply.task, loop.engine, store, sampling=Sampling(1.0, 8), group_size=6, reserve=0, seed=9
     )  # fmt: skip
-    further.position = loop.collector.position
-    further.ensure(1, NOW)
+    further.position = loop.supply.position
+    further.wait(1, NOW)
     (group,) = store.draw(1, 6)
     for rollout in group.rollouts:
         (sequence,) = rollout.sequences

@@ -29,8 +29,8 @@ from solera.config import (
     SyncConfig,
     TaskConfig,
 )
+from solera.engines import in_process
 from solera.folder.paths import METRICS
-from solera.models import digest
 from solera.report.sinks import JsonLines
 from solera.run.build import build_loop
 from solera.run.parts import load_parts, resolved
@@ -38,7 +38,7 @@ from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
-from solera.training import collector
+from solera.training import supply
 from solera.training.loop import Loop
 
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
@@ -82,7 +82,8 @@ class Watching(JsonLines):
 
     def log(self, step: int, metrics: Any) -> None:
         super().log(step, metrics)
-        self.rows.append({**metrics, **self.spent, "moment": time.perf_counter()})
+        proof = metrics.get("time/sync/proof", 0.0) + self.spent.pop("time/proof", 0.0)
+        self.rows.append({**metrics, **self.spent, "time/proof": proof, "moment": time.perf_counter()})
         self.spent.clear()
 
 
@@ -112,16 +113,8 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
-    """Add up seconds in the engine while batches are written, seconds of proving that weights arrived (digests on both
-    sides and the canary), and tokens that go through the learner's model while it learns."""
-    engine, learner, delivery = loop.engine, loop.learner, loop.delivery
-    cutting = learner._cut
-
-    def cut(rollouts: Any) -> Any:
-        micros = cutting(rollouts)
-        spent["tokens/computed"] += sum(micro.token_RL.numel() for micro in micros)
-        return micros
-
+    """Add up the engine's seconds: while it writes batches, and while it takes digests of the weights that it got."""
+    engine = loop.engine
     answering = engine._answer  # type: ignore[attr-defined]
 
     async def answer(requests: Any) -> None:
@@ -129,13 +122,9 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
         await answering(requests)
         spent["time/decode"] += time.perf_counter() - start
 
-    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_answer", answer)
-    vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
-    vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
-    for function in (digest.describe, digest.locate):
-        for module in list(sys.modules.values()):  # in whichever room it is called
-            if vars(module).get(function.__name__) is function:
-                vars(module)[function.__name__] = timed(function, "time/proof", spent)
+    vars(supply)["attempt_all"] = during(supply.attempt_all, engine, "_answer", answer)
+    for function in (in_process.describe, in_process.locate):
+        vars(in_process)[function.__name__] = timed(function, "time/proof", spent)
 
 
 def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:

@@ -5,7 +5,6 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from solera.objectives.ratio import EXPONENT_LIMIT
 from solera.records import age_band
@@ -14,24 +13,29 @@ Chosen = npt.NDArray[np.bool_] | slice
 ALL = slice(None)
 
 
-class Apart:
-    """π and α on responses of α: w of each response, and sums over its tokens of what each adds to a divergence.
+class LogRatios:
+    """`log π − log α` of each token of responses that α wrote, and the divergences that follow from them.
 
-    Given `log π − log α` of each token, and how many responses each response stands for.
+    `response_T` is the number of each token's response, and `stands_for_B` how many responses each one stands for.
     """
 
-    def __init__(self, log_ratio_T: Tensor, response_T: Tensor, stands_for_B: Tensor) -> None:
+    def __init__(
+        self,
+        log_ratio_T: npt.NDArray[np.floating],
+        response_T: npt.NDArray[np.int64],
+        stands_for_B: npt.NDArray[np.floating],
+    ) -> None:
         assert log_ratio_T.shape == response_T.shape
         assert log_ratio_T.ndim == 1
         assert len(stands_for_B) > 0
-        value_T, place_T, count = log_ratio_T.double().numpy(), response_T.numpy(), len(stands_for_B)
-        self.count_B = stands_for_B.double().numpy()
-        self.length_B = np.bincount(place_T, minlength=count)
-        self.w_B = _bounded_exp(np.bincount(place_T, value_T, count).astype(np.float64, copy=False))
-        self.short_B = np.bincount(place_T, np.maximum(1 - _bounded_exp(value_T), 0), count)
-        self.kl_B = np.bincount(place_T, token_kl(value_T), count)
+        value_T, count = log_ratio_T.astype(np.float64), len(stands_for_B)
+        self.count_B = stands_for_B.astype(np.float64)
+        self.length_B = np.bincount(response_T, minlength=count)
+        self.w_B = _bounded_exp(np.bincount(response_T, value_T, count).astype(np.float64, copy=False))
+        self.short_B = np.bincount(response_T, np.maximum(1 - _bounded_exp(value_T), 0), count)
+        self.kl_B = np.bincount(response_T, token_kl(value_T), count)
 
-    def figures(self, chosen: Chosen = ALL) -> dict[str, float]:
+    def divergences(self, chosen: Chosen = ALL) -> dict[str, float]:
         """Divergences over the chosen responses. With w of a response and ρ of a token:
 
         `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` · `kl = mean Σ_t (ρ − 1 − log ρ)` (KL(α‖π)) ·
@@ -47,10 +51,10 @@ class Apart:
             "ess": float((share_B @ w_B) ** 2 / (share_B @ w_B**2)),
         }
 
-    def by(self, label_B: Sequence[str | None]) -> dict[str, dict[str, float]]:
-        """The same for each label; responses without one are left out."""
+    def divergences_by(self, label_B: Sequence[str | None]) -> dict[str, dict[str, float]]:
+        """The same over the responses of each label. Responses without a label are left out."""
         labels, known = np.array([label or "" for label in label_B]), dict.fromkeys(filter(None, label_B))
-        return {label: self.figures(labels == label) for label in sorted(known)}
+        return {label: self.divergences(labels == label) for label in sorted(known)}
 
 
 @cache

@@ -58,7 +58,7 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Improvement:
     """The improvement over P prompts of a probe, and how far the probe can speak for π.
 
     `error` is the standard error of `gain` with prompts as units; of one prompt there is none.
@@ -89,7 +89,7 @@ class Estimate:
         return error is None or abs(self.mean_w - 1) <= max(STRAYS * error, NEGLIGIBLE)
 
 
-def estimate(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Estimate | None:
+def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Improvement | None:
     """The improvement on groups that α wrote and nobody learned from; groups of one are left out. `[B]` each, float64
 
     The bounds take one σ for all prompts, of their pooled variance: for any σ in (0, 1] the mean over prompts of the
@@ -107,7 +107,7 @@ def estimate(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tenso
     tight = theorem1 = None
     if reward_B.min() >= 0 and reward_B.max() <= 1:
         tight, theorem1 = (_pooled_bound(w_B, proximal_w_B, reward_B, group_B, groups, factor) for factor in (1, 2))
-    return Estimate(gain, error, tight, theorem1, mean_w, mean_w_error)
+    return Improvement(gain, error, tight, theorem1, mean_w, mean_w_error)
 
 
 def _pooled_bound(

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
+import torch
 
 
 class Mismatch:
@@ -16,12 +18,15 @@ class Mismatch:
         self.say = say
         self._warned = False
 
-    def measure(self, log_ratio_T: Tensor, response_T: Tensor, fresh_B: Tensor) -> dict[str, float]:
+    def measure(
+        self, log_ratio_T: npt.NDArray[np.floating], response_T: npt.NDArray[np.int64], fresh_B: npt.NDArray[np.bool_]
+    ) -> dict[str, float]:
         """`mismatch/logp`: mean of |log π_a − b| over the tokens of responses of age 0, where there are any."""
-        error_T = (log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]]).abs()
+        error_T = np.abs(log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]])
         if not len(error_T):
             return {}
-        mean = error_T.double().mean().item()
+        # torch's mean: numpy's adds in another order, and old runs are continued to the last bit.
+        mean = torch.from_numpy(error_T).double().mean().item()
         if not mean <= self.tolerance and not self._warned:
             self._warned = True
             self.say(

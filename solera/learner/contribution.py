@@ -1,4 +1,4 @@
-"""Who moved the policy: how a batch's tokens, their gradient and the clipped ones divide by origin and age."""
+"""Who moved the policy: the shares of each origin and age in a batch's tokens, its gradient and its clipped tokens."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ QUANTITIES = ("tokens", "weight", "clipped")
 
 
 def contribution(tokens: Tokens, silenced_T: Tensor | None, scale: float = 1.0) -> Tensor:
-    """Of each response its tokens, the sum of their `|∂loss/∂ℓ|`, and how many of them the clip silenced. `[3, B]`
+    """For each response: its tokens, the sum of their `|∂loss/∂ℓ|`, and how many of them the clip silenced. `[3, B]`
 
-    To be asked after the backward pass of the loss times `scale`, with `logp_T` retaining its gradient.
+    Call it after the backward pass of the loss times `scale`. `logp_T` must retain its gradient.
     """
     one_T = torch.ones_like(tokens.logp_T)
     weight_T = torch.zeros_like(one_T) if tokens.logp_T.grad is None else tokens.logp_T.grad.abs() / scale
@@ -25,9 +25,9 @@ def contribution(tokens: Tokens, silenced_T: Tensor | None, scale: float = 1.0) 
 
 
 def shares(rollouts: Sequence[Rollout], sums: Tensor, now: int, lineage: str) -> dict[str, float]:
-    """Each origin's and each age's part of what all responses together contributed. `sums` is `[3, B]`
+    """The share of each origin and of each age in what all responses contributed. `sums` is `[3, B]`
 
-    Nothing where all responses are alike.
+    Empty if all responses have the same origin and age.
     """
     ages = [rollout.age(now, lineage) for rollout in rollouts]
     by_age = _divided("age", ["none" if age is None else age_band(age) for age in ages], sums)

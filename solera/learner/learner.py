@@ -4,29 +4,31 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.batch import Batch, FloatArray, Scored, Update
 from solera.config import LearnConfig
 from solera.errors import SoleraError
-from solera.learner.batch import Batch
+from solera.learner.compute_weights import ComputeWeights
 from solera.learner.contribution import QUANTITIES, contribution, shares
 from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
-from solera.learner.working import Working
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
-from solera.objectives.account import Account
 from solera.objectives.objective import Objective
+from solera.objectives.token_statistics import TokenStatistics
 from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
@@ -36,10 +38,10 @@ LARGE_REWARD = 1000.0
 
 
 @dataclass(eq=False)
-class Part:
-    """A micro-batch with what the objective needs beside the model: all of it constant through the passes.
+class TrainingMicroBatch:
+    """A micro-batch and what the objective needs beside the model. All of it is constant through the passes.
 
-    `number_B` are the minibatch's responses as the batch numbers them, the watched ones after those trained on.
+    `number_B` are the numbers of the minibatch's responses in `Batch.scored`.
     """
 
     micro: MicroBatch
@@ -62,38 +64,13 @@ class Part:
 
 
 @dataclass(eq=False)
-class Learned:
-    """What a backward pass over a minibatch found, part by part, and the norm of the gradient it left."""
+class BackwardPass:
+    """What a backward pass over a minibatch found in each micro-batch, and the norm of the gradient it left."""
 
     losses: list[Tensor] = field(default_factory=list)
-    accounts: list[Account] = field(default_factory=list)
+    statistics: list[TokenStatistics] = field(default_factory=list)
     contributions: list[Tensor] = field(default_factory=list)
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """What an update did. `log_ratio_T` is `log π_k − log α` of every token scored, before the first step, but of
-    responses whose author's probabilities nobody recorded."""
-
-    metrics: dict[str, float]
-    log_ratio_T: Tensor
-    response_T: Tensor
-    stands_for_B: Tensor
-    """How many responses each scored one stands for: 1 of those trained on, more of the few masked ones watched."""
-    rollouts: tuple[Rollout, ...]
-    """The scored responses, as `response_T` numbers them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """Log-probabilities of the tokens of some rollouts: rollout by rollout, and within one in the order they were
-    written. The order does not depend on how the rollouts were cut into micro-batches, so two scorings of the same
-    rollouts can be subtracted token by token."""
-
-    logp_T: Tensor
-    behaviour_logp_T: Tensor
-    response_T: Tensor
 
 
 class Learner:
@@ -123,7 +100,8 @@ class Learner:
         self.temperature = temperature
         self.limit = limit
         self.steps = steps
-        self.working = Working(model, compute, trained=True, compiled=compiled)
+        self.compute = str(compute).removeprefix("torch.")
+        self.compute_weights = ComputeWeights(model, compute, trained=True, compiled=compiled)
         self.reference = reference
         self._say = say
         self._moved = False
@@ -137,7 +115,7 @@ class Learner:
             fused=True,
         )
         if config.gradient_checkpointing:
-            self.working.model.module.gradient_checkpointing_enable(
+            self.compute_weights.model.module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
 
@@ -152,16 +130,17 @@ class Learner:
     def _cast(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
         """One by one: all of them together may not fit beside the model."""
         kind = getattr(torch, dtype.removeprefix("torch."))
-        named = (self.working.model if self.working.model.module.dtype == kind else self.model).parameters()
+        own = self.compute_weights.model
+        named = (own if own.module.dtype == kind else self.model).parameters()
         return ((name, p.to(kind)) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
         return {"optimiser": self._optimiser.state_dict(), "reference": self.reference and self.reference.state()}
 
-    def restore(self, version: int, state: dict[str, Any]) -> None:
-        """Go on from `state`; the weights are loaded already."""
-        self.version = version
+    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
+        """Continue from `state`. The weights are loaded already."""
+        self.lineage, self.version = lineage, version
         self._optimiser.load_state_dict(state["optimiser"])
         if self.reference is not None:
             self.reference.restore(state["reference"])
@@ -173,11 +152,11 @@ class Learner:
         """
         while True:
             self._moved = False
-            tokens = self.working.tokens_at_once(self.config.micro_batch_tokens)
+            tokens = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
             try:
                 return self._update(batch)
             except torch.OutOfMemoryError:
-                if self._moved or not self.working.take_less(tokens):
+                if self._moved or not self.compute_weights.take_less(tokens):
                     raise
             self._say(f"a GPU's memory ended in batch {self.version}: {tokens // 2} tokens at a time from now on")
 
@@ -185,35 +164,35 @@ class Learner:
         ranges = list(_split(batch, self.config.minibatches)) or [range(0)]
         prepared = [self._prepare(batch, chosen) for chosen in ranges]
         parts = [part for minibatch in prepared for part in minibatch]
-        minibatches = [learned for several in prepared if (learned := [p for p in several if not p.only_watched])]
+        minibatches = [trained for several in prepared if (trained := [p for p in several if not p.only_watched])]
         rate = learning_rate(self.config, self.version, self.steps)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) > 1)
-        accounts: list[Account] = []
-        steps = [self._step(minibatch, accounts) for _ in range(self.config.passes) for minibatch in minibatches]
+        statistics: list[TokenStatistics] = []
+        steps = [self._step(minibatch, statistics) for _ in range(self.config.passes) for minibatch in minibatches]
         metrics = self._shares(batch, parts)
         self._moved = True
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics |= reduce(operator.add, accounts).metrics() if accounts else {}
+        metrics |= reduce(operator.add, statistics).metrics() if statistics else {}
         if steps:
             metrics["learn/loss"], metrics["learn/grad_norm"] = (
                 sum(each) / len(steps) for each in zip(*steps, strict=True)
             )
-        return self._account(parts, metrics | {"learn/lr": rate}, batch)
+        metrics |= {"learn/lr": rate, "tokens/computed": sum(part.micro.token_RL.numel() for part in parts)}
+        return Update(metrics, *self._log_ratios(parts))
 
     @torch.no_grad()
-    def score(self, rollouts: tuple[Rollout, ...]) -> Scored:
+    def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score responses, none of them empty, under the current policy. Nothing is learned."""
-        micros = self._cut(rollouts)
-        logps = [self._score(self.working, micro.to(self.model.device))[0].cpu() for micro in micros]
-        behaviours, responses = zip(*((micro.behaviour_logp_T, micro.response_T) for micro in micros), strict=True)
-        response_T, order_T = torch.cat(responses).sort(stable=True)  # a response never spans two micro-batches
-        return Scored(torch.cat(logps)[order_T], torch.cat(behaviours)[order_T], response_T)
+        micros = self._cut(tuple(rollouts))
+        logps = [self._score(self.compute_weights, micro.to(self.model.device))[0].cpu() for micro in micros]
+        order_T = torch.cat([micro.response_T for micro in micros]).argsort(stable=True)
+        return Scored.of(rollouts, torch.cat(logps)[order_T].numpy())  # a response never spans two micro-batches
 
-    def _prepare(self, batch: Batch, chosen: range) -> list[Part]:
+    def _prepare(self, batch: Batch, chosen: range) -> list[TrainingMicroBatch]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
 
         The first minibatch brings along the watched responses, which are scored with it and kept from the objective.
@@ -221,52 +200,58 @@ class Learner:
         watched = batch.watched if chosen.start == 0 else ()
         rollouts, device = batch.rollouts[chosen.start : chosen.stop] + watched, self.model.device
         length_B = torch.tensor([rollout.length for rollout in rollouts[: len(chosen)]], dtype=torch.float64)
-        group_B = batch.group_B[chosen.start : chosen.stop]
+        advantage_B, reward_B, group_B = (
+            torch.from_numpy(value_B[chosen.start : chosen.stop])
+            for value_B in (batch.advantage_B, batch.reward_B, batch.group_B)
+        )
         responses = Responses(
-            advantage_B=batch.advantage_B[chosen.start : chosen.stop].to(device),
-            reward_B=batch.reward_B[chosen.start : chosen.stop].float().to(device),
+            advantage_B=advantage_B.to(device),
+            reward_B=reward_B.float().to(device),
             length_B=length_B.float().to(device),
             group_B=group_B.to(device),
             groups=batch.groups,
             weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
         )
-        number_B, cut = _numbers(batch, chosen, len(watched)), self._cut(rollouts)
-        return [Part(micro.to(device), responses, number_B, _taking(micro, len(chosen), device)) for micro in cut]
+        number_B = _numbers(batch, chosen, len(watched))
+        return [
+            TrainingMicroBatch(micro.to(device), responses, number_B, _taking(micro, len(chosen), device))
+            for micro in self._cut(rollouts)
+        ]
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
-        budget = self.working.tokens_at_once(self.config.micro_batch_tokens)
-        if self.working.model.takes_plans:
+        budget = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
+        if self.compute_weights.model.takes_plans:
             return flat_micro_batches(rollouts, budget)
         return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
 
     @torch.no_grad()
-    def _score_constants(self, parts: list[Part], proximal: bool) -> None:
+    def _score_constants(self, parts: list[TrainingMicroBatch], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         for part in parts:
             if proximal or part.only_watched:
-                with nullcontext() if proximal else self.working.uncompiled():
-                    part.proximal_logp_T = self._score(self.working, part.micro)[0]
+                with nullcontext() if proximal else self.compute_weights.uncompiled():
+                    part.proximal_logp_T = self._score(self.compute_weights, part.micro)[0]
             if self.reference is not None and not part.only_watched:
-                with self.reference.scoring(self.working) as working:
-                    part.ref_logp_T = self._score(working, part.micro)[0]
+                with self.reference.scoring(self.compute_weights) as weights:
+                    part.ref_logp_T = self._score(weights, part.micro)[0]
 
-    def _step(self, minibatch: list[Part], accounts: list[Account]) -> tuple[float, float]:
+    def _step(self, minibatch: list[TrainingMicroBatch], statistics: list[TokenStatistics]) -> tuple[float, float]:
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         with self._checkpointing():
-            scale = self.working.loss_scale
-            learned = self._differentiate(minibatch, scale)
-            while scale > 1 and not math.isfinite(learned.norm):
+            scale = self.compute_weights.loss_scale
+            found = self._differentiate(minibatch, scale)
+            while scale > 1 and not math.isfinite(found.norm):
                 scale /= 16
-                learned = self._differentiate(minibatch, scale)
-            self.working.keep_scale(scale)
-        accounts += learned.accounts
-        for part, moved in zip(minibatch, learned.contributions, strict=True):
+                found = self._differentiate(minibatch, scale)
+            self.compute_weights.keep_scale(scale)
+        statistics += found.statistics
+        for part, moved in zip(minibatch, found.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved
-        norm, size = learned.norm, float(learned.norm)
+        norm, size = found.norm, float(found.norm)
         if size > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
-            wider = WIDER.get(self.working.compute)
+            wider = WIDER.get(self.compute_weights.compute)
             largest = max(float(part.responses.reward_B.abs().max()) for part in minibatch)
             too_large = f"scale the rewards down, the largest is {largest:g}"
             raise SoleraError(
@@ -276,13 +261,13 @@ class Learner:
             )
         self._moved = True
         self._optimiser.step()
-        self.working.follow()
-        return float(torch.stack(learned.losses).sum()), size
+        self.compute_weights.follow()
+        return float(torch.stack(found.losses).sum()), size
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
         """transformers checkpoints in training mode only, and keeps no cache then: evaluation must not meet it."""
-        module = self.working.model.module
+        module = self.compute_weights.model.module
         if self.config.gradient_checkpointing:
             module.train()
         try:
@@ -291,35 +276,35 @@ class Learner:
             if self.config.gradient_checkpointing:
                 module.eval()
 
-    def _differentiate(self, minibatch: list[Part], scale: float) -> Learned:
+    def _differentiate(self, minibatch: list[TrainingMicroBatch], scale: float) -> BackwardPass:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""
         self._optimiser.zero_grad(set_to_none=True)
-        statistic, learned = self._statistic(minibatch), Learned()
+        statistic, found = self._statistic(minibatch), BackwardPass()
         for part in minibatch:
             tokens = self._tokens(part)
             tokens.logp_T.retain_grad()
             if len(minibatch) == 1:
                 statistic = self.objective.statistic_of([tokens])
-            loss, account = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
+            loss, statistics = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             (loss if scale == 1 else loss * scale).backward()
-            self.working.pass_on_gradients(scale)
-            learned.losses.append(loss.detach())
-            learned.accounts.append(account)
-            learned.contributions.append(contribution(tokens, account.silenced_T, scale))
-        learned.norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        return learned
+            self.compute_weights.pass_on_gradients(scale)
+            found.losses.append(loss.detach())
+            found.statistics.append(statistics)
+            found.contributions.append(contribution(tokens, statistics.silenced_T, scale))
+        found.norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        return found
 
     @torch.no_grad()
-    def _statistic(self, minibatch: list[Part]) -> Tensor | None:
+    def _statistic(self, minibatch: list[TrainingMicroBatch]) -> Tensor | None:
         """What the objective must know of the policy on the whole minibatch; of a single part, its own pass tells."""
         if self.objective.statistic is None or len(minibatch) == 1:
             return None
         return self.objective.statistic_of([self._tokens(part) for part in minibatch])
 
-    def _tokens(self, part: Part) -> Tokens:
+    def _tokens(self, part: TrainingMicroBatch) -> Tokens:
         """What the objective sees of a part under the current policy, which is π_k at the first look."""
         micro = part.micro
-        logp_T, entropy_T = self._score(self.working, micro)
+        logp_T, entropy_T = self._score(self.compute_weights, micro)
         if part.proximal_logp_T is None:
             part.proximal_logp_T = logp_T.detach()
         behaviour_logp_T = BehaviourLogp(part.take(micro.behaviour_logp_T))
@@ -334,17 +319,17 @@ class Learner:
             ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
         )
 
-    def _score(self, working: Working, micro: MicroBatch) -> tuple[Tensor, Tensor]:
-        with working.autocast():
+    def _score(self, weights: ComputeWeights, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+        with weights.autocast():
             return score(
-                working.model,
+                weights.model,
                 micro,
                 self.temperature,
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
 
-    def _shares(self, batch: Batch, parts: list[Part]) -> dict[str, float]:
+    def _shares(self, batch: Batch, parts: list[TrainingMicroBatch]) -> dict[str, float]:
         """Who moved the policy, in all passes together."""
         sums = torch.zeros(len(QUANTITIES), len(batch.rollouts))
         for part in parts:
@@ -353,22 +338,18 @@ class Learner:
                 sums.index_add_(1, part.number_B[:trained], part.contribution.float().cpu())
         return shares(batch.rollouts, sums, self.version, self.lineage)
 
-    def _account(self, parts: list[Part], metrics: dict[str, float], batch: Batch) -> Update:
+    def _log_ratios(self, parts: list[TrainingMicroBatch]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """`log π_k − log α` of every token and the number of its response; responses with an unknown α are left out."""
         ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
         for part in parts:
             assert part.proximal_logp_T is not None
             ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
             numbers.append(part.number_B[part.micro.response_T.cpu()])
-        ratio_T, number_T = torch.cat(ratios), torch.cat(numbers)
-        stands_for_B = torch.ones(len(batch.rollouts) + len(batch.watched))
-        stands_for_B[len(batch.rollouts) :] = batch.watched_for
-        rollouts = batch.rollouts + batch.watched
-        if ratio_T.isnan().any():
-            known_T = ~torch.isin(number_T, number_T[ratio_T.isnan()])
-            number_B, response_T = torch.unique(number_T[known_T], return_inverse=True)
-            known = tuple(rollouts[number] for number in number_B.tolist())
-            return Update(metrics, ratio_T[known_T], response_T, stands_for_B[number_B], known)
-        return Update(metrics, ratio_T, number_T, stands_for_B, rollouts)
+        ratio_T, number_T = torch.cat(ratios).numpy(), torch.cat(numbers).numpy()
+        if np.isnan(ratio_T).any():
+            known_T = ~np.isin(number_T, number_T[np.isnan(ratio_T)])
+            ratio_T, number_T = ratio_T[known_T], number_T[known_T]
+        return ratio_T, number_T
 
 
 def _split(batch: Batch, minibatches: int) -> Iterator[range]:
@@ -376,7 +357,7 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
     if not batch.groups:
         return
     count = min(minibatches, batch.groups)
-    starts = [*torch.searchsorted(batch.group_B, torch.arange(batch.groups)).tolist(), len(batch.rollouts)]
+    starts = [*np.searchsorted(batch.group_B, np.arange(batch.groups)).tolist(), len(batch.rollouts)]
     edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
     for start, stop in itertools.pairwise(edges):
         yield range(start, stop)

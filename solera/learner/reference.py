@@ -5,7 +5,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from solera.learner.working import Working
+from solera.learner.compute_weights import ComputeWeights
 from solera.models.adapter import switched_off
 from solera.models.language_model import LanguageModel
 
@@ -20,15 +20,15 @@ class Reference:
         self.switched_off = model.adapter is not None and not (period or ema)
         self.model = model if self.switched_off else model.copy(model.module.dtype)
         self.model.can_take_plans = model.can_take_plans
-        self.working = None if self.switched_off else Working(self.model, compute, trained=False)
+        self.compute_weights = None if self.switched_off else ComputeWeights(self.model, compute, trained=False)
         self.period = period
         self.ema = ema
 
     @contextmanager
-    def scoring(self, learner: Working) -> Iterator[Working]:
+    def scoring(self, learner: ComputeWeights) -> Iterator[ComputeWeights]:
         """What to score with: its own weights, or the learner's without their adapters."""
-        with switched_off(learner.model.module) if self.working is None else nullcontext():
-            yield self.working or learner
+        with switched_off(learner.model.module) if self.compute_weights is None else nullcontext():
+            yield self.compute_weights or learner
 
     def state(self) -> dict[str, torch.Tensor]:
         if self.switched_off:
@@ -37,18 +37,18 @@ class Reference:
 
     @torch.no_grad()
     def restore(self, state: dict[str, torch.Tensor]) -> None:
-        if self.working is None:
+        if self.compute_weights is None:
             return
         for name, parameter in self.model.parameters().items():
             parameter.copy_(state[name])
-        self.working.follow()
+        self.compute_weights.follow()
 
     @torch.no_grad()
     def follow(self, model: LanguageModel, version: int) -> None:
         """Move after the learner reached `version`."""
         share = self.ema or (1.0 if self.period and version % self.period == 0 else 0.0)
-        if not share or self.working is None:
+        if not share or self.compute_weights is None:
             return
         for own, current in zip(self.model.parameters().values(), model.parameters().values(), strict=True):
             own.lerp_(current.detach(), share)
-        self.working.follow()
+        self.compute_weights.follow()

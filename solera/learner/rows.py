@@ -55,7 +55,7 @@ class MicroBatch:
 
 
 @dataclass
-class Row:
+class PackedRow:
     """Texts that share a row after a common prompt, each with the sequences (and response numbers) it stands for."""
 
     prefix: int
@@ -63,7 +63,7 @@ class Row:
     texts: list[list[tuple[Sequence, int]]]
 
 
-Unit = list[Row]
+Unit = list[PackedRow]
 """Rows that must stay in one forward pass, since one response spans them."""
 
 
@@ -79,7 +79,7 @@ def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int) -> list
     units = sorted(_units(rollouts, token_budget), key=_tokens, reverse=True)
     count = -(-sum(map(_tokens, units)) // token_budget)
     while units:
-        parts: list[list[Row]] = [[] for _ in range(count)]
+        parts: list[list[PackedRow]] = [[] for _ in range(count)]
         filled = [0] * count
         for unit in units:
             least = filled.index(min(filled))
@@ -97,7 +97,7 @@ def _tokens(unit: Unit) -> int:
 
 def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
     units: list[Unit] = []
-    open_rows: dict[bytes, Row] = {}  # by prompt
+    open_rows: dict[bytes, PackedRow] = {}  # by prompt
     placed: dict[bytes, list[tuple[Sequence, int]]] = {}  # by whole text
     for response, rollout in enumerate(rollouts):
         if len(rollout.sequences) > 1:
@@ -122,8 +122,8 @@ def _units(rollouts: tuple[Rollout, ...], pack_tokens: int) -> list[Unit]:
     return units
 
 
-def _row_of(sequence: Sequence, response: int) -> Row:
-    return Row(sequence.spans[0].start, len(_read(sequence)), [[(sequence, response)]])
+def _row_of(sequence: Sequence, response: int) -> PackedRow:
+    return PackedRow(sequence.spans[0].start, len(_read(sequence)), [[(sequence, response)]])
 
 
 def _read(sequence: Sequence) -> npt.NDArray[np.int32]:
@@ -131,8 +131,8 @@ def _read(sequence: Sequence) -> npt.NDArray[np.int32]:
     return sequence.token_ids_T[: sequence.spans[-1].stop]
 
 
-def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
-    rows: list[Row] = []
+def _cut(units: list[Unit], token_budget: int) -> Iterator[list[PackedRow]]:
+    rows: list[PackedRow] = []
     for unit in units:
         longest = max(row.length for row in unit)  # units come shortest first
         if rows and (len(rows) + len(unit)) * longest > token_budget:
@@ -143,7 +143,7 @@ def _cut(units: list[Unit], token_budget: int) -> Iterator[list[Row]]:
         yield rows
 
 
-def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
+def _lay_out(rows: list[PackedRow], flat: bool = False) -> MicroBatch:
     """All places at once: tables with a line for each stretch of text and each span, expanded to tokens.
 
     `flat` lays the rows end to end in one row, else they are padded to the longest.
@@ -197,7 +197,7 @@ def _lay_out(rows: list[Row], flat: bool = False) -> MicroBatch:
     )
 
 
-def _packed_texts(rows: list[Row]) -> PackedTexts:
+def _packed_texts(rows: list[PackedRow]) -> PackedTexts:
     """A prompt and each response that continues it; with one response they are a single text."""
     texts, start = [], 0
     for row in rows:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from solera.config import ObjectiveConfig
 from solera.errors import SoleraError
-from solera.objectives.account import Account
 from solera.objectives.advantage import ADVANTAGES, Advantage, red_drop, zero_variance
 from solera.objectives.aggregation import AGGREGATIONS, Aggregation
 from solera.objectives.penalties import REGULARISERS, kl_loss
 from solera.objectives.table import find, needs_behaviour, needs_reference, resolve
 from solera.objectives.terms import STATISTICS, TERMS, Term
+from solera.objectives.token_statistics import TokenStatistics
 from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Tokens
 
 
@@ -98,7 +98,7 @@ class Objective:
         with torch.no_grad():
             return self.statistic(Tokens.join(parts))
 
-    def loss(self, tokens: Tokens) -> tuple[Tensor, Account]:
+    def loss(self, tokens: Tokens) -> tuple[Tensor, TokenStatistics]:
         """The micro-batch's part of the loss, and what the objective did to its tokens.
 
         `Σ_t a_t·(term_t + λ·R_t + β·KL_t − η·H_t)`, a_t the aggregation's weight.
@@ -115,7 +115,7 @@ class Objective:
             seen["kl/ref"] = kl_T
         if self.entropy_bonus > 0:
             loss_T = loss_T - self.entropy_bonus * tokens.entropy_T
-        return (loss_T * weight_T).sum(), Account.of(term, tokens.advantage_T, weight_T, seen)
+        return (loss_T * weight_T).sum(), TokenStatistics.of(term, tokens.advantage_T, weight_T, seen)
 
 
 def compose(config: ObjectiveConfig) -> Objective:

@@ -37,10 +37,10 @@ from solera.store.selected import Selected
 from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.episodes import Guard
-from solera.training.collector import Collector
 from solera.training.delivery import Delivery
 from solera.training.loop import Loop
 from solera.training.probe import Probe
+from solera.training.supply import LockStep
 
 CANARY_PROMPTS = 2
 """Problems of the training stream that the proof of a sync lets the engine continue."""
@@ -54,12 +54,13 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     learner = _learner(parts, objective)
     engine, shared = _engine(parts, learner)
     drawn_from = store_of(config, store)
-    exam = build_exam(dataclasses.replace(parts, model=learner.working.model), guard)
+    exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard)
     return Loop(
         steps=config.run.steps,
         collect=config.collect,
-        refill=objective.refill,
-        collector=Collector(
+        objective=objective,
+        seed=config.run.seed,
+        supply=LockStep(
             parts.task, engine, drawn_from, sampling=sampling, group_size=config.collect.group_size,
             reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
             guard=guard,
@@ -106,8 +107,8 @@ def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     fresh = parts.own.rule is None and always_fresh(config.sync)
-    shared = fresh and learner.working.model.module.dtype == parts.compute
-    model = learner.working.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
+    shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
+    model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
     engine = InProcessEngine(
         model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, config.model.compile,
         beside=_overlaps(parts) and not shared, shared=shared, early=_graded_alone(parts),

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from solera.config import Config, DrawConfig, alike
 from solera.errors import SoleraError, counted
-from solera.learner.batch import need_behaviour
 from solera.models.loading import Reader
 from solera.objectives.objective import Objective
 from solera.records import Rollout
@@ -14,6 +13,7 @@ from solera.run.task import line_reader
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
+from solera.training.collation import need_behaviour
 
 
 def read_data(parts: Parts) -> list[ReadLines[Rollout]]:

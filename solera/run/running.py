@@ -189,7 +189,7 @@ def _learn(
         closing.callback(sink.close)
         with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
-            closing.callback(loop.collector.close)
+            closing.callback(loop.supply.close)
             say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumption is not None:
@@ -206,12 +206,11 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     if checkpoint is None:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
-    loop.learner.lineage = state.lineage
     try:
-        loop.learner.restore(state.version, tensors["learner"])
+        loop.learner.restore(state.lineage, state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.folder}: does not fit the run: {one_line(error)}") from error
-    loop.collector.position = state.position
+    loop.supply.restore(state.position)
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
     loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(own.items())))

@@ -5,8 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from solera.learner.learner import Learner
-from solera.protocols import Engine
+from solera.protocols import Engine, Learner
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
@@ -52,22 +51,29 @@ class Delivery:
         self._canary: Canary | None = None
         self._next_canary = -math.inf
         """When the clock allows another."""
+        self._proving = 0.0
+        """Seconds of the present delivery that went into its proof."""
 
     def deliver(self) -> dict[str, float]:
-        """Send the learner's weights; a fault stops the run, or is said and they are sent once more."""
+        """Send the learner's weights. A fault stops the run, or is said and the weights are sent once more.
+
+        `time/sync/proof` holds the seconds of the learner's digests and the canary.
+        """
+        self._proving, faults = 0.0, 0.0
         try:
             self._deliver()
         except SyncFaultError as fault:
             if not self.retry:
                 raise
             self.say(f"{fault}; sending again")
+            faults = 1.0
             self._deliver()
-            return {"sync/faults": 1.0}
-        return {"sync/faults": 0.0}
+        return {"sync/faults": faults, "time/sync/proof": self._proving}
 
     def _deliver(self) -> None:
-        dtype = self.engine.dtype
+        dtype, start = self.engine.dtype, time.perf_counter()
         sent = self.learner.manifest(dtype, self.shared)
+        self._proving += time.perf_counter() - start
         wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
@@ -88,6 +94,7 @@ class Delivery:
         # One that repeats the last is no new mark: steps too small to show must add up against the first.
         self._canary = before if before is not None and canary.repeats(before) else canary
         now = time.perf_counter()
+        self._proving += now - start
         self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
     def _write(self) -> Canary:
@@ -101,6 +108,6 @@ class Delivery:
         return Canary(
             tuple(tuple(completion.token_ids_T.tolist()) for completion in completions),
             frozenset((c.lineage, version) for c in completions for _, version in c.versions),
-            scored.behaviour_logp_T.numpy(),
-            scored.logp_T.numpy(),
+            scored.behaviour_logp_T,
+            scored.logp_T,
         )

@@ -1,27 +1,25 @@
-"""The algorithm. It names no concrete engine, store or task; `(v, i)` and the offset are settings of its parts.
+"""The algorithm. It names no concrete engine, learner, store or task.
 
-`v=1, i=1` is on-policy GRPO, `v=1, i>1` reuses samples, `v>1, i=1` is off-policy GRPO: one loop.
+`(v, i)` and the offset are settings of its parts: `v=1, i=1` is on-policy GRPO, `v=1, i>1` reuses samples, and
+`v>1, i=1` is off-policy GRPO.
 """
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from solera.batch import Batch
 from solera.config import CollectConfig
 from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.folder.checkpoint import RunState, Saver
-from solera.learner.batch import Batch, collate, count_live_groups
-from solera.learner.learner import Learner
-from solera.protocols import Engine, Sink, Store
+from solera.objectives.objective import Objective
+from solera.protocols import Engine, Learner, Sink, Store, Supply
 from solera.records import Group, PolicyVersion
 from solera.sync.rules import SyncRule, SyncState
-from solera.training.collector import Collector
-from solera.training.consumed import account
+from solera.training.collation import collate, count_live_groups
 from solera.training.delivery import Delivery
 from solera.training.probe import Probe
+from solera.training.step_metrics import StepMetrics, off_policy_metrics
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,10 @@ class Loop:
     """A run's parts, put together by `build.py`. `stop` asks, after every step, whether someone wants it to end."""
 
     steps: int
+    seed: int
     collect: CollectConfig
-    refill: bool
-    collector: Collector
+    objective: Objective
+    supply: Supply
     engine: Engine
     store: Store
     learner: Learner
@@ -62,95 +61,81 @@ class Loop:
     def _run(self, sync: SyncState) -> bool:
         learner, start = self.learner, self.learner.version
         for step in range(start, self.steps):
-            clock, metrics = Clock(), dict[str, float]()
+            metrics = StepMetrics()
             if self.evaluator.due(step):
-                with clock("time/evaluate"):
-                    metrics = self.evaluator.evaluate()
+                with metrics.timed("evaluate"):
+                    metrics.add(self.evaluator.evaluate())
             if step > start and self.saver.due(step):
                 self.save(sync, metrics.get("eval/pass@1"))
             if sync.due:
-                with clock("time/sync"):
-                    metrics |= self.delivery.deliver()
-                with clock("time/diagnose"):
-                    metrics |= self.probe.renew(sync)
+                with metrics.timed("sync"):
+                    metrics.add(self.delivery.deliver())
+                with metrics.timed("diagnose"):
+                    metrics.add(self.probe.renew(sync))
                 sync = sync.done(learner.version)
-            with clock("time/generate"):
+            with metrics.timed("generate"):
                 generated, groups = self.draw()
-            self.begin_next(step, sync)
-            with clock("time/diagnose"):
+                metrics.add({"tokens/generated": generated})
+            self.write_ahead(step, sync)
+            with metrics.timed("diagnose"):
                 proximal = self.probe.score(step)
-            with clock("time/learn"):
+            with metrics.timed("learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
-            with clock("time/diagnose"):
-                diagnosis = account(batch, update, self.mismatch, step, learner.lineage) | self.probe.judge(proximal)
-            with clock("time/store"):
+            with metrics.timed("diagnose"):
+                diagnosis = off_policy_metrics(batch, update, self.mismatch, step, learner.lineage)
+                diagnosis |= self.probe.judge(proximal)
+                metrics.add(diagnosis)
+            with metrics.timed("store"):
                 self.store.record(batch.uses)
-            metrics |= {"tokens/generated": generated, "sync/version": sync.engine_version, "sync/count": sync.count}
-            metrics |= self.collector.take_metrics()
-            metrics |= {f"draw/{reason}": count for reason, count in self.store.passed_over().items()}
-            self.sink.log(step, {**metrics, **batch.metrics, **update.metrics, **diagnosis, **clock.seconds})
+            self.sink.log(step, metrics.row(batch, update, sync, self.supply, self.store))
             sync = self.rule(sync, learner.version, diagnosis)
             if self.stop():
                 self.save(sync, None)
                 return False
-        metrics = self.evaluator.evaluate()
+        final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
-            self.save(sync, metrics["eval/pass@1"])
-        self.sink.log(self.steps, metrics)
+            self.save(sync, final["eval/pass@1"])
+        self.sink.log(self.steps, final)
         return True
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""
         learner = self.learner
         state = RunState(
-            learner.lineage, learner.version, sync, self.collector.position, self.store.watermark(), accuracy,
-            str(learner.working.compute).removeprefix("torch."), self.store.uses_before(learner.version),
+            learner.lineage, learner.version, sync, self.supply.state(), self.store.watermark(), accuracy,
+            learner.compute, self.store.uses_before(learner.version),
         )  # fmt: skip
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
 
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""
-        learner = self.learner
         return collate(
-            groups, learner.objective, now=learner.version, lineage=learner.lineage, seed=self.collector.seed,
+            groups, self.objective, now=self.learner.version, lineage=self.learner.lineage, seed=self.seed,
             mask_truncated=self.mask_truncated,
         )  # fmt: skip
 
     def draw(self) -> tuple[int, list[Group]]:
         """A batch of groups and the tokens generated for it; with refill, more groups in place of flat ones."""
         wanted = self.collect.prompts
-        generated, groups = self.supply(wanted)
-        for _ in range(self.collect.refill_rounds if self.refill else 0):
+        generated, groups = self.draw_groups(wanted)
+        for _ in range(self.collect.refill_rounds if self.objective.refill else 0):
             missing = self.collect.prompts - count_live_groups(groups, self.mask_truncated)
             if missing <= 0:
                 break
             wanted += missing
-            more, groups = self.supply(wanted)
+            more, groups = self.draw_groups(wanted)
             generated += more
         return generated, groups
 
-    def begin_next(self, step: int, sync: SyncState) -> None:
-        """Let the next batch be written meanwhile, where neither a sync nor an evaluation comes before it."""
-        kept = step + 1 < min(self.steps, sync.engine_version + self.kept_for)
-        self.collector.begin(self.collect.prompts if kept and not self.evaluator.due(step + 1) else 0)
-
-    def supply(self, wanted: int) -> tuple[int, list[Group]]:
+    def draw_groups(self, wanted: int) -> tuple[int, list[Group]]:
         """That many groups, written as far as they are missing, and the tokens generated."""
         now = PolicyVersion(self.learner.lineage, self.learner.version)
-        generated = self.collector.ensure(wanted, now)
+        generated = self.supply.wait(wanted, now)
         return generated, self.store.draw(wanted, self.collect.group_size, now)
 
-
-class Clock:
-    """Seconds spent under each name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - start
+    def write_ahead(self, step: int, sync: SyncState) -> None:
+        """Let the next batch be written meanwhile, unless a sync or an evaluation comes before it."""
+        kept = step + 1 < min(self.steps, sync.engine_version + self.kept_for)
+        self.supply.drawn(ahead=self.collect.prompts if kept and not self.evaluator.due(step + 1) else 0)

@@ -5,15 +5,16 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from solera.batch import FloatArray, Scored
 from solera.config import DiagnoseConfig
-from solera.diagnosis.divergence import Apart
-from solera.diagnosis.improvement import estimate
-from solera.learner.learner import Learner, Scored
+from solera.diagnosis.divergence import LogRatios
+from solera.diagnosis.improvement import estimate_improvement
 from solera.objectives.ratio import bounded_exp, response_sum
-from solera.protocols import Engine, Store, Task
+from solera.protocols import Engine, Learner, Store, Task
 from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
@@ -58,7 +59,7 @@ class Probe:
         self.say = say
         self._warned = False
         self._rollouts: tuple[Rollout, ...] = ()
-        self._alpha_logp_T = torch.zeros(0)
+        self._alpha_logp_T: FloatArray = np.zeros(0, np.float32)
         self._latest: tuple[int, Scored] | None = None
         """The last scoring of the probe and its version: what a step ends with is what the next begins with."""
 
@@ -98,8 +99,8 @@ class Probe:
         if proximal is None:
             return {}
         scored = self._score()
-        apart = Apart(scored.logp_T - self._alpha_logp_T, scored.response_T, torch.ones(len(self._rollouts)))
-        found = estimate(
+        ratios = LogRatios(scored.logp_T - self._alpha_logp_T, scored.response_T, np.ones(len(self._rollouts)))
+        found = estimate_improvement(
             self._w(scored), self._w(proximal),
             torch.tensor([rollout.reward for rollout in self._rollouts], dtype=torch.float64), self._groups(),
         )  # fmt: skip
@@ -109,19 +110,20 @@ class Probe:
                 f"version {self.learner.version}: importance weights on the probe average {found.mean_w:.2f}, not 1: "
                 "the engine's policy hardly writes what the learner's would, so the improvement is a guess; sync sooner"
             )
-        return {f"probe/{name}": value for name, value in apart.figures().items()} | (found.metrics() if found else {})
+        metrics = {f"probe/{name}": value for name, value in ratios.divergences().items()}
+        return metrics | (found.metrics() if found else {})
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint; the responses themselves are in the store."""
         ids = [rollout.id for rollout in self._rollouts]
-        return {"ids": ids, "alpha_logp_T": self._alpha_logp_T, "order": TOKEN_ORDER}
+        return {"ids": ids, "alpha_logp_T": torch.from_numpy(self._alpha_logp_T), "order": TOKEN_ORDER}
 
     def restore(self, state: dict[str, Any]) -> None:
         if state.get("order") != TOKEN_ORDER:
             self.say("an older Solera wrote this checkpoint's probe; updates are judged again after the next sync")
             return
         self._keep(self.store.fetch(state["ids"]))
-        self._alpha_logp_T = state["alpha_logp_T"]
+        self._alpha_logp_T = state["alpha_logp_T"].numpy()
 
     def _keep(self, rollouts: list[Rollout]) -> None:
         self._rollouts = tuple(r for r in rollouts if r.reward is not None and r.length)
@@ -133,8 +135,8 @@ class Probe:
 
     def _w(self, scored: Scored) -> Tensor:
         """`π(y)/α(y)` of each response."""
-        log_ratio_T = (scored.logp_T - self._alpha_logp_T).double()
-        return bounded_exp(response_sum(log_ratio_T, scored.response_T, len(self._rollouts)))
+        log_ratio_T = torch.from_numpy(scored.logp_T - self._alpha_logp_T).double()
+        return bounded_exp(response_sum(log_ratio_T, torch.from_numpy(scored.response_T), len(self._rollouts)))
 
     def _groups(self) -> Tensor:
         number: dict[str, int] = {}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solera.diagnosis import exact
-from solera.diagnosis.divergence import Apart
+from solera.diagnosis.divergence import LogRatios
 
 
 def random_logits(space: exact.Space, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -123,7 +123,7 @@ def test_the_estimators_converge_to_the_exact_divergences():
     log_ratio_BT = (exact.token_logp(space, pi) - exact.token_logp(space, alpha))[drawn_B]
     mask_BT = space.mask_BT[drawn_B]
     response_BT = torch.arange(count)[:, None].expand_as(mask_BT)
-    estimated = Apart(log_ratio_BT[mask_BT], response_BT[mask_BT], torch.ones(count)).figures()
+    estimated = LogRatios(log_ratio_BT[mask_BT].numpy(), response_BT[mask_BT].numpy(), np.ones(count)).divergences()
     w = p / a
     ratio_BT = torch.where(space.mask_BT, exact.token_logp(space, pi) - exact.token_logp(space, alpha), 0.0).numpy()
     by_token = (np.exp(ratio_BT) - 1 - ratio_BT).sum(-1)

@@ -113,7 +113,7 @@ def test_two_prompts_by_hand():
     w = torch.tensor([0.5, 2.0, 1.0, 1.0, 9.0], dtype=torch.float64)
     r = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     group = torch.tensor([0, 0, 2, 2, 1])
-    found = improvement.estimate(w, torch.ones(5, dtype=torch.float64), r, group)
+    found = improvement.estimate_improvement(w, torch.ones(5, dtype=torch.float64), r, group)
     assert (found.gain, found.error) == pytest.approx((0.375, 0.375))
     sigma = 0.2501**0.5
     assert found.tight == pytest.approx(0.375 / sigma - (1 - sigma) / sigma * 0.125)
@@ -127,12 +127,14 @@ def test_two_prompts_by_hand():
 
 def test_one_prompt_is_inconclusive_no_pair_is_nothing_and_odd_rewards_have_no_bounds():
     one = torch.ones(2, dtype=torch.float64)
-    found = improvement.estimate(torch.tensor([0.5, 2.0]).double(), one, torch.tensor([0.0, 3.0]).double(), one.long())
+    found = improvement.estimate_improvement(
+        torch.tensor([0.5, 2.0]).double(), one, torch.tensor([0.0, 3.0]).double(), one.long()
+    )
     assert found.metrics() == pytest.approx(
         {"improvement/estimate": 2.25, "improvement/mean_w": 1.25, "improvement/state": 0}
     )
     assert found.covered
-    assert improvement.estimate(one, one, one, torch.tensor([0, 1])) is None
+    assert improvement.estimate_improvement(one, one, one, torch.tensor([0, 1])) is None
 
 
 def test_the_interval_covers_the_true_gain_and_its_verdicts_are_right():
@@ -143,7 +145,7 @@ def test_the_interval_covers_the_true_gain_and_its_verdicts_are_right():
     covers, right, wrong = 0, 0, 0
     for trial in range(400):
         gain = gains[trial % 3]
-        m = improvement.estimate(*sampled_probe(rng, populations[trial % 3], 48, 8)).metrics()
+        m = improvement.estimate_improvement(*sampled_probe(rng, populations[trial % 3], 48, 8)).metrics()
         covers += m["improvement/low"] <= gain <= m["improvement/high"]
         right += m["improvement/state"] * gain > 0
         wrong += m["improvement/state"] * gain < 0
@@ -160,7 +162,7 @@ def test_the_pooled_bound_of_many_samples_is_the_mean_bound_at_the_pooled_deviat
     drawn = [np.repeat([0, 1], (a * size).astype(int)) for a in alpha]
     w, w_k = (torch.from_numpy(np.concatenate([(p[i] / alpha[i])[drawn[i]] for i in (0, 1)])) for p in (pi, pi_k))
     reward = torch.from_numpy(r[np.concatenate(drawn)])
-    found = improvement.estimate(w, w_k, reward, torch.arange(2).repeat_interleave(size))
+    found = improvement.estimate_improvement(w, w_k, reward, torch.arange(2).repeat_interleave(size))
     sigma = ((0.25 + 0.1875) / 2 + 1e-4) ** 0.5
     tight = 0.25 / sigma - (1 - sigma) / sigma * 0.25 - 0.0625
     assert found.tight == pytest.approx(tight, abs=1e-3)
@@ -170,5 +172,5 @@ def test_the_pooled_bound_of_many_samples_is_the_mean_bound_at_the_pooled_deviat
 def test_weights_that_do_not_average_one_are_noticed():
     rng = np.random.default_rng(1)
     w, w_k, r, group = sampled_probe(rng, [random_bandit(rng, 0.4) for _ in range(100)], 48, 8)
-    assert improvement.estimate(w, w_k, r, group).covered
-    assert not improvement.estimate(0.7 * w, w_k, r, group).covered
+    assert improvement.estimate_improvement(w, w_k, r, group).covered
+    assert not improvement.estimate_improvement(0.7 * w, w_k, r, group).covered

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from solera.config import ObjectiveConfig
-from solera.learner.batch import collate
 from solera.records import Group, Rollout, Sequence, Span
+from solera.training.collation import collate
 from tests.learner.test_invariance import make_groups, make_learner
 
 ORIGINS = ("self", "model:a", "human", "self")

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from solera.config import LearnConfig, ObjectiveConfig
-from solera.learner.batch import collate
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Group, Rollout
+from solera.training.collation import collate
 from tests.learner.test_invariance import make_groups
 
 TEMPERATURE = 0.8

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from solera.batch import Batch
 from solera.config import LearnConfig, ObjectiveConfig
-from solera.learner.batch import Batch, collate
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.models.language_model import LanguageModel
@@ -17,6 +17,7 @@ from solera.objectives.padded import padded_loss
 from solera.objectives.table import TABLE, resolve
 from solera.records import Completion, Group, Reward, Rollout, Sequence
 from solera.streams import stream_seed, uniforms
+from solera.training.collation import collate
 from tests.conftest import random_prompt, random_rollout
 
 GRPO = ObjectiveConfig("grpo", epsilon_low=0.5, epsilon_high=2.0)

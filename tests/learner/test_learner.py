@@ -8,11 +8,11 @@ import torch
 
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.errors import SoleraError
-from solera.learner.batch import collate, count_live_groups
 from solera.learner.learner import _split
 from solera.learner.schedule import learning_rate
 from solera.models.language_model import LanguageModel
 from solera.records import Group, Reward, Sampling, Sequence
+from solera.training.collation import collate, count_live_groups
 from tests.conftest import random_prompt, random_rollout
 from tests.learner.test_invariance import GRPO, make_groups, make_learner
 
@@ -52,9 +52,9 @@ def test_nothing_to_learn_advances_the_version_without_a_step(tiny):
     update = learner.update(batch)
     assert learner.version == 1
     assert torch.equal(flat(tiny), before)
-    assert len(update.stands_for_B) == 4
+    assert set(update.response_T.tolist()) == {0, 1, 2, 3}
     assert [use.advantage for use in batch.uses] == [None] * 4
-    assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).stands_for_B.tolist() == []
+    assert learner.update(collate([], learner.objective, now=1, lineage="test", seed=0)).response_T.tolist() == []
 
 
 def test_momentum_does_not_move_the_weights_while_there_is_nothing_to_learn(tiny):
@@ -90,11 +90,11 @@ def test_where_memory_ends_the_batch_is_learned_from_in_smaller_parts(tiny, fail
         parts.append(len(micros))
         return micros
 
-    def score(working, micro):
+    def score(weights, micro):
         calls.append(micro)
         if len(calls) == failing:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return scoring(working, micro)
+        return scoring(weights, micro)
 
     learner._cut, learner._score, learner._say = cut, score, said.append
     assert learn(learner, 0)["learn/grad_norm"] == pytest.approx(learn(usual, 0)["learn/grad_norm"], rel=1e-6)
@@ -110,7 +110,7 @@ def test_memory_that_nothing_helps_against_ends_the_update(tiny):
     learner, said = make_learner(tiny, lr=1e-3, micro_batch_tokens=1024), []
     learner._say = said.append
 
-    def score(working, micro):
+    def score(weights, micro):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     learner._score = score
@@ -127,11 +127,11 @@ def test_memory_that_ends_after_a_step_is_not_tried_again(tiny):
     learner, calls = make_learner(tiny, lr=1e-3, passes=2), []
     scoring = learner._score
 
-    def score(working, micro):
+    def score(weights, micro):
         calls.append(micro)
         if steps_of(learner):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return scoring(working, micro)
+        return scoring(weights, micro)
 
     learner._score = score
     with pytest.raises(torch.OutOfMemoryError):
@@ -273,8 +273,16 @@ def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradi
         batch = collate(several, learner.objective, now=0, lineage="test", seed=0)
         update = learner.update(batch)
         gradients.append(torch.cat([p.grad.flatten() for p in tiny.parameters().values()]).clone())
-        assert update.stands_for_B.sum().item() == 4 * len(several)
+        assert batch.stands_for_B[np.unique(update.response_T)].sum() == 4 * len(several)
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-9)
+
+
+def test_tokens_computed_are_those_of_every_forward_pass(tiny):
+    """One text a micro-batch: its prompt and its response. A text that was written twice is computed once."""
+    learner = make_learner(tiny, pack_tokens=0, micro_batch_tokens=1)
+    batch = collate(make_groups(), learner.objective, now=0, lineage="test", seed=0)
+    texts = {tuple(rollout.sequences[0].token_ids_T.tolist()) for rollout in batch.scored}
+    assert learner.update(batch).metrics["tokens/computed"] == sum(map(len, texts))
 
 
 def test_the_loss_is_reported_whole_however_it_is_cut(tiny):

@@ -11,9 +11,8 @@ import torch
 from solera.config import LoraConfig, ObjectiveConfig, parse
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
-from solera.learner.batch import collate
+from solera.learner.compute_weights import ComputeWeights
 from solera.learner.reference import Reference
-from solera.learner.working import Working
 from solera.models import loading
 from solera.models.adapter import MARK
 from solera.models.language_model import LanguageModel
@@ -22,6 +21,7 @@ from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.run import running
 from solera.run.parts import resolved
+from solera.training.collation import collate
 from tests.conftest import END
 from tests.learner.test_invariance import make_groups, make_learner
 from tests.test_resume import assert_same_outcome
@@ -104,8 +104,8 @@ def test_the_reference_is_the_adapter_switched_off(tiny):
         for parameter in model.parameters().values():
             parameter.add_(0.2)
     ids, at = torch.arange(2, 8)[None], torch.arange(6)[None]
-    with reference.scoring(Working(model, torch.float64, trained=True)) as working, torch.no_grad():
-        scored = working.model
+    with reference.scoring(ComputeWeights(model, torch.float64, trained=True)) as weights, torch.no_grad():
+        scored = weights.model
         assert torch.equal(scored.logits(scored.hidden(ids, at)), plain.logits(plain.hidden(ids, at)))
     assert not torch.allclose(model.logits(model.hidden(ids, at)), plain.logits(plain.hidden(ids, at)))
     assert all(parameter.requires_grad for parameter in model.parameters().values())

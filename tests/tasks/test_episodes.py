@@ -10,14 +10,14 @@ import torch
 from solera.config import ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import BadRequestError, SoleraError, StopRunError
-from solera.learner.batch import collate
 from solera.models import loading
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.store.ledger import Ledger
 from solera.tasks.episodes import Failed, Guard, attempt, attempt_all
-from solera.training.collector import Collector
+from solera.training.collation import collate
+from solera.training.supply import LockStep
 
 SAMPLING = Sampling(1.0, 4)
 PROMPT = Prompt("p/0", (2, 3))
@@ -232,20 +232,20 @@ def engine():
 
 def collected(tmp_path, engine, task, guard, prompts=4):
     store = Ledger(tmp_path / "store.db")
-    collector = Collector(
+    supply = LockStep(
         task, engine, store, sampling=SAMPLING, group_size=4, reserve=0, seed=0, guard=guard
     )  # fmt: skip
-    collector.ensure(prompts, NOW)
-    return store.draw(prompts, 4), collector
+    supply.wait(prompts, NOW)
+    return store.draw(prompts, 4), supply
 
 
 def test_a_failing_episode_costs_one_episode(tmp_path, engine):
     """Its group is drawn with the others and learned from without it; nobody else writes anything else."""
     said = []
     guard = Guard("missing", say=said.append)
-    groups, collector = collected(tmp_path, engine, Failing(lambda key, n: (key, n) == ("p/1", 2)), guard)
-    assert collector.take_metrics() == {"episodes/failed": 1}
-    assert collector.take_metrics() == {}
+    groups, supply = collected(tmp_path, engine, Failing(lambda key, n: (key, n) == ("p/1", 2)), guard)
+    assert supply.take_metrics() == {"episodes/failed": 1}
+    assert supply.take_metrics() == {}
     (line,) = said
     assert line.startswith("an episode failed: prompt 'p/1': ValueError: the tool is down; it has no reward")
     (tmp_path / "whole").mkdir()
@@ -299,8 +299,8 @@ def test_an_episode_that_fails_before_its_first_turn_has_an_empty_response():
 def test_a_retry_has_random_numbers_of_its_own(tmp_path, engine):
     """The first try is what it was, and so is every other episode; a second try writes something else."""
     task = Failing(lambda key, n: key == "p/1", times=3)
-    groups, collector = collected(tmp_path, engine, task, Guard("stop", retries=3))
-    assert collector.take_metrics() == {}
+    groups, supply = collected(tmp_path, engine, task, Guard("stop", retries=3))
+    assert supply.take_metrics() == {}
     (tmp_path / "whole").mkdir()
     others, _ = collected(tmp_path / "whole", engine, Failing(lambda key, n: False), Guard())
     texts = [[r.sequences[0].token_ids_T.tolist() for g in some for r in g.rollouts] for some in (groups, others)]
@@ -339,12 +339,12 @@ def test_where_a_whole_batch_fails_the_run_stops(tmp_path, engine):
 
 def test_a_prompt_whose_episodes_all_fail_does_not_stop_the_run(tmp_path, engine):
     task = Failing(lambda key, n: key in ("p/1", "p/4", "p/6"))
-    groups, collector = collected(tmp_path, engine, task, Guard("missing"))
+    groups, supply = collected(tmp_path, engine, task, Guard("missing"))
     assert [sum(rollout.length > 0 for rollout in group.rollouts) for group in groups] == [4, 0, 4, 4]
     for _ in range(6):  # one group at a time, as where a batch is topped up
-        collector.store.draw(9, 4)
-        collector.ensure(collector.position + 1, NOW)
-    assert collector.take_metrics() == {"episodes/failed": 12}
+        supply.store.draw(9, 4)
+        supply.wait(supply.position + 1, NOW)
+    assert supply.take_metrics() == {"episodes/failed": 12}
 
 
 def test_failures_of_the_engine_and_of_reward_functions_stop_the_run():

@@ -1,8 +1,8 @@
-"""Float32 master weights, and the weights that forward and backward passes use.
+"""Float32 master weights, and the weights that forward and backward passes compute with.
 
-They are the same, or on a GPU a copy in lower precision that takes packed texts: gradients go from the copy to the
-masters after every backward pass and are summed there in float32; the copy follows the masters after every optimiser
-step.
+They are the same, or the second are a copy in lower precision on a GPU that takes packed texts. After every backward
+pass, gradients are added from the copy to the masters in float32. After every optimiser step, the copy takes the
+masters' values.
 """
 
 import sys
@@ -17,18 +17,18 @@ from solera.models.language_model import LanguageModel
 from solera.models.memory import free_bytes
 
 LOSS_SCALE = 2.0**15
-"""What a loss is multiplied by before its way back through float16, in which a mean over many tokens would be 0. Where
-that is too much for a gradient, it is taken again with less."""
+"""What a loss is multiplied by before a backward pass in float16, in which a mean over many tokens would become 0. If
+a gradient overflows, it is computed again with a smaller scale."""
 MOST_TOKENS = 32_768
-"""Of one forward and backward pass; a GPU is not faster with more."""
+"""Most tokens of one forward and backward pass. A GPU is not faster with more."""
 CALM = 64
-"""Steps without trouble after which twice as large a scale is tried again."""
+"""Steps without an overflow after which the scale is doubled again."""
 FEWEST_TOKENS = 256
-"""Where not even these fit, others than the learner's activations take the memory."""
+"""If not even these fit, something else than the learner's activations takes the memory."""
 
 
-class Working:
-    """`model` is what is called; `masters` are what is trained, saved and synced."""
+class ComputeWeights:
+    """`model` is what is called. `masters` are what is trained, saved and synced."""
 
     def __init__(self, masters: LanguageModel, compute: torch.dtype, *, trained: bool, compiled: bool = False) -> None:
         self.masters = masters
@@ -53,24 +53,24 @@ class Working:
                 self.model.compile_layers()
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Lower precision for masters that have no copy in it."""
+        """Lower precision for masters without a copy."""
         if self.separate or self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
 
     def uncompiled(self) -> AbstractContextManager[object]:
-        """For what is too rare to be compiled for, which takes seconds."""
+        """For what is too rare to be worth the seconds of a compilation."""
         return self.model.uncompiled() if self.compiled else nullcontext()
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Take the masters' values."""
+        """Copy the masters' values."""
         if self.separate:
             torch._foreach_copy_(self._to, self._from)
 
     @torch.no_grad()
     def pass_on_gradients(self, scale: float) -> None:
-        """Add what the backward pass of a loss times `scale` left on the copy to the masters' gradients."""
+        """Add the copy's gradients, of a loss times `scale`, to the masters' gradients."""
         if not self.separate:
             return
         given: list[Any] = [pair for pair in zip(self._to, self._from, strict=True) if pair[0].grad is not None]
@@ -88,18 +88,18 @@ class Working:
             own.grad = None
 
     def keep_scale(self, scale: float) -> None:
-        """The next step begins with the scale that served this one, and now and then with more."""
+        """Begin the next step with the scale that worked in this one, and now and then with twice as much."""
         self._calm = self._calm + 1 if scale >= self.loss_scale else 0
         grows = self._calm >= CALM and scale < self._most_scale
         self.loss_scale, self._calm = (scale * 2, 0) if grows else (scale, self._calm)
 
     def tokens_at_once(self, wished: int | None) -> int:
-        """Tokens of one forward and backward pass: as wished or as fit, but fewer once memory has ended."""
+        """Tokens of one forward and backward pass: as wished, or as many as fit. Fewer once memory ran out."""
         return min(wished or self._fitting(), self._at_once)
 
     def _fitting(self) -> int:
-        """Tokens whose activations fit into two thirds of the GPU's free memory, by the sizes of a usual layer. Logits
-        and gradients come beside them."""
+        """Tokens whose activations fit into two thirds of the GPU's free memory, estimated from the sizes of a usual
+        layer. The last third is for logits and gradients."""
         if self.model.device.type != "cuda":
             return 16_384
         config = self.model.module.config.get_text_config()
@@ -109,7 +109,7 @@ class Working:
         return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) * 2 / 3 / each)))
 
     def take_less(self, tokens: int) -> bool:
-        """Memory ended with so many tokens at once: half of them from now on, unless that would not help."""
+        """Memory ran out with that many tokens at once: take half from now on. False if that would not help."""
         for own in self._to:
             own.grad = None
         if self.model.device.type == "cuda":

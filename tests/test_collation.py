@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from solera.config import ObjectiveConfig
-from solera.learner.batch import collate, count_live_groups
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Group, Prompt, Reward, Rollout
+from solera.training.collation import collate, count_live_groups
 
 OBJECTIVE = compose(resolve(ObjectiveConfig("grpo", advantage="mean", zero_variance_mask=True)))
 

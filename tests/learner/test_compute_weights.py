@@ -2,16 +2,16 @@
 
 import torch
 
-from solera.learner.working import CALM, Working
+from solera.learner.compute_weights import CALM, ComputeWeights
 
 
 def test_a_scale_that_worked_stays_and_doubles_after_a_calm_while(tiny):
-    working = Working(tiny.copy(torch.float32), torch.float32, trained=True)
-    working.loss_scale = working._most_scale = 64.0
+    weights = ComputeWeights(tiny.copy(torch.float32), torch.float32, trained=True)
+    weights.loss_scale = weights._most_scale = 64.0
     seen = []
     for failed in [False, True, *[False] * (2 * CALM), True, *[False] * (3 * CALM)]:
-        working.keep_scale(working.loss_scale / 16 if failed else working.loss_scale)
-        seen.append(working.loss_scale)
+        weights.keep_scale(weights.loss_scale / 16 if failed else weights.loss_scale)
+        seen.append(weights.loss_scale)
     assert seen[:2] == [64, 4]
     assert seen[1 + CALM - 1 : 1 + CALM + 1] == [4, 8]
     assert seen[1 + 2 * CALM : 1 + 2 * CALM + 2] == [16, 1]
@@ -19,34 +19,34 @@ def test_a_scale_that_worked_stays_and_doubles_after_a_calm_while(tiny):
 
 
 def test_without_float16_the_scale_is_one(tiny):
-    working = Working(tiny.copy(torch.float32), torch.float32, trained=True)
+    weights = ComputeWeights(tiny.copy(torch.float32), torch.float32, trained=True)
     for _ in range(3 * CALM):
-        working.keep_scale(working.loss_scale)
-    assert working.loss_scale == 1
+        weights.keep_scale(weights.loss_scale)
+    assert weights.loss_scale == 1
 
 
 def test_it_never_grows_beyond_where_it_began(tiny):
-    working = Working(tiny.copy(torch.float32), torch.float32, trained=True)
-    working.loss_scale = working._most_scale = 4.0
-    working.keep_scale(1.0)
+    weights = ComputeWeights(tiny.copy(torch.float32), torch.float32, trained=True)
+    weights.loss_scale = weights._most_scale = 4.0
+    weights.keep_scale(1.0)
     for _ in range(9 * CALM):
-        working.keep_scale(working.loss_scale)
-    assert working.loss_scale == 4
+        weights.keep_scale(weights.loss_scale)
+    assert weights.loss_scale == 4
 
 
 def test_gradients_of_the_copy_are_summed_on_the_masters_without_their_scale(tiny, monkeypatch):
     """By hand: the k-th parameter has a gradient of k, then of 2k, each times 8; one has the second only, one none."""
     monkeypatch.setattr(type(tiny), "for_compute", type(tiny).copy)
     masters = tiny.copy(torch.float32)
-    working = Working(masters, torch.bfloat16, trained=True)
-    own, kept = working.model.parameters(), masters.parameters()
-    assert working.separate
+    weights = ComputeWeights(masters, torch.bfloat16, trained=True)
+    own, kept = weights.model.parameters(), masters.parameters()
+    assert weights.separate
     never, late = list(own)[:2]
     for times in (1, 2):
         for k, (name, parameter) in enumerate(own.items()):
             without = name == never or (name == late and times == 1)
             parameter.grad = None if without else torch.full_like(parameter, 8.0 * times * k)
-        working.pass_on_gradients(8.0)
+        weights.pass_on_gradients(8.0)
         assert all(parameter.grad is None for parameter in own.values())
     assert kept[never].grad is None
     for k, (name, master) in enumerate(kept.items()):

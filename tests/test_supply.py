@@ -1,4 +1,4 @@
-"""The collector: pacing, seeds, and one error where many attempts fail together."""
+"""The lock-step supply: pacing, seeds, and one error where many attempts fail together."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ import pytest
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.tasks.episodes import attempt_all, run_async
-from solera.training.collector import Collector
+from solera.training.supply import LockStep
 
 SAMPLING = Sampling(1.0, 4)
 
@@ -58,11 +58,11 @@ class Counting:
 @pytest.mark.parametrize(("held", "reserve", "generated"), [(0, 0, 5), (3, 0, 2), (5, 0, 0), (9, 0, 0), (4, 10, 11)])
 def test_only_what_is_missing_is_generated(held, reserve, generated):
     task, store = Echo(), Counting(held)
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=reserve, seed=0)
-    assert collector.ensure(5, NOW) == 3 * generated
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=reserve, seed=0)
+    assert supply.wait(5, NOW) == 3 * generated
     assert [r.prompt_key for r in store.added] == [f"p/{i}" for i in range(generated) for _ in range(3)]
     assert [r.admission for r in store.added] == [i for i in range(generated) for _ in range(3)]
-    assert collector.position == generated
+    assert supply.position == generated
 
 
 @pytest.mark.parametrize(
@@ -72,28 +72,28 @@ def test_only_what_is_missing_is_generated(held, reserve, generated):
 def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missing, written):
     """As many as were missing before are attempted ahead; the store gets the stream in its order, each problem once."""
     task, store = Echo(), Counting(held)
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
     before, store.held = len(task.asked), 0
-    first = collector.position
-    collector.begin(9)
+    first = supply.position
+    supply.drawn(9)
     store.held = 7 - missing
-    collector.ensure(7, NOW)
+    supply.wait(7, NOW)
     assert [r.prompt_key for r in store.added][3 * first :] == [
         f"p/{i}" for i in range(first, first + missing) for _ in range(3)
     ]
     assert all(r.prompt_key == f"p/{r.admission}" for r in store.added)
     assert len(task.asked) - before == 3 * (written_ahead + written)
-    assert collector.position == first + missing
-    collector.close()
+    assert supply.position == first + missing
+    supply.close()
 
 
 def test_nothing_is_begun_where_nothing_was_missing():
     task, store = Echo(), Counting(5)
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
-    collector.begin(5)
-    collector.close()
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
+    supply.drawn(5)
+    supply.close()
     assert not task.asked
 
 
@@ -104,15 +104,15 @@ def test_attempts_begun_run_in_a_thread_of_their_own_and_their_error_comes_with_
         threads.append(threading.current_thread())
         raise ValueError("no answer")
 
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
     task.run = failing
-    collector.begin(5)
-    collector.close()
+    supply.drawn(5)
+    supply.close()
     assert threading.main_thread() not in threads
     assert threads
     with pytest.raises(ValueError, match="no answer"):
-        collector.ensure(9, NOW)
+        supply.wait(9, NOW)
 
 
 async def ungraded(prompt, generate) -> Rollout:
@@ -123,7 +123,7 @@ def test_ungraded_groups_are_replaced_a_few_times_over():
     task, store = Echo(), Counting(0)
     store.add = store.added.extend  # nothing ever becomes drawable
     task.run = ungraded
-    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5, NOW)
+    LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).wait(5, NOW)
     assert len(store.added) == 4 * 5 * 3
 
 
@@ -132,24 +132,24 @@ def test_groups_that_a_selective_store_passes_over_are_replaced():
     store.selective = True
     real, kept = store.add, iter((2, 1, 9))
     store.add = lambda rollouts: real(rollouts[: 3 * next(kept)])  # of 5 groups 2 are drawable, of the next 3 one
-    Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).ensure(5, NOW)
+    LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0).wait(5, NOW)
     assert [r.prompt_key for r in store.added][::3] == ["p/0", "p/1", "p/5", "p/8", "p/9"]
 
 
 def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch):
     task, store = Echo(), Counting(0)
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
     never = threading.Event()
 
     async def hanging(prompt, generate):
-        never.wait(60)
+        never.wait(60, NOW)
 
     task.run = hanging
-    monkeypatch.setattr("solera.training.collector.PATIENCE", 0.1)
-    collector.begin(5)
+    monkeypatch.setattr("solera.training.supply.PATIENCE", 0.1)
+    supply.drawn(5)
     start = time.monotonic()
-    collector.close()
+    supply.close()
     assert time.monotonic() - start < 10
     never.set()
 
@@ -163,7 +163,7 @@ def test_text_given_between_turns_may_be_any_run_of_numbers():
 
 def test_every_attempt_has_a_seed_of_its_own():
     task, store = Echo(), Counting(0)
-    Collector(task, task, store, sampling=SAMPLING, group_size=8, reserve=0, seed=1).ensure(100, NOW)
+    LockStep(task, task, store, sampling=SAMPLING, group_size=8, reserve=0, seed=1).wait(100, NOW)
     assert len({seed for _, seed in task.asked}) == 800
     assert len({stream_seed(a, b) for a in range(100) for b in range(100)}) == 10_000
 
@@ -206,10 +206,10 @@ def test_completions_are_told_apart_and_can_be_looked_up():
 def test_the_store_writes_once_all_attempts_have_asked_the_engine():
     task, store, asked = Echo(), Counting(0), list[int]()
     store.flush = lambda: asked.append(len(task.asked))
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
     assert asked == [15]
-    collector.ensure(5, NOW)  # enough is there: nothing is written, and nothing waited for
+    supply.wait(5, NOW)  # enough is there: nothing is written, and nothing waited for
     assert asked == [15, 15]
 
 
@@ -222,9 +222,9 @@ def test_the_store_writes_before_the_wait_for_what_was_begun():
     flushed = threading.Event()
     flushed.set()
     task, store = Waiting(), Counting(0)
-    collector = Collector(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
-    collector.ensure(5, NOW)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply.wait(5, NOW)
     flushed.clear()
     store.held, store.flush = 0, flushed.set
-    collector.begin(5)
-    assert collector.ensure(5, NOW) == 15
+    supply.drawn(5)
+    assert supply.wait(5, NOW) == 15

@@ -9,44 +9,44 @@ from solera.objectives.terms import Term
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
-    """Sums of what is asked of tokens, over those of positive and of negative advantage, and over all in the loss.
+class TokenStatistics:
+    """Sums of several quantities over tokens: those of positive advantage, of negative advantage, and all in the loss.
 
-    `sums` has a line for each of `asked` and these three columns. It is one product of two small matrices: on a small
+    `sums` has a line for each of `names` and these three columns. It is one product of two small matrices: on a small
     batch the time goes into the number of operations.
     """
 
-    asked: tuple[str, ...]
+    names: tuple[str, ...]
     sums: Tensor
     seen: tuple[str, ...]
     acts: bool
     clips: bool
     silenced_T: Tensor | None = None
-    """The tokens whose gradient the clip took away; a sum of accounts does not tell them."""
+    """The tokens whose gradient the clip took away; a sum of statistics does not have them."""
 
     @classmethod
     @torch.no_grad()
-    def of(cls, term: Term, advantage_T: Tensor, weight_T: Tensor, seen: dict[str, Tensor]) -> "Account":
+    def of(cls, term: Term, advantage_T: Tensor, weight_T: Tensor, seen: dict[str, Tensor]) -> "TokenStatistics":
         """`weight_T` is each token's weight in the loss; what is `seen` is averaged over the tokens that have one."""
-        asked: dict[str, Tensor] = {"all": torch.ones_like(weight_T), **seen}
+        values: dict[str, Tensor] = {"all": torch.ones_like(weight_T), **seen}
         if term.weight_T is not None:
-            asked |= {"weight": term.weight_T, "moved": term.weight_T != 0, "size": (term.loss_T * weight_T).abs()}
+            values |= {"weight": term.weight_T, "moved": term.weight_T != 0, "size": (term.loss_T * weight_T).abs()}
         clips = term.silenced_T is not None and term.ratio_T is not None
         if term.silenced_T is not None:
-            asked["silenced"] = term.silenced_T
+            values["silenced"] = term.silenced_T
         if term.silenced_T is not None and term.ratio_T is not None:
-            asked["high"] = term.silenced_T & (term.ratio_T > 1)
+            values["high"] = term.silenced_T & (term.ratio_T > 1)
         kinds = torch.stack([advantage_T > 0, advantage_T < 0, weight_T > 0]).to(weight_T.dtype)
-        sums = torch.stack([value.to(weight_T.dtype) for value in asked.values()]) @ kinds.T
-        return cls(tuple(asked), sums, tuple(seen), term.weight_T is not None, clips, term.silenced_T)
+        sums = torch.stack([each.to(weight_T.dtype) for each in values.values()]) @ kinds.T
+        return cls(tuple(values), sums, tuple(seen), term.weight_T is not None, clips, term.silenced_T)
 
-    def __add__(self, other: "Account") -> "Account":
-        assert self.asked == other.asked, "accounts of one objective"
-        return Account(self.asked, self.sums + other.sums, self.seen, self.acts, self.clips)
+    def __add__(self, other: "TokenStatistics") -> "TokenStatistics":
+        assert self.names == other.names, "statistics of one objective"
+        return TokenStatistics(self.names, self.sums + other.sums, self.seen, self.acts, self.clips)
 
     def metrics(self) -> dict[str, float]:
         """The figures of docs/metrics.md; one that would divide by nothing is left out."""
-        lines = dict(zip(self.asked, self.sums.tolist(), strict=True))
+        lines = dict(zip(self.names, self.sums.tolist(), strict=True))
         better, worse, taking = ({name: line[column] for name, line in lines.items()} for column in range(3))
         shares = {name: (taking[name], taking["all"]) for name in self.seen}
         if self.acts:

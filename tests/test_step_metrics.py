@@ -1,19 +1,18 @@
-"""What a step consumed, by hand: two ages, two origins, one response only watched."""
+"""How far a step's data is from the policy, by hand: two ages, two origins, one response only watched."""
 
 import math
 
 import numpy as np
 import pytest
-import torch
 
+from solera.batch import Update
 from solera.config import ObjectiveConfig
 from solera.diagnosis.mismatch import Mismatch
-from solera.learner.batch import collate
-from solera.learner.learner import Update
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Group, Prompt, Reward, Rollout
-from solera.training.consumed import account
+from solera.training.collation import collate
+from solera.training.step_metrics import off_policy_metrics
 
 NOW = 6
 
@@ -49,10 +48,10 @@ def test_figures_by_age_by_origin_and_what_counted():
     batch = batch_of(LIVE, FLAT)
     assert [batch.rollouts, batch.watched] == [LIVE, FLAT]
     w = [1.5, 0.5, 1.25, 1.0]
-    log_ratio_T = torch.tensor([math.log(1.5), 0, 0, math.log(0.5), math.log(1.25), 0, 0, 0, 0, 0, 0])
-    response_T = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3])
-    update = Update({}, log_ratio_T, response_T, torch.ones(4), LIVE + FLAT)
-    found = account(batch, update, Mismatch(1.0, print), NOW, "run")
+    log_ratio_T = np.array([math.log(1.5), 0, 0, math.log(0.5), math.log(1.25), 0, 0, 0, 0, 0, 0])
+    response_T = np.array([0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3])
+    update = Update({}, log_ratio_T, response_T)
+    found = off_policy_metrics(batch, update, Mismatch(1.0, print), NOW, "run")
     for label, weights in {
         "": w, "age_0/": [1.5, 1.25, 1.0], "age_4-7/": [0.5], "origin_self/": [1.5, 1.25, 1.0], "origin_file/": [0.5],
     }.items():  # fmt: skip
@@ -68,10 +67,27 @@ def test_figures_by_age_by_origin_and_what_counted():
 
 def test_a_batch_of_one_age_and_origin_says_it_once():
     batch = batch_of((LIVE[0], rollout("a", 1, 0.0)))
-    update = Update({}, torch.zeros(4), torch.tensor([0, 0, 0, 1]), torch.ones(2), batch.rollouts)
-    found = account(batch, update, Mismatch(1.0, print), NOW, "run")
+    update = Update({}, np.zeros(4), np.array([0, 0, 0, 1]))
+    found = off_policy_metrics(batch, update, Mismatch(1.0, print), NOW, "run")
     assert not any("age_" in name or "origin_" in name for name in found)
     assert (found["tokens/effective"], found["waste/stale"]) == (4, 0)
+
+
+def test_a_response_whose_author_is_unknown_is_left_out_of_the_figures():
+    """The update has no tokens of response 1, which was trained on: the others keep their ages, origins and weights."""
+    batch = batch_of(LIVE, FLAT)
+    log_ratio_T = np.array([math.log(1.5), 0, 0, math.log(1.25), 0, 0, 0, 0, 0, 0])
+    update = Update({}, log_ratio_T, np.array([0, 0, 0, 2, 2, 2, 2, 2, 3, 3]))
+    found = off_policy_metrics(batch, update, Mismatch(1.0, print), NOW, "run")
+    for name, value in figures([1.5, 1.25, 1.0]).items():
+        assert found[f"divergence/{name}"] == pytest.approx(value)
+    assert not any("age_" in name or "origin_" in name for name in found)
+    assert (found["tokens/effective"], found["waste/stale"]) == (4, 0)  # the one response left has an ess of 1
+
+
+def test_an_update_that_scored_nothing_has_no_figures():
+    update = Update({}, np.zeros(0, np.float32), np.zeros(0, np.int64))
+    assert off_policy_metrics(batch_of(LIVE), update, Mismatch(1.0, print), NOW, "run") == {}
 
 
 def wasted(batch) -> dict[str, float]:

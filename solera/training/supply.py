@@ -20,8 +20,8 @@ PATIENCE = 2.0
 """Seconds that the end of a run waits for a batch that nobody will use."""
 
 
-class Collector:
-    """Generates as far as pacing allows, when asked (`ensure`) or ahead of that in a thread of its own (`begin`).
+class LockStep:
+    """A `Supply` that generates when it is asked (`wait`), or one batch ahead of that in its own thread (`drawn`).
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
     `members` of each group are written here, all where unset; others may come from elsewhere. `guard` says what becomes
@@ -57,9 +57,9 @@ class Collector:
         self._failed_in_a_row = 0
         self._begun: Future[list[Attempted]] | None = None
         self._missing: int | None = None
-        """Groups that the first `ensure` since the last `begin` found missing."""
+        """Groups that the first `wait` since the last `drawn` found missing."""
 
-    def ensure(self, groups: int, now: PolicyVersion) -> int:
+    def wait(self, groups: int, now: PolicyVersion) -> int:
         """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
 
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
@@ -87,13 +87,14 @@ class Collector:
             self.store.flush()
         return generated
 
-    def begin(self, groups: int) -> None:
-        """Attempt the next problems already, no more of them than were missing this time, for the next `ensure`.
+    def drawn(self, ahead: int) -> None:
+        """Attempt up to `ahead` of the next problems already, but no more than were missing this time, for the next
+        `wait`.
 
         Until that call the engine must keep its weights, and nobody else use it or the task. Where another number is
         missing then, all are written anew: the last bits of a sample depend on what is decoded with it.
         """
-        count, self._missing = min(groups, self._missing or 0), None
+        count, self._missing = min(ahead, self._missing or 0), None
         if count > 0:
             self._begun = _in_a_thread(partial(self._attempt, self.position, count))
 
@@ -101,6 +102,12 @@ class Collector:
         """Wait for what was begun, but not long: it may never end."""
         if self._begun is not None:
             wait([self._begun], timeout=PATIENCE)
+
+    def state(self) -> int:
+        return self.position
+
+    def restore(self, state: int) -> None:
+        self.position = state
 
     def take_metrics(self) -> dict[str, float]:
         """`episodes/failed` since the last call, where some did."""
@@ -141,5 +148,5 @@ def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=work, daemon=True, name="solera-collector").start()
+    Thread(target=work, daemon=True, name="solera-supply").start()
     return future

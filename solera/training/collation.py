@@ -1,8 +1,7 @@
-"""From drawn groups to what a step learns from: rewards to advantages, groups masked, responses dropped, ages taken."""
+"""From drawn groups to the batch that a step learns from: advantages, masked groups, dropped responses, ages."""
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
@@ -10,32 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from solera.batch import Batch
 from solera.errors import SoleraError
 from solera.objectives.advantage import zero_variance
 from solera.objectives.objective import Objective
 from solera.records import Group, Rollout, Use
 from solera.streams import stream_seed, uniforms
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """The responses that take part in a step (`_B`), group by group, and the account of all that was drawn.
-
-    `metrics` speak of every drawn rollout, masked groups included; `uses` too, or they would be drawn again.
-    """
-
-    rollouts: tuple[Rollout, ...]
-    advantage_B: Tensor
-    reward_B: Tensor
-    group_B: Tensor
-    groups: int
-    metrics: dict[str, float]
-    uses: list[Use]
-    watched: tuple[Rollout, ...] = ()
-    """Responses of a few masked groups, scored so that the divergences speak of them too, but not learned from."""
-    watched_for: float = 0.0
-    """How many masked responses each of them stands for."""
-
 
 WATCHED_SHARE = 16
 """One masked group in so many is watched, and at least one."""
@@ -59,10 +38,10 @@ class Member(NamedTuple):
 def collate(
     groups: list[Group], objective: Objective, *, now: int, lineage: str, seed: int, mask_truncated: bool = False
 ) -> Batch:
-    """Advantages within each group; a missing reward or an empty response leaves its group before the baseline, and
-    with `mask_truncated` a response cut off by the length limit does too.
+    """Compute advantages within each group. A response without a reward, an empty one, and with `mask_truncated` one
+    that was cut off by the length limit leave their group before the baseline is taken.
 
-    `seed` is the run's; with `now` it gives the random numbers of RED-Drop, and the groups to watch.
+    `seed` is the run's. With `now` it gives the random numbers of RED-Drop and chooses the groups to watch.
     """
     drawn = [
         Member(p, rollout, rollout.reward, rollout.length, rollout.age(now, lineage))
@@ -83,12 +62,12 @@ def collate(
     number_B = torch.unique(group_B[shaped.taken_B], return_inverse=True)[1]
     return Batch(
         rollouts=tuple(trained),
-        advantage_B=shaped.advantage_B[shaped.taken_B],
-        reward_B=reward_B[shaped.taken_B],
-        group_B=number_B,
+        advantage_B=shaped.advantage_B[shaped.taken_B].numpy(),
+        reward_B=reward_B[shaped.taken_B].numpy(),
+        group_B=number_B.numpy(),
         groups=int(number_B.max()) + 1 if trained else 0,
-        metrics=_account(drawn, len(groups))
-        | _rewards(compared, flat_P)
+        metrics=_of_drawn(drawn, len(groups))
+        | _of_rewards(compared, flat_P)
         | mean_parts(drawn)
         | {
             "tokens/trained": sum([rollout.length for rollout in trained]),
@@ -161,7 +140,7 @@ def _watched(known: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
     return tuple(member.rollout for member in known if member.group in chosen)
 
 
-def _account(drawn: list[Member], groups: int) -> dict[str, float]:
+def _of_drawn(drawn: list[Member], groups: int) -> dict[str, float]:
     metrics: dict[str, float] = {"groups/drawn": groups}
     if drawn:
         metrics["response/length"] = sum([member.length for member in drawn]) / len(drawn)
@@ -172,7 +151,7 @@ def _account(drawn: list[Member], groups: int) -> dict[str, float]:
     return metrics
 
 
-def _rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:
+def _of_rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:
     if not compared:
         return {}
     flat = [flat_P[group] for group in {member.group for member in compared}]
