@@ -1,4 +1,4 @@
-"""What an objective did to the tokens of a batch, as sums that micro-batches and passes add up to."""
+"""What an objective did to the tokens of a batch, kept as sums so that micro-batches and passes can be added."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ from solera.objectives.terms import Term
 
 @dataclass(frozen=True, eq=False)
 class Account:
-    """Sums of what is asked of tokens, over those of positive and of negative advantage, and over all in the loss.
+    """Sums of token quantities over tokens with positive advantage, with negative advantage, and over all in the loss.
 
-    `sums` has a line for each of `asked` and these three columns. It is one product of two small matrices: on a small
-    batch the time goes into the number of operations.
+    `sums` has one row per quantity in `asked` and these three columns. It is computed as one matrix product because on
+    a small batch the number of operations dominates the time.
     """
 
     asked: tuple[str, ...]
@@ -22,12 +22,12 @@ class Account:
     acts: bool
     clips: bool
     silenced_T: Tensor | None = None
-    """The tokens whose gradient the clip took away; a sum of accounts does not tell them."""
+    """Tokens whose gradient the clip removed. `None` in a sum of accounts."""
 
     @classmethod
     @torch.no_grad()
     def of(cls, term: Term, advantage_T: Tensor, weight_T: Tensor, seen: dict[str, Tensor]) -> "Account":
-        """`weight_T` is each token's weight in the loss; what is `seen` is averaged over the tokens that have one."""
+        """`weight_T` is each token's weight in the loss. Tokens with a positive weight count in the means of `seen`."""
         asked: dict[str, Tensor] = {"all": torch.ones_like(weight_T), **seen}
         if term.weight_T is not None:
             asked |= {"weight": term.weight_T, "moved": term.weight_T != 0, "size": (term.loss_T * weight_T).abs()}
@@ -45,7 +45,7 @@ class Account:
         return Account(self.asked, self.sums + other.sums, self.seen, self.acts, self.clips)
 
     def metrics(self) -> dict[str, float]:
-        """The figures of docs/metrics.md; one that would divide by nothing is left out."""
+        """The metrics explained in docs/metrics.md. A metric whose denominator is 0 is left out."""
         lines = dict(zip(self.asked, self.sums.tolist(), strict=True))
         better, worse, taking = ({name: line[column] for name, line in lines.items()} for column in range(3))
         shares = {name: (taking[name], taking["all"]) for name in self.seen}
