@@ -1,4 +1,4 @@
-"""How far a policy is from the one that wrote the data, estimated on responses written by α. (FORMULAS, section 8)"""
+"""Distance between a policy and α, which wrote the data, estimated on α's responses. (docs/formulas.md, section 8)"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -15,9 +15,9 @@ ALL = slice(None)
 
 
 class Apart:
-    """π and α on responses of α: w of each response, and sums over its tokens of what each adds to a divergence.
+    """π compared with α on responses of α: w of each response, and sums of its tokens' contributions to a divergence.
 
-    Given `log π − log α` of each token, and how many responses each response stands for.
+    The inputs are `log π − log α` of each token and the number of responses that each response stands for.
     """
 
     def __init__(self, log_ratio_T: Tensor, response_T: Tensor, stands_for_B: Tensor) -> None:
@@ -32,10 +32,10 @@ class Apart:
         self.kl_B = np.bincount(place_T, token_kl(value_T), count)
 
     def figures(self, chosen: Chosen = ALL) -> dict[str, float]:
-        """Divergences over the chosen responses. With w of a response and ρ of a token:
+        """Divergences over the chosen responses, with w of a response and ρ of a token:
 
         `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` · `kl = mean Σ_t (ρ − 1 − log ρ)` (KL(α‖π)) ·
-        `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. On α's own policy: 0, 0, 0, 0, 1.
+        `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. If π = α, they are 0, 0, 0, 0, 1.
         """
         count_B, w_B = self.count_B[chosen], self.w_B[chosen]
         share_B = count_B / count_B.sum()
@@ -48,23 +48,23 @@ class Apart:
         }
 
     def by(self, label_B: Sequence[str | None]) -> dict[str, dict[str, float]]:
-        """The same for each label; responses without one are left out."""
+        """The same for each label. Responses without a label are left out."""
         labels, known = np.array([label or "" for label in label_B]), dict.fromkeys(filter(None, label_B))
         return {label: self.figures(labels == label) for label in sorted(known)}
 
 
 @cache
 def age_label(age: int | None) -> str | None:
-    """What a divergence by age is named after."""
+    """The name of an age band in the metrics."""
     return None if age is None else f"age_{age_band(age)}"
 
 
 def token_kl(log_ratio_T: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """`ρ − 1 − log ρ` of each token: what it adds to KL(α‖π), never below 0.
+    """`ρ − 1 − log ρ` of each token: its contribution to KL(α‖π), never negative.
 
-    Given what came before it, a token of α has `E[ρ] = 1`, so that `E[ρ − 1 − log ρ] = E[−log ρ]`, the KL of its own
-    distribution. These add up to the KL of whole responses. The same form of w would need `E[w] = 1` over a few
-    responses, which its heavy tail spoils.
+    Given its prefix, a token written by α has `E[ρ] = 1`, so `E[ρ − 1 − log ρ] = E[−log ρ]`: the KL of the token's
+    distribution. The sum over tokens is the KL of whole responses. The same form with w would need the mean of w to be
+    near 1, which a few responses cannot give because w has a heavy tail.
     """
     return np.maximum(_bounded_exp(log_ratio_T) - 1 - log_ratio_T, 0)
 

@@ -1,4 +1,4 @@
-"""Engine error, kept apart from staleness: log ρ = (log π_θ − log π_a) + (log π_a − b). (FORMULAS, section 8)"""
+"""Engine error, separate from staleness: log ρ = (log π_θ − log π_a) + (log π_a − b). (docs/formulas.md, section 8)"""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ from torch import Tensor
 
 
 class Mismatch:
-    """Watches what is left between engine and learner where both hold the same weights; says once that it is large.
+    """Measures how much engine and learner disagree with the same weights. Warns once if the difference is large.
 
-    On responses of age 0 the policy that meets them is π_a itself: all of `log π − b` is the engine's error.
+    On responses of age 0 the policy is π_a itself, so all of `log π − b` is the engine's error.
     """
 
     def __init__(self, tolerance: float, say: Callable[[str], None]) -> None:
@@ -17,7 +17,7 @@ class Mismatch:
         self._warned = False
 
     def measure(self, log_ratio_T: Tensor, response_T: Tensor, fresh_B: Tensor) -> dict[str, float]:
-        """`mismatch/logp`: mean of |log π_a − b| over the tokens of responses of age 0, where there are any."""
+        """`mismatch/logp`: mean of |log π_a − b| over the tokens of responses of age 0. Empty if there are none."""
         error_T = (log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]]).abs()
         if not len(error_T):
             return {}
