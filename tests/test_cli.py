@@ -76,7 +76,7 @@ def test_version():
         (["train", "--objective.ref_period", "5"], "set objective.beta above 0"),
         (["train", "--model", "no/such/folder"], "no such folder"),
         (["train", "--model", "embeded"], "did you mean embedded?"),
-        (["train", "--collect.refill_rounds", "5"], "acts with objective.refill = true only"),
+        (["train", "--collect.refill_rounds", "5"], "only has an effect with objective.refill = true"),
         (["train", "--task", "sums"], "known are arithmetic, jsonl"),
         (
             ["train", "--task", "countdown"],

@@ -1,4 +1,4 @@
-"""How far a policy is from the one that wrote the data, estimated on responses written by α. (FORMULAS, section 8)"""
+"""Distance between a policy and α, which wrote the data, estimated on α's responses. (docs/formulas.md, section 8)"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -39,7 +39,7 @@ class LogRatios:
         """Divergences over the chosen responses. With w of a response and ρ of a token:
 
         `tv_sequence = mean (1−w)₊` · `tv_token = mean (1−ρ)₊` · `kl = mean Σ_t (ρ − 1 − log ρ)` (KL(α‖π)) ·
-        `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. On α's own policy: 0, 0, 0, 0, 1.
+        `chi2 = mean (w−1)²` · `ess = (Σw)²/(N·Σw²)`. If π = α, they are 0, 0, 0, 0, 1.
         """
         count_B, w_B = self.count_B[chosen], self.w_B[chosen]
         share_B = count_B / count_B.sum()
@@ -59,16 +59,16 @@ class LogRatios:
 
 @cache
 def age_label(age: int | None) -> str | None:
-    """What a divergence by age is named after."""
+    """The name of an age band in the metrics."""
     return None if age is None else f"age_{age_band(age)}"
 
 
 def token_kl(log_ratio_T: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """`ρ − 1 − log ρ` of each token: what it adds to KL(α‖π), never below 0.
+    """`ρ − 1 − log ρ` of each token: its contribution to KL(α‖π), never negative.
 
-    Given what came before it, a token of α has `E[ρ] = 1`, so that `E[ρ − 1 − log ρ] = E[−log ρ]`, the KL of its own
-    distribution. These add up to the KL of whole responses. The same form of w would need `E[w] = 1` over a few
-    responses, which its heavy tail spoils.
+    Given its prefix, a token written by α has `E[ρ] = 1`, so `E[ρ − 1 − log ρ] = E[−log ρ]`: the KL of the token's
+    distribution. The sum over tokens is the KL of whole responses. The same form with w would need the mean of w to be
+    near 1, which a few responses cannot give because w has a heavy tail.
     """
     return np.maximum(_bounded_exp(log_ratio_T) - 1 - log_ratio_T, 0)
 

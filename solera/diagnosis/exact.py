@@ -1,8 +1,8 @@
-"""Ground truth: policies so small that every response, and every group of them, can be written down.
+"""Ground truth: policies so small that every response and every group of responses can be enumerated.
 
-A policy is `logits_SV`: a row for each prefix, over V tokens of which token 0 ends a response. Axes: `_S` prefixes,
-`_B` all responses, `_T` their tokens, `_M` groups, `_G` their members. A bandit has length 1: its arms are its
-responses. Arithmetic is float64.
+A policy is `logits_SV`: one row per prefix, over V tokens. Token 0 ends a response. Axes: `_S` prefixes, `_B` all
+responses, `_T` their tokens, `_M` groups, `_G` their members. A bandit has length 1; its arms are its responses.
+Arithmetic is float64.
 """
 
 import math
@@ -17,7 +17,7 @@ END = 0
 
 @dataclass(frozen=True)
 class Space:
-    """Every response a policy can write: `[B, T]`, padded with END where `mask_BT` is false."""
+    """Every response that a policy can write: `[B, T]`, padded with END where `mask_BT` is false."""
 
     token_BT: Tensor
     mask_BT: Tensor
@@ -31,9 +31,9 @@ class Space:
 
 
 def space_of(vocabulary: int, length: int) -> Space:
-    """All responses of up to `length` tokens: those that END closes, and those that the limit cuts.
+    """All responses of up to `length` tokens: those that end with END, and those cut off by the limit.
 
-    With V tokens and length L: `Σ_{t<L} (V−1)^t + (V−1)^L` of them. Two tokens, length 2: `0`, `1 0`, `1 1`.
+    With V tokens and length L there are `Σ_{t<L} (V−1)^t + (V−1)^L` of them. Two tokens, length 2: `0`, `1 0`, `1 1`.
     """
     assert vocabulary >= 2
     assert length >= 1
@@ -52,7 +52,7 @@ def space_of(vocabulary: int, length: int) -> Space:
 
 
 def token_logp(space: Space, logits_SV: Tensor) -> Tensor:
-    """`log π(token | prefix)`, 0 where a response has ended; differentiable in the logits. `[S, V] -> [B, T]`"""
+    """`log π(token | prefix)`, and 0 after the end of a response. Differentiable in the logits. `[S, V] -> [B, T]`"""
     assert logits_SV.dtype == torch.float64
     assert logits_SV.shape == (space.prefixes, space.vocabulary)
     logp_SV = logits_SV.log_softmax(-1)
@@ -60,7 +60,7 @@ def token_logp(space: Space, logits_SV: Tensor) -> Tensor:
 
 
 def token_slope(space: Space, logits_SV: Tensor) -> Tensor:
-    """`∂ log π(token | prefix) / ∂ logits`: 1 at the token less π, in its prefix's row. `[S, V] -> [B, T, S, V]`"""
+    """`∂ log π(token | prefix) / ∂ logits`: one-hot token minus π, in its prefix's row. `[S, V] -> [B, T, S, V]`"""
     one_hot = torch.nn.functional.one_hot
     row_BTV = one_hot(space.token_BT, space.vocabulary) - logits_SV.softmax(-1)[space.prefix_BT]
     here_BTS = one_hot(space.prefix_BT, space.prefixes) * space.mask_BT[..., None]
@@ -84,7 +84,7 @@ def policy_gradient(space: Space, logits_SV: Tensor, reward_B: Tensor) -> Tensor
 
 
 def divergences(space: Space, logits_SV: Tensor, behaviour_logits_SV: Tensor) -> dict[str, float]:
-    """What `divergence` estimates from samples of α, here as sums over all responses.
+    """The exact values of what `divergence` estimates from samples of α, as sums over all responses.
 
     `tv = ½Σ|π−α|` · `tv_token = E_α Σ_t (1−ρ_t)₊ / E_α n` · `kl = KL(α‖π)` · `kl_reverse = KL(π‖α)` ·
     `chi2 = Σ π²/α − 1` · `ess = 1/(1+chi2)`
@@ -106,19 +106,19 @@ def divergences(space: Space, logits_SV: Tensor, behaviour_logits_SV: Tensor) ->
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of G responses and the weight of each in an expectation; the weights sum to 1."""
+    """Groups of G responses, and the weight of each group in an expectation. The weights sum to 1."""
 
     member_MG: Tensor
     weight_M: Tensor
     exact: bool
 
     def mean(self, value_M: Tensor) -> Tensor:
-        """`E[value]` over groups; trailing axes are kept. `[M, ...] -> [...]`"""
+        """`E[value]` over groups. Trailing axes are kept. `[M, ...] -> [...]`"""
         return torch.tensordot(self.weight_M, value_M, dims=1)
 
 
 def groups(probability_B: Tensor, size: int, limit: int, generator: torch.Generator) -> Groups:
-    """Every group of `size` independent responses, order aside; where there are more than `limit`, that many drawn.
+    """Every group of `size` independent responses, ignoring order. If there are more than `limit`, a sample of `limit`.
 
     A multiset with counts n_y has probability `G!/Π n_y! · Π α(y)^n_y`.
     """

@@ -1,7 +1,7 @@
-"""The improvement J(π) − J(π_k), from α's point of view. (FORMULAS, section 9; Mroueh et al., Theorem 1)
+"""The improvement J(π) − J(π_k), estimated on α's responses. (docs/formulas.md, section 9; Mroueh et al., Theorem 1)
 
-Population figures take every response of a prompt: `alpha_B` its probability under the behaviour policy, `w_B` and
-`proximal_w_B` the ratios π/α and π_k/α, `reward_B` in [0, 1].
+Population figures take every response of a prompt: `alpha_B` is its probability under the behaviour policy, `w_B` and
+`proximal_w_B` are the ratios π/α and π_k/α, and `reward_B` is in [0, 1].
 """
 
 import math
@@ -14,12 +14,12 @@ from solera.diagnosis.verdict import INCONCLUSIVE, state
 from solera.objectives.advantage import group_mean, group_sum
 
 EPSILON = 1e-4
-"""ε of σ = √(Var + ε): it keeps the bounds finite where all rewards are equal. Advantages have their own."""
+"""ε of σ = √(Var + ε). It keeps the bounds finite if all rewards are equal. Advantages use `whiten_epsilon` instead."""
 NORMAL_95 = 1.96
 STRAYS = 3.0
-"""Standard errors by which the mean of w may miss 1 by chance."""
+"""Number of standard errors by which the mean of w may differ from 1 by chance."""
 NEGLIGIBLE = 0.05
-"""What it may miss 1 by in any case: so much of the policy unseen changes no verdict."""
+"""A difference from 1 that is always accepted: it is too small to change a verdict."""
 
 
 def deviation(alpha_B: Tensor, reward_B: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ def surrogate(alpha_B: Tensor, w_B: Tensor, reward_B: Tensor) -> Tensor:
 
 
 def identity(alpha_B: Tensor, w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor) -> Tensor:
-    """`J(π) − J(π_k) = E_α[(w_π − w_{π_k})·(r − μ)]`, exactly where α covers both."""
+    """`J(π) − J(π_k) = E_α[(w_π − w_{π_k})·(r − μ)]`. Exact if α covers both policies."""
     return (alpha_B * (w_B - proximal_w_B) * (reward_B - (alpha_B * reward_B).sum())).sum()
 
 
 def lower_bound(alpha_B: Tensor, w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, factor: float) -> Tensor:
-    """`L_α(π) − factor·(1−σ)/σ·TV(π, α) − factor·TV(π_k, α)`: factor 2 is Theorem 1, factor 1 the tight bound."""
+    """`L_α(π) − factor·(1−σ)/σ·TV(π, α) − factor·TV(π_k, α)`. Factor 2: Theorem 1. Factor 1: the tight bound."""
     sigma = deviation(alpha_B, reward_B)
     tv, proximal_tv = ((alpha_B * (1 - w).clamp_min(0)).sum() for w in (w_B, proximal_w_B))
     return surrogate(alpha_B, w_B, reward_B) - factor * ((1 - sigma) / sigma * tv + proximal_tv)
@@ -48,8 +48,8 @@ def lower_bound(alpha_B: Tensor, w_B: Tensor, proximal_w_B: Tensor, reward_B: Te
 def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor, groups: int) -> Tensor:
     """`G/(G−1) · mean[(w_π − w_{π_k})·(r − mean(r))]` of each group of two or more. `[B] -> [P]`
 
-    Unbiased for J(π) − J(π_k). The group's own mean stands for μ and takes a share 1/G of each reward
-    with it: hence the factor.
+    Unbiased for J(π) − J(π_k). The group's own mean replaces μ and contains 1/G of each reward; the factor corrects
+    for this.
     """
     size_P = torch.bincount(group_B, minlength=groups)
     assert bool((size_P >= 2).all()), "a group of one has no baseline"
@@ -61,7 +61,7 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
 class Improvement:
     """The improvement over P prompts of a probe, and how far the probe can speak for π.
 
-    `error` is the standard error of `gain` with prompts as units; of one prompt there is none.
+    `error` is the standard error of `gain` over prompts. A single prompt has none.
     """
 
     gain: float
@@ -72,7 +72,7 @@ class Improvement:
     mean_w_error: float | None
 
     def metrics(self) -> dict[str, float]:
-        """`improvement/…`, without what has no value."""
+        """`improvement/…`, without entries that have no value."""
         found = {
             "estimate": self.gain, "low": None, "high": None, "tight": self.tight, "theorem1": self.theorem1,
             "mean_w": self.mean_w, "state": INCONCLUSIVE,
@@ -84,7 +84,7 @@ class Improvement:
 
     @property
     def covered(self) -> bool:
-        """Whether the mean of w is 1 within its error; where it is not, α hardly writes what π writes."""
+        """Whether the mean of w is 1 within its error. If not, α rarely writes what π writes."""
         error = self.mean_w_error
         return error is None or abs(self.mean_w - 1) <= max(STRAYS * error, NEGLIGIBLE)
 
@@ -92,8 +92,8 @@ class Improvement:
 def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Improvement | None:
     """The improvement on groups that α wrote and nobody learned from; groups of one are left out. `[B]` each, float64
 
-    The bounds take one σ for all prompts, of their pooled variance: for any σ in (0, 1] the mean over prompts of the
-    bound holds, and one σ is known better than many. Rewards outside [0, 1] have no bounds.
+    The bounds use one σ for all prompts, from their pooled variance. The bound, averaged over prompts, holds for any σ
+    in (0, 1], and one σ is estimated more precisely than many. There are no bounds if a reward is outside [0, 1].
     """
     size_P = torch.bincount(group_B)
     kept_B = (size_P >= 2)[group_B]

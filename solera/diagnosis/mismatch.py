@@ -1,4 +1,4 @@
-"""Engine error, kept apart from staleness: log ρ = (log π_θ − log π_a) + (log π_a − b). (FORMULAS, section 8)"""
+"""Engine error, separate from staleness: log ρ = (log π_θ − log π_a) + (log π_a − b). (docs/formulas.md, section 8)"""
 
 from collections.abc import Callable
 
@@ -8,9 +8,9 @@ import torch
 
 
 class Mismatch:
-    """Watches what is left between engine and learner where both hold the same weights; says once that it is large.
+    """Measures how much engine and learner disagree with the same weights. Warns once if the difference is large.
 
-    On responses of age 0 the policy that meets them is π_a itself: all of `log π − b` is the engine's error.
+    On responses of age 0 the policy is π_a itself, so all of `log π − b` is the engine's error.
     """
 
     def __init__(self, tolerance: float, say: Callable[[str], None]) -> None:

@@ -1,8 +1,8 @@
-"""GRPO with a KL term, optimised to the end again and again on a bandit that fails or succeeds.
+"""GRPO with a KL term on a bandit with rewards 0 and 1, optimised fully at every step.
 
-With p the success rate of the policy that wrote the data, the optimum of `E[w·A] − β·KL(π‖π_ref)` has
-`logit p' = logit p_ref + 1/(β·√(p(1−p)+ε))`. (FORMULAS, oracle 6; Mroueh et al.) Logits are used throughout: near 1 a
-probability has no digits left.
+Let p be the success rate of the policy that wrote the data. The optimum of `E[w·A] − β·KL(π‖π_ref)` has
+`logit p' = logit p_ref + 1/(β·√(p(1−p)+ε))` (docs/formulas.md, section 10, item 6; Mroueh et al.). The code uses logits
+throughout, because a probability near 1 has no digits left.
 """
 
 import math
@@ -21,7 +21,7 @@ from solera.lab.options import LabOptions
 from solera.lab.problem import EPSILON, Data, Track, ascent, bandit
 
 CASES = ((0.1, 2.0), (0.3, 1.0), (0.001, 5.0))
-"""Success rate of π_ref, and β: two resting places; certain success; a cycle."""
+"""Success rate of π_ref, and β. The cases show two stable fixed points, certain success, and a cycle."""
 ITERATIONS, OPTIMISED, SWAPS = 60, 8, 4
 LARGEST_GROUP = 2000
 
@@ -39,17 +39,17 @@ def _variance(x: float) -> float:
 
 
 def step(x: float, ref: float, beta: float) -> float:
-    """The closed form: logit of p_n from that of p_{n−1}."""
+    """The closed form: the logit of p_n, given that of p_{n−1}."""
     return ref + 1 / (beta * math.sqrt(_variance(x) + EPSILON))
 
 
 def slope(x: float, beta: float) -> float:
-    """Derivative of `step`; a fixed point attracts where it lies between −1 and 1."""
+    """Derivative of `step`. A fixed point is stable if the derivative lies between −1 and 1."""
     return -_variance(x) * (1 - 2 * success(x)) / (2 * beta * (_variance(x) + EPSILON) ** 1.5)
 
 
 def fixed_points(ref: float, beta: float) -> list[float]:
-    """All logits that `step` leaves where they are, to the fineness of a grid."""
+    """All fixed points of `step` (as logits), up to the resolution of a grid."""
     highest = ref + 1 / (beta * math.sqrt(EPSILON)) + 1
     grid = [ref + (highest - ref) * i / 4000 for i in range(4001)]
     return [
@@ -60,7 +60,7 @@ def fixed_points(ref: float, beta: float) -> list[float]:
 
 
 def bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function changes sign between `low` and `high`."""
+    """The point between `low` and `high` where a function changes sign."""
     rising = function(high) > 0
     for _ in range(45):
         middle = (low + high) / 2
@@ -69,9 +69,9 @@ def bisect(function: Callable[[float], float], low: float, high: float) -> float
 
 
 def optimised(x: float, ref: float, beta: float) -> float:
-    """The same step by optimising `grpo`'s own loss, with a band that no ratio leaves.
+    """The same step, computed by minimising the loss of `grpo` with a clip band that no ratio leaves.
 
-    The data is one group that holds failures and successes in α's proportion, as near as 2000 responses come.
+    The data is one group with failures and successes in α's proportion, rounded to at most 2000 responses.
     """
     rate = Fraction(success(x)).limit_denominator(LARGEST_GROUP)
     objective = named("grpo", epsilon_low=1.0, epsilon_high=1e9, beta=beta, whiten_epsilon=EPSILON)
@@ -88,8 +88,8 @@ def _policy(x: float) -> torch.Tensor:
 
 
 def measure(options: LabOptions, track: Track) -> list[dict[str, Any]]:
-    """For each case: the iteration from π_ref in closed form and by optimisation, all fixed points, and what
-    swapping the reference for the result does."""
+    """For each case: the iteration from π_ref in closed form and by optimisation, all fixed points, and the effect of
+    replacing the reference by the result."""
     return [_case(p_ref, beta, 3 if options.quick else OPTIMISED) for p_ref, beta in track(CASES, "amplification")]
 
 
@@ -123,7 +123,7 @@ def tables(cases: list[dict[str, Any]]) -> list[Table]:
         error = max(abs(a - b) for a, b in zip(case["optimised"], case["closed_form"], strict=False))
         table.add_row(f"{case['p_ref']:g}", f"{case['beta']:g}", points, " ".join(f"{p:.3g}" for p in first), ends,
                       f"{error:.0e}")  # fmt: skip
-    table.caption = "* attracts · error: the largest difference between optimising grpo's loss and the closed form"
+    table.caption = "* stable · error: the largest difference between minimising grpo's loss and the closed form"
     return [table]
 
 
@@ -159,6 +159,6 @@ def _iteration(panel: Any, case: dict[str, Any]) -> None:
     shown = case["closed_form"][:25]
     panel.plot(range(len(shown)), shown, "o-", color=COLOURS[1], markersize=3, linewidth=1, label="closed form")
     panel.plot(range(len(case["optimised"])), case["optimised"], "x", color=COLOURS[2], markersize=8,
-               label="grpo's loss, optimised")  # fmt: skip
+               label="grpo's loss, minimised")  # fmt: skip
     panel.axhline(case["p_ref"], color=INK, linewidth=0.8, linestyle=":", label="π_ref")
     panel.set(xlabel="iteration", ylabel="success rate", ylim=(0, 1.1 * max(shown)))

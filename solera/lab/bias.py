@@ -1,7 +1,7 @@
-"""Each objective's gradient estimate against the exact policy gradient, on data of a given lag.
+"""Each objective's gradient compared with the exact policy gradient, on data of a given lag.
 
-A prompt has seven responses of one or two tokens, two of them right. The policy has climbed ∇J for as many updates as
-the largest lag; α, the reference too, is the policy of `lag` updates ago. A batch holds thousands of groups.
+A prompt has seven responses of one or two tokens; two of them are right. The policy has taken as many steps along ∇J as
+the largest lag. α is the policy of `lag` updates ago, and also the reference. A batch holds thousands of groups.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ RATE, PROBLEMS, MOST_GROUPS = 0.5, 5, 1000
 
 @dataclass(frozen=True)
 class Stale:
-    """A policy and groups that an older one wrote."""
+    """A policy, and groups written by an older policy."""
 
     seed: int
     lag: int
@@ -35,8 +35,11 @@ class Stale:
 
 
 def measure(options: LabOptions, track: Track) -> dict[str, Any]:
-    """For each problem, lag and objective: `cosine` with ∇J and `scale`, the expected gradient's length over ∇J's;
-    `bias` |E − ∇J| and `variance`, in units of ∇J; `noise`, a group's standard deviation over the mean's length."""
+    """Measure each objective on each problem at each lag.
+
+    `cosine`: cosine between the expected gradient E and ∇J. `scale`: |E|/|∇J|. `bias`: |E − ∇J|/|∇J|. `variance`:
+    relative to |∇J|². `noise`: standard deviation of one group's gradient, divided by |E|.
+    """
     space = space_of(3, 2)
     seeds = range(options.seed, options.seed + (1 if options.quick else PROBLEMS))
     situations = [stale for seed in seeds for stale in situated(space, seed, options.lags, options.group_size)]
@@ -53,7 +56,7 @@ def measure(options: LabOptions, track: Track) -> dict[str, Any]:
 
 
 def situated(space: Space, seed: int, lags: tuple[int, ...], size: int) -> list[Stale]:
-    """One random problem at each lag: the policy is the same, whoever wrote the groups differs."""
+    """One random problem at each lag. The policy is the same; the policy that wrote the groups differs."""
     path, reward_B = climb(space, seed, max(lags))
     found = []
     for lag in lags:
@@ -66,7 +69,7 @@ def situated(space: Space, seed: int, lags: tuple[int, ...], size: int) -> list[
 
 
 def climb(space: Space, seed: int, steps: int) -> tuple[list[Tensor], Tensor]:
-    """Policies of `steps` exact gradient steps from a random one, and the rewards."""
+    """The policies along `steps` exact gradient steps from a random start, and the rewards."""
     generator = torch.Generator().manual_seed(seed)
     reward_B = torch.zeros(len(space), dtype=torch.float64)
     reward_B[torch.randperm(len(space), generator=generator)[: len(space) // 3]] = 1
@@ -101,14 +104,14 @@ def tables(measured: dict[str, Any]) -> list[Table]:
         table.add_row(name, *(" ".join(f"{cell:>4}" for cell in row) for row in cells))
     how = "every group enumerated" if measured["exact"] else f"{MOST_GROUPS} groups drawn"
     table.caption = (
-        f"groups of {measured['group_size']}, {how}; medians over problems: {measured['problems']}; –: in half of them "
-        "or more, no gradient is left"
+        f"groups of {measured['group_size']}, {how}; medians over {measured['problems']} problems; –: no gradient is "
+        "left in at least half of them"
     )
     return [table]
 
 
 def _typical(measured: dict[str, Any], objective: str, lag: int, key: str) -> float | None:
-    """Median over the problems that have a value; none where half of them or more have not."""
+    """Median over the problems that have a value. `None` if half of the problems or more have none."""
     values = [row[key] for row in measured["rows"] if (row["objective"], row["lag"]) == (objective, lag)]
     known = [value for value in values if value is not None]
     return median(known) if len(known) > len(values) / 2 else None

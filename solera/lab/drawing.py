@@ -1,4 +1,4 @@
-"""The look of the lab's tables and plots; the plots' is that of a run's."""
+"""The style of the lab's tables and plots. The plots look like those of a run."""
 
 import re
 from typing import Any
@@ -24,7 +24,7 @@ def canvas(rows: int, columns: int, title: str, height: float = 3.2) -> tuple[Fi
 
 
 def name_below(figure: Figure, *panels: Any) -> None:
-    """One legend for all panels, below them, where it hides nothing."""
+    """One legend for all panels, placed below them so that it hides nothing."""
     named = {
         label: handle for panel in panels for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
@@ -34,7 +34,7 @@ def name_below(figure: Figure, *panels: Any) -> None:
 
 
 def sheet(title: str, *columns: str) -> Table:
-    """An empty table whose first column is never cut."""
+    """An empty table whose first column is never truncated."""
     table = Table(title=title, box=None, padding=(0, 1), pad_edge=False, title_justify="left", caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, no_wrap=i == 0, justify="left" if i == 0 else "right")
@@ -42,5 +42,5 @@ def sheet(title: str, *columns: str) -> Table:
 
 
 def short(value: float | None, digits: int = 2) -> str:
-    """`.97`, `-.17`, `1.00`; a dash where there is no value."""
+    """`.97`, `-.17`, `1.00`, or a dash if there is no value."""
     return "–" if value is None else re.sub(r"^(-?)0\.", r"\1.", f"{round(value, digits) + 0.0:.{digits}f}")

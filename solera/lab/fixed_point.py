@@ -1,8 +1,9 @@
-"""Where repeated updates end, on the bandit that leads unclipped REINFORCE astray. (FORMULAS, oracle 5)
+"""Where repeated updates end, on the bandit that misleads unclipped REINFORCE. (docs/formulas.md, section 10, item 5)
 
-Each batch is one group of 200 responses in α's exact proportions, so that its mean and deviation are α's own and the
-update is the expected one. `never`: all data is α's. `sync`: α becomes the policy every so many updates. Objectives
-differ in the size of their gradients; each one's rate makes its first update as long as one along ∇J.
+Each batch is one group of 200 responses in α's exact proportions, so that its mean and deviation equal α's and the
+update is the expected one. With `never`, α writes all data. With `sync`, the policy replaces α every `PERIOD` updates.
+Objectives differ in the size of their gradients. Each learning rate is chosen so that the first update is as long as a
+step along ∇J.
 """
 
 from dataclasses import dataclass
@@ -25,14 +26,14 @@ DRAWN = ("reinforce", UNCLIPPED_IMPORTANCE, "grpo", "rec_twoside_nois", "rec_two
 
 @dataclass(frozen=True)
 class Walk:
-    """Probabilities of the arms after each update, and the way the last update went."""
+    """Probabilities of the arms after each update, and the direction of the last update."""
 
     probability_NB: list[list[float]]
     last_way_V: list[float]
 
 
 def walk(objective: Objective, updates: int, period: int | None, seed: int) -> Walk:
-    """Full-batch gradient steps on the logits from α; every `period` updates α becomes the policy."""
+    """Full-batch gradient steps on the logits, starting at α. Every `period` updates the policy replaces α."""
     space, logits_SV, reward_B = bandit(*WRONG_ARM)
     generator = torch.Generator().manual_seed(seed)
     longest = policy_gradient(space, logits_SV, reward_B).norm()
@@ -51,7 +52,7 @@ def walk(objective: Objective, updates: int, period: int | None, seed: int) -> W
 
 
 def measure(options: LabOptions, track: Track) -> list[dict[str, Any]]:
-    """For each objective and both kinds of data: the arms' probabilities on the way and J at the end."""
+    """For each objective and both kinds of data: the arms' probabilities after every update, and J at the end."""
     objectives = {name: named(name, options.clip) for name in options.objectives}
     objectives[UNCLIPPED_IMPORTANCE] = named("reinforce", weight="importance")
     updates = QUICK_UPDATES if options.quick else UPDATES

@@ -1,8 +1,8 @@
-"""What a small group does to the advantage: its own mean and deviation stand for the prompt's.
+"""The effect of a small group on the advantage: its own mean and deviation replace those of the prompt.
 
-On-policy, one token a response, no clip, no weight, so that nothing else bends the gradient. Every group is enumerated.
-Groups of equal rewards have no gradient here and stay in the denominator: leaving them out makes a batch's gradient
-longer by 1/P(rewards differ), for all its prompts alike.
+The setting is on-policy, with one token per response, no clip and no weight, so that nothing else changes the gradient.
+Every group is enumerated. Groups of equal rewards have no gradient and stay in the denominator. Leaving them out would
+make a batch's gradient longer by 1/P(rewards differ), equally for all prompts.
 """
 
 import math
@@ -26,7 +26,7 @@ SUCCESS_RATES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98)
 def measure(options: LabOptions, track: Track) -> dict[str, Any]:
     """For each advantage and group size: scale by success rate, tilt over prompts, angle on graded rewards, noise.
 
-    `scale` compares the expected gradient with that of an endless group: ∇J, or ∇J/σ where the advantage is whitened.
+    `scale` compares the expected gradient with that of an infinite group: ∇J, or ∇J/σ if the advantage is whitened.
     """
     sizes = SIZES[:3] if options.quick else SIZES
     rows = []
@@ -59,7 +59,7 @@ def _figures(objective: Objective, advantage: str, size: int) -> dict[str, Any]:
 def on_policy(
     objective: Objective, probability: tuple[float, ...], reward: tuple[float, ...], size: int
 ) -> tuple[Estimate, torch.Tensor]:
-    """The objective's gradient on a bandit's own groups, and ∇J."""
+    """The objective's expected gradient on groups written by the bandit itself, and ∇J."""
     space, logits_SV, reward_B = bandit(probability, reward)
     everyone = groups(response_logp(space, logits_SV).exp(), size, limit=10_000, generator=torch.Generator())
     assert everyone.exact
@@ -75,7 +75,7 @@ def angle(cosine: float) -> float:
 def tables(measured: dict[str, Any]) -> list[Table]:
     shown = (0.02, 0.1, 0.5)
     columns = [measured["success_rates"].index(p) for p in shown]
-    table = sheet("Groups: expected gradient over that of an endless group, by success rate p",
+    table = sheet("Groups: expected gradient relative to an infinite group, by success rate p",
                   "advantage", "G", *(f"p = {p}" for p in shown), "tilt °", "graded °", "noise")  # fmt: skip
     for row in measured["rows"]:
         table.add_row(
@@ -85,8 +85,8 @@ def tables(measured: dict[str, Any]) -> list[Table]:
             end_section=row["size"] == measured["rows"][-1]["size"],
         )  # fmt: skip
     table.caption = (
-        "tilt: angle over prompts of all success rates · graded: angle on the bandit of rewards 0, .8, 1 · "
-        "noise: of one response's share over the mean gradient, at p = .1"
+        "tilt: angle over prompts of all success rates · graded: angle on the bandit with rewards 0, .8, 1 · "
+        "noise: standard deviation per response, divided by the mean gradient, at p = .1"
     )
     return [table]
 
@@ -105,10 +105,10 @@ def draw(measured: dict[str, Any]) -> Any:
     for i, row in enumerate(row for row in rows if row["advantage"] == "whiten"):
         strength = 0.25 + 0.75 * i / (len(sizes) - 1)
         panels[1].plot(rates, row["scale"], color=COLOURS[2], alpha=strength, label=f"G = {row['size']}")
-    panels[0].set(title="Size of the gradient, success rate .1 (1: endless group)", ylim=(0, 1.25))
-    panels[1].set(title="whiten: which prompts a small group mutes", xlabel="success rate", ylim=(0, 1.3))
+    panels[0].set(title="Size of the gradient, success rate .1 (1: infinite group)", ylim=(0, 1.25))
+    panels[1].set(title="whiten: which prompts a small group weakens", xlabel="success rate", ylim=(0, 1.3))
     panels[2].set(title="Angle over prompts of all success rates (°)", ylim=(-0.5, 18))
-    panels[3].set(title="Noise a response, success rate .1", ylim=(0, 3.6))
+    panels[3].set(title="Noise per response, success rate .1", ylim=(0, 3.6))
     for panel in (panels[0], panels[2], panels[3]):
         panel.set_xscale("log", base=2)
         panel.set_xticks(sizes, [str(size) for size in sizes])

@@ -1,4 +1,4 @@
-"""Runs experiments: numbers into `lab.json`, a plot each, tables on the console."""
+"""Run the experiments: write `lab.json` and one plot each, and print tables."""
 
 import importlib
 import json
@@ -17,8 +17,8 @@ from solera.lab.options import LabOptions
 
 
 def run(options: LabOptions, console: Console) -> None:
-    """Every experiment asked for, in its order. What an interrupted lab had finished is in its folder."""
-    torch.set_num_threads(1)  # tensors of a few numbers: more threads would wait for each other
+    """Run the chosen experiments in order. Finished experiments stay in the folder if the lab is interrupted."""
+    torch.set_num_threads(1)  # the tensors are tiny; more threads would only wait for each other
     folder = Path(options.out or ("runs/lab-quick" if options.quick else "runs/lab"))
     folder.mkdir(parents=True, exist_ok=True)
     numbers = folder / "lab.json"
@@ -36,13 +36,13 @@ def run(options: LabOptions, console: Console) -> None:
 
 
 def _kept(numbers: Path) -> dict[str, Any]:
-    """Other experiments' numbers, whose plots are beside them."""
+    """The numbers of earlier experiments in this folder."""
     try:
         found = json.loads(numbers.read_bytes())
     except (ValueError, RecursionError) as error:
         found = error
     if not isinstance(found, dict):
-        raise SoleraError(f"{numbers}: holds no lab's numbers, and would be written over: move it, or name a --out")
+        raise SoleraError(f"{numbers} was not written by the lab and would be overwritten: move it or set --out")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Objectives by name, with the lab's clip where they have one."""
+"""Objectives by name, with the lab's clip."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ CLIPS = ("epsilon", "epsilon_low", "epsilon_high")
 
 
 def named(name: str, clip: float | None = None, **fields: Any) -> Objective:
-    """An objective with some fields of its own choice; `clip` becomes the half-width of its band where it has one."""
+    """An objective with the given fields. `clip` sets the half-width of its clip band, if it has one."""
     if clip is not None:
         fields |= {field: clip for field in CLIPS if field in find(name).constants}
     return compose(resolve(ObjectiveConfig(name=name, **fields)))

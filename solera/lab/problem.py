@@ -1,4 +1,4 @@
-"""One prompt whose responses can all be written down, and what an objective does with groups of them."""
+"""One prompt whose responses can be enumerated, and an objective's gradient on groups of them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,18 +11,19 @@ from solera.objectives.objective import Objective
 from solera.objectives.padded import padded_loss
 
 Track = Callable[[Iterable, str], Iterable]
-"""Goes through an iterable, and shows how far it is."""
+"""Iterates and shows progress."""
 
 COPIES = 20
 EPSILON = 1e-4
-"""ε of σ = √(p(1−p) + ε) where the lab looks at success rates near 0 and 1: with less, fixed points have no digits."""
+"""ε of σ = √(p(1−p) + ε) at success rates near 0 and 1. With a smaller ε, fixed points could not be represented."""
 WRONG_ARM = ((0.3, 0.6, 0.1), (0.0, 0.8, 1.0))
-"""α's probabilities and the rewards of the bandit on which unclipped REINFORCE prefers arm 2. (FORMULAS, oracle 5)"""
+"""Probabilities under α and rewards of a bandit on which unclipped REINFORCE prefers the worse arm 2.
+(docs/formulas.md, section 10, item 5)"""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Every response with its reward, and what its writer α and the reference say of it."""
+    """Every response with its reward and its log-probabilities under α and under the reference."""
 
     space: Space
     reward_B: Tensor
@@ -31,19 +32,19 @@ class Data:
 
 
 def written_by(space: Space, reward_B: Tensor, behaviour_logits_SV: Tensor) -> Data:
-    """α's responses, with α as the reference too."""
+    """Responses written by α, with α as the reference too."""
     logp_BT = token_logp(space, behaviour_logits_SV)
     return Data(space, reward_B, logp_BT, logp_BT)
 
 
 def bandit(probability: Iterable[float], reward: Iterable[float]) -> tuple[Space, Tensor, Tensor]:
-    """Arms of given probabilities and rewards: `(space, logits_SV, reward_B)`. Arm 1 is response 0."""
+    """A bandit with the given probabilities and rewards: `(space, logits_SV, reward_B)`. Arm 1 is response 0."""
     logits_SV = torch.tensor([list(probability)], dtype=torch.float64).log()
     return space_of(logits_SV.shape[1], 1), logits_SV, torch.tensor(list(reward), dtype=torch.float64)
 
 
 def pull(objective: Objective, data: Data, logits_SV: Tensor, member_NG: Tensor, uniform_NG: Tensor) -> Tensor:
-    """`−∂loss/∂logp` of every token of a batch of N groups, before its first update: π_k is π. `[N, G, T]`"""
+    """`−∂loss/∂logp` of every token in a batch of N groups, before the first update (π_k = π). `[N, G, T]`"""
     row_B = member_NG.flatten()
     logp_BT = token_logp(data.space, logits_SV).detach()[row_B].requires_grad_()
     loss, _ = padded_loss(
@@ -62,7 +63,7 @@ def pull(objective: Objective, data: Data, logits_SV: Tensor, member_NG: Tensor,
 
 
 def ways(data: Data, logits_SV: Tensor, member_NG: Tensor, pull_NGT: Tensor) -> Tensor:
-    """Each group's part of a batch's `−∇loss`, in the logits. `[N, S, V]`"""
+    """Each group's contribution to the batch's `−∇loss` in the logits. `[N, S, V]`"""
     count, tokens = data.space.mask_BT.shape
     place_NG = torch.arange(len(member_NG))[:, None] * count + member_NG
     pull_NBT = pull_NGT.new_zeros(len(member_NG) * count, tokens)
@@ -71,26 +72,26 @@ def ways(data: Data, logits_SV: Tensor, member_NG: Tensor, pull_NGT: Tensor) -> 
 
 
 def ascent(objective: Objective, data: Data, logits_SV: Tensor, member_G: Tensor, uniform_G: Tensor) -> Tensor:
-    """`−∇loss` of a batch of one group: the way an update goes. `[S, V]`"""
+    """`−∇loss` of a batch of one group: the direction of the update. `[S, V]`"""
     pull_NGT = pull(objective, data, logits_SV, member_G[None], uniform_G[None])
     return ways(data, logits_SV, member_G[None], pull_NGT)[0]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean and total variance of what a group adds to a large batch's gradient."""
+    """Mean and total variance of one group's contribution to the gradient of a large batch."""
 
     mean_SV: Tensor
     variance: float
 
     @property
     def silent(self) -> bool:
-        """Whether the mean is 0, to rounding: it then has no direction."""
+        """Whether the mean is 0 up to rounding, so that it has no direction."""
         return self.mean_SV.norm().item() < 1e-12
 
     @property
     def noise(self) -> float | None:
-        """Standard deviation of one group's part over the length of the mean."""
+        """Standard deviation of one group's contribution, divided by the length of the mean."""
         return None if self.silent else self.variance**0.5 / self.mean_SV.norm().item()
 
 
@@ -102,10 +103,11 @@ def estimate(
     generator: torch.Generator,
     copies: int = COPIES,
 ) -> Estimate:
-    """`E[−∇loss]` and the variance of a group's part in it, in a batch of all groups, as often as their weights say.
+    """`E[−∇loss]` and the variance of one group's contribution.
 
-    Each is there at least once and its part is weighed exactly; so only what spans a batch (denominators, the
-    statistics of m2po and adaptive T) is a little off, the less the more `copies` a group has on average.
+    The batch holds every group at least once, and about in proportion to its weight. Each contribution is then weighted
+    exactly. Only quantities of the whole batch (denominators, the statistics of m2po and adaptive T) are approximate;
+    they get more accurate with more `copies` per group.
     """
     total = copies * len(groups.weight_M) if groups.exact else len(groups.weight_M)
     copies_M = (groups.weight_M * total).round().clamp_min(1).long()
@@ -119,7 +121,7 @@ def estimate(
 
 
 def in_proportion(probability_B: Tensor, size: int) -> Tensor:
-    """A group of `size` responses, each as often as its probability says, largest remainders first. `[B] -> [G]`"""
+    """A group of `size` responses in proportion to their probabilities, by largest remainders. `[B] -> [G]`"""
     exact_B = (probability_B * size).round(decimals=9)
     count_B = exact_B.floor()
     missing = size - int(count_B.sum())

@@ -1,4 +1,4 @@
-"""An objective: one composition of data shaping, advantage, policy term, penalties and aggregation."""
+"""An objective is composed of data shaping, advantage, policy term, penalties and aggregation."""
 
 import dataclasses
 import inspect
@@ -23,7 +23,7 @@ from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Shaped:
-    """Which responses of a batch take part, with which advantage, and which RED-Drop set aside. `[B]` each."""
+    """Which responses of a batch take part, their advantages, and which of them RED-Drop removed. `[B]` each."""
 
     taken_B: Tensor
     advantage_B: Tensor
@@ -32,9 +32,9 @@ class Shaped:
 
 @dataclass(frozen=True)
 class Objective:
-    """What the learner minimises, and what it must supply for it.
+    """What the learner minimises, and which inputs it needs.
 
-    `advantage` is `None` where the term takes the rewards themselves.
+    `advantage` is `None` if the term uses the rewards directly.
     """
 
     advantage: Advantage | None
@@ -58,16 +58,16 @@ class Objective:
     ref_ema: float | None
 
     def shape(self, reward_B: Tensor, group_B: Tensor, groups: int, uniform_B: Tensor | None = None) -> Shaped:
-        """Zero-variance mask, RED-Drop, selection by reward, then advantages over those that are left.
+        """Apply the zero-variance mask, RED-Drop and the reward threshold, then compute advantages over the rest.
 
-        `uniform_B` holds a random number for each response, for RED-Drop.
+        `uniform_B` holds one random number per response, for RED-Drop.
         """
         taken_B = torch.ones_like(group_B, dtype=torch.bool)
         dropped_B = torch.zeros_like(taken_B)
         if self.zero_variance_mask:
             taken_B = ~zero_variance(reward_B, group_B, groups)[group_B]
         if self.drop != "none":
-            assert uniform_B is not None, "RED-Drop needs a uniform number a response"
+            assert uniform_B is not None, "RED-Drop needs one uniform number per response"
             dropped_B = taken_B & red_drop(reward_B, group_B, groups, uniform_B, worst=self.drop == "worst")
         if self.threshold is not None:
             taken_B = taken_B & (reward_B >= self.threshold)
@@ -79,20 +79,20 @@ class Objective:
 
     @property
     def compares(self) -> bool:
-        """Whether a group of equal rewards teaches it nothing."""
+        """Whether a group of equal rewards has no policy gradient."""
         if self.zero_variance_mask or self.advantage is None:
             return self.zero_variance_mask
         equal_B, group_B = torch.ones(2, dtype=torch.float64), torch.zeros(2, dtype=torch.int64)
-        return bool(self.advantage(equal_B, group_B, 1).abs().max() < 1e-9)  # some miss 0 by rounding
+        return bool(self.advantage(equal_B, group_B, 1).abs().max() < 1e-9)  # some differ from 0 by rounding
 
     def known_behaviour(self, behaviour_logp_T: BehaviourLogp, proximal_logp_T: ProximalLogp) -> BehaviourLogp:
-        """`b`, and `b := p` where nobody recorded it (NaN) and the objective may assume so."""
+        """`b`; where it was not recorded (NaN), `p` if the config allows this substitution."""
         if self.unknown_behaviour != "proximal":
             return behaviour_logp_T
         return BehaviourLogp(torch.where(behaviour_logp_T.isnan(), proximal_logp_T, behaviour_logp_T))
 
     def statistic_of(self, parts: list[Tokens]) -> Tensor | None:
-        """What the term must know of the whole minibatch, given in parts; gradients do not pass through it."""
+        """The statistic that the term needs over the minibatch, given as micro-batches. It carries no gradient."""
         if self.statistic is None:
             return None
         with torch.no_grad():
@@ -101,7 +101,7 @@ class Objective:
     def loss(self, tokens: Tokens) -> tuple[Tensor, TokenStatistics]:
         """The micro-batch's part of the loss, and what the objective did to its tokens.
 
-        `Σ_t a_t·(term_t + λ·R_t + β·KL_t − η·H_t)`, a_t the aggregation's weight.
+        `Σ_t a_t·(term_t + λ·R_t + β·KL_t − η·H_t)`, where a_t is the aggregation's weight.
         """
         term = self.term(tokens)
         weight_T = tokens.responses.weight_B[tokens.response_T]
@@ -149,11 +149,12 @@ def compose(config: ObjectiveConfig) -> Objective:
 def custom_objective(
     term: Callable[[Tokens], Term], *, uses_behaviour: bool = True, unknown_behaviour: str = "refuse", **fields: Any
 ) -> Objective:
-    """An objective around a policy term of one's own.
+    """An objective built around your own policy term.
 
-    `fields` are those that every objective has (advantage, aggregation, zero_variance_mask, drop, regulariser, beta …),
-    with `reinforce`'s defaults. The term may ask for everything that `Tokens` holds; for `ref_logp_T` set beta above 0.
-    A term that never looks at `behaviour_logp_T` may say so, and takes text of any author.
+    `fields` are the fields that every objective has (advantage, aggregation, zero_variance_mask, drop, regulariser,
+    beta …), with the defaults of `reinforce`. The term can use everything in `Tokens`; to get `ref_logp_T`, set beta
+    above 0. Pass `uses_behaviour=False` if the term never reads `behaviour_logp_T`. It then accepts text from any
+    source.
     """
     known = compose(resolve(ObjectiveConfig("reinforce", **fields)))
     if unknown_behaviour not in ("refuse", "proximal"):
@@ -163,6 +164,6 @@ def custom_objective(
 
 
 def _filled(function: Callable[..., Any], config: ObjectiveConfig) -> Callable[..., Any]:
-    """The function with its keyword-only parameters taken from the config's fields of the same names."""
+    """The function with its keyword-only parameters filled from the config fields of the same names."""
     parameters = inspect.signature(function).parameters.values()
     return partial(function, **{p.name: getattr(config, p.name) for p in parameters if p.kind is p.KEYWORD_ONLY})

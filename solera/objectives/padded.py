@@ -1,4 +1,4 @@
-"""The objectives' door for whole batches of padded arrays: what the learner does by micro-batches, in one piece."""
+"""The loss of a whole batch given as padded arrays. The learner computes the same loss in micro-batches."""
 
 from dataclasses import replace
 
@@ -24,11 +24,11 @@ def padded_loss(
     uniform_B: Tensor | None = None,
     limit: int | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Loss of a batch, differentiable in `logp_BT` and `entropy_BT`, and what the objective did.
+    """Return the loss of a batch, differentiable in `logp_BT` and `entropy_BT`, and the objective's metrics.
 
-    Rewards are NaN where missing, `behaviour_logp_BT` where unknown. The behaviour policy is π_θ where left out, and so
-    is π_k; `limit` is by default the width of the arrays. What lies outside `mask_BT` is never read. The loss is 0
-    where nothing is left to learn from.
+    NaN marks a missing reward and an unknown `behaviour_logp_BT`. If `behaviour_logp_BT` or `proximal_logp_BT` is
+    omitted, π_θ is used. `limit` defaults to the width of the arrays. Values outside `mask_BT` are never read. The loss
+    is 0 if no response is left to learn from.
     """
     if torch.isinf(reward_B).any():
         raise SoleraError(f"rewards of responses {torch.isinf(reward_B).nonzero().flatten().tolist()} are infinite")

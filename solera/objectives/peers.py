@@ -1,16 +1,16 @@
-"""Names and fields that users of other libraries type, and what to use in Solera instead. No torch.
+"""Names and fields from other libraries, and what to use in Solera instead. Does not import torch.
 
-`docs/coming-from.md` has the whole of it.
+`docs/coming-from.md` has the complete list.
 """
 
 from collections.abc import Mapping
 
 PEER_NAMES: Mapping[str, str] = {
-    "ppo": "use grpo: PPO's clipped loss, with the rewards of a group in place of a critic",
+    "ppo": "use grpo: PPO's clipped loss, with the rewards of a group instead of a critic",
     "vanilla": 'verl\'s vanilla loss is grpo with aggregation = "token_mean" and dual_clip = 3',
     "bnpo": 'TRL\'s bnpo is grpo with aggregation = "token_mean"',
     "luspo": 'TRL\'s luspo is gspo with aggregation = "sequence_sum"',
-    "vespo": "TRL's vespo is not here; topr and gspo weigh whole responses too",
+    "vespo": "Solera has no vespo; topr and gspo also weight whole responses",
     "gpg": "verl's gpg is reinforce: no ratio and no clip",
     "dro": "verl's dro is opmd_k2 with regulariser_weight = dro_beta / 2",
     "icepop": "IcePop is mis with weight_low = 0.5 and weight_high = 5",
@@ -23,10 +23,10 @@ PEER_NAMES: Mapping[str, str] = {
         "regulariser_weight = 0.001"
     ),
 }
-"""What an objective of another library is called here, by the name it has there."""
+"""Name of an objective in another library -> what to use in Solera."""
 
-CISPO_CAP = "its largest ratio is objective.cap: TRL's epsilon_high as it is, 1 + clip_ratio_high of verl"
-DPPO_TOLERANCE = "its bound is objective.tolerance, the largest change of a token's probability (verl's clip_ratio)"
+CISPO_CAP = "its largest ratio is objective.cap: equal to TRL's epsilon_high, or to 1 + clip_ratio_high in verl"
+DPPO_TOLERANCE = "its bound is objective.tolerance, the largest change in a token's probability (verl's clip_ratio)"
 TRL_DELTA = "TRL's delta is objective.dual_clip (objective.delta shifts the advantage `shifted`)"
 PEER_FIELDS: Mapping[tuple[str, str], str] = {
     ("cispo", "epsilon"): CISPO_CAP,
@@ -34,12 +34,12 @@ PEER_FIELDS: Mapping[tuple[str, str], str] = {
     ("cispo", "epsilon_low"): "its ratios have no lower bound",
     ("cispo", "dual_clip"): "objective.cap bounds its ratios",
     ("tis", "cap"): "its largest weight is objective.weight_high",
-    ("mis", "cap"): "its weights count as 0 above objective.weight_high",
-    ("decoupled", "cap"): "tis bounds the weight, by objective.weight_high",
+    ("mis", "cap"): "weights above objective.weight_high become 0",
+    ("decoupled", "cap"): "use tis, which bounds the weight by objective.weight_high",
     **{("dppo", name): DPPO_TOLERANCE for name in ("epsilon", "epsilon_low", "epsilon_high")},
     ("topr", "dual_clip"): "its weights are at most 1",
     ("sapo", "dual_clip"): "its gate bounds large ratios",
-    ("rec", "dual_clip"): 'objective.clip = "two_side" leaves out large ratios of either advantage',
+    ("rec", "dual_clip"): 'objective.clip = "two_side" leaves out large ratios, whatever the sign of the advantage',
     **{(term, "delta"): TRL_DELTA for term in ("ppo", "gspo", "off_policy", "decoupled", "tis", "mis")},
 }
-"""Why a term does not use a field, and what to use instead, by term and field."""
+"""(term, field) -> why the term does not use the field, and what to use instead."""

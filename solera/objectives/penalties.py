@@ -1,4 +1,4 @@
-"""What is added to a policy term, for each token: KL to the reference policy, and regularisers towards the data."""
+"""Losses added to a policy term for each token: KL to the reference policy, and regularisers towards the data."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,9 @@ def k3(logp_T: Tensor, ref_logp_T: Tensor) -> Tensor:
 def kl_loss(tokens: Tokens, *, kl: str, kl_weight: str) -> Tensor:
     """KL(π‖π_ref) as a loss for each token, on responses written by α.
 
-    Weighted by ρ the gradient is that of the divergence: through ρ for k1 and k3; k2 already has the right gradient
-    under its own policy's samples and takes ρ as a number. Unweighted k3 has the gradient of KL(π_ref‖π).
+    With `kl_weight = "importance"` the expected gradient is that of KL(π‖π_ref). For k1 and k3 the gradient passes
+    through ρ. k2 already has the right gradient on-policy, so its ρ is detached. Unweighted k3 has the gradient of
+    KL(π_ref‖π).
     """
     assert tokens.ref_logp_T is not None, "the KL term needs ref_logp"
     estimate_T = KL_ESTIMATORS[kl](tokens.logp_T, tokens.ref_logp_T)
@@ -39,7 +40,7 @@ def kl_loss(tokens: Tokens, *, kl: str, kl_weight: str) -> Tensor:
 
 
 def forward_kl(tokens: Tokens) -> Tensor:
-    """`−ℓ`: imitate whoever wrote the data."""
+    """`−ℓ`: imitate the data."""
     return -tokens.logp_T
 
 
@@ -49,7 +50,7 @@ def k2_token(tokens: Tokens) -> Tensor:
 
 
 def k2_sequence(tokens: Tokens) -> Tensor:
-    """`½(Σ_t (ℓ − b))²`, once a response."""
+    """`½(Σ_t (ℓ − b))²`, counted once per response."""
     return tokens.once(tokens.total(tokens.log_ratio_T).square() / 2)
 
 

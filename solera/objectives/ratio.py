@@ -1,4 +1,4 @@
-"""Exponentials that stay finite, and sums by response or group."""
+"""Exponentials that stay finite, and sums over responses or groups."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ EXPONENT_LIMIT = 20.0
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """`exp(x)` with x clamped to ±20 in value only: the gradient passes.
+    """`exp(x)` with the value of x clamped to ±20. The gradient still passes.
 
-    Were it stopped, the pull back from a huge ratio would vanish just where it is needed.
+    Without the gradient, the pull back from a huge ratio would vanish where it is needed most.
     """
     clamped = exponent.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
     return torch.exp(exponent + (clamped - exponent.detach()))
@@ -21,8 +21,10 @@ def response_sum(value_T: Tensor, response_T: Tensor, responses: int) -> Tensor:
 
 
 def sum_by(number_N: Tensor, value_N: Tensor, count: int) -> Tensor:
-    """Sum of the values with each number, `[N, …] -> [count, …]`, always in the same order: on a GPU `index_add` has
-    none."""
+    """Sum of the values that share a number. `[N, …] -> [count, …]`
+
+    The order of summation is fixed. On a GPU, `index_add` would not fix it.
+    """
     sums = value_N.new_zeros(count, *value_N.shape[1:])
     if value_N.is_cuda:
         return sums.index_put((number_N,), value_N, accumulate=True)

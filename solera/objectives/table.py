@@ -1,7 +1,7 @@
-"""The table of names: each objective is a composition of parts with its constants. No torch, so that it loads at once.
+"""The table of objectives: each name stands for a composition of parts with their constants.
 
-A name is a starting point. What a config leaves unset comes from its row, or from the part chosen in place of the
-row's; what cannot act is refused.
+A name is a starting point. Fields that a config leaves unset come from the row of its name, or from the part that the
+user chose instead. Fields without effect are refused. This module does not import torch, so that it loads quickly.
 """
 
 import dataclasses
@@ -35,10 +35,10 @@ MROUEH = "Mroueh et al., arXiv 2505.22257"
 
 @dataclass(frozen=True)
 class Row:
-    """One named objective: its policy term, and the values its fields take where they are left unset.
+    """One named objective: its policy term and the default values of its fields.
 
-    `constants` are the fields of the term beside those that every objective has. `advantage` is `None` where the term
-    takes the rewards themselves.
+    `constants` are the term's own fields, in addition to those that every objective has. `advantage` is `None` if the
+    term uses the rewards directly.
     """
 
     term: str
@@ -54,7 +54,7 @@ class Row:
     regulariser: str = "none"
 
     def defaults(self) -> dict[str, Any]:
-        """Every field that acts when the user sets none, and some that act only with parts of the row's own choice."""
+        """Defaults of this row. Some of these fields have an effect only with the part that the row itself chooses."""
         shared: dict[str, Any] = {
             "advantage": self.advantage, "aggregation": self.aggregation,
             "zero_variance_mask": self.zero_variance_mask, "refill": self.refill, "drop": self.drop,
@@ -65,20 +65,20 @@ class Row:
 
 
 UNCENTRED = ("raw", "shifted")
-"""Advantages that teach something even where all rewards are equal: with them the mask is off unless asked for."""
+"""Advantages that are not 0 when all rewards are equal. With them the zero-variance mask is off by default."""
 WHOLE_RESPONSE_TERMS = ("opmd_kimi", "opmd_pairwise")
-"""Losses of a whole response, to which nothing is added token by token."""
+"""Losses of a whole response. No token penalties can be added to them."""
 REFERENCE_TERMS = ("opmd_kimi", "opmd_pairwise")
 SAMPLER_FREE_TERMS = ("opmd", "opmd_kimi", "opmd_pairwise", "sft")
-"""Terms that never ask who wrote a response, nor with which probability."""
+"""Terms that do not use the behaviour policy's log-probabilities."""
 
 BAND = {"epsilon_low": 0.2, "epsilon_high": 0.2}
 RING = {**BAND, "ring_low": 0.6, "ring_high": 2.0}
 WIDE_RING = {"epsilon_low": 0.6, "epsilon_high": 2.0, "ring_low": 0.8, "ring_high": 4.0}
 AROUND_PROXIMAL = ("decoupled", "tis", "mis")
-"""Terms whose clip is around the policy before the batch."""
+"""Terms that clip around the policy before the batch."""
 DUAL_CLIP_TERMS = ("ppo", "off_policy", "gspo", *AROUND_PROXIMAL, "m2po", "dppo")
-"""Terms whose gradient passes through a ratio that nothing bounds where the advantage is negative."""
+"""Terms whose gradient passes through a ratio that is unbounded where the advantage is negative."""
 PLAIN = {"clip": "none", "weight": "none"}
 TEMPERED = {"clip": "none", "weight": "exp_advantage"}
 
@@ -90,25 +90,25 @@ PARTS: Mapping[str, Mapping[Any, Mapping[str, Any]]] = {
     "regulariser": {name: {"regulariser_weight": 0.1} for name in ("forward_kl", "k2_token", "k2_sequence")},
     "drop": {name: {"keep_denominator": False} for name in ("random", "worst")},
 }
-"""Fields that a choice brings with it: `PARTS[field][choice]` are those fields and their defaults."""
+"""Fields that a choice adds: `PARTS[field][choice]` holds these fields and their defaults."""
 KL_FIELDS: Mapping[str, Any] = {"kl": "k3", "kl_weight": "importance"}
-"""Fields that beta above 0 brings with it."""
+"""Fields that beta above 0 adds, with their defaults."""
 REFERENCE_UPDATES = ("ref_period", "ref_ema")
-"""Fields that act where there is a reference, and may stay unset even then."""
+"""Optional fields of an objective with a reference policy."""
 
 
 def _rec_rows() -> Iterator[tuple[str, Row]]:
-    """`rec_{oneside,twoside,ring}_{is,nois}` and each of them wide."""
+    """`rec_{oneside,twoside,ring}_{is,nois}`, each also with a wide clip."""
     clips = {
-        "oneside": ("one_side", "a token counts until its ratio passes the edge its advantage drives it to"),
-        "twoside": ("two_side", "a token counts while its ratio lies within both edges"),
-        "ring": ("ring", "as twoside, and far outside again where it is pulled back"),
+        "oneside": ("one_side", "a token counts until its ratio passes the bound in the direction of its advantage"),
+        "twoside": ("two_side", "a token counts while its ratio is within both bounds"),
+        "ring": ("ring", "like twoside; a token far outside counts again if the update pulls it back"),
     }
     for wide, (name, (clip, meaning)), (suffix, weight) in product(
         (False, True), clips.items(), (("is", "importance"), ("nois", "none"))
     ):
-        edges = WIDE_RING if wide else RING  # the ring's own edges act once it is chosen
-        use = "faster than the narrow clip, except on data that is never renewed" if wide else meaning
+        edges = WIDE_RING if wide else RING  # the ring bounds have an effect only with clip = ring
+        use = "learns faster than the narrow clip, except on data that is never renewed" if wide else meaning
         yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", Row(
             "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
             YAO, {"clip": clip, "weight": weight, **edges},
@@ -117,29 +117,29 @@ def _rec_rows() -> Iterator[tuple[str, Row]]:
 
 TABLE: dict[str, Row] = {
     "reinforce": Row(
-        "rec", "mean", "token_mean", "−A·ℓ", "on-policy, or as the baseline that collapses off-policy", YAO, PLAIN
+        "rec", "mean", "token_mean", "−A·ℓ", "on-policy data; a baseline off-policy, where it collapses", YAO, PLAIN
     ),
     "rloo": Row(
-        "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy with small groups: an unbiased baseline",
+        "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy data in small groups; its baseline is unbiased",
         "Ahmadian et al., arXiv 2402.14740", PLAIN,
     ),
     "grpo": Row(
         "ppo", "whiten", "sequence_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A) + β·KL",
-        "the common baseline; data at most some tens of batches old", "Shao et al., arXiv 2402.03300", BAND,
+        "the common baseline; data up to some tens of batches old", "Shao et al., arXiv 2402.03300", BAND,
     ),
     "dapo": Row(
         "ppo", "whiten", "token_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
-        "long responses; draws further groups in place of those that teach nothing", "Yu et al., arXiv 2503.14476",
+        "long responses; replaces groups whose rewards are all equal by new ones", "Yu et al., arXiv 2503.14476",
         {"epsilon_low": 0.2, "epsilon_high": 0.28}, refill=True,
     ),
     "dr_grpo": Row(
         "ppo", "mean", "fixed_length", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
-        "where GRPO's preference for long wrong answers and easy prompts must go", "Liu et al., arXiv 2503.20783", BAND,
+        "GRPO without its bias towards long wrong answers and easy prompts", "Liu et al., arXiv 2503.20783", BAND,
     ),
     "off_policy_grpo": Row(
         "off_policy", "whiten", "sequence_mean",
-        "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL, ρ' = 1, or π_k/α with centre proximal",
-        "an engine synced every v batches; with centre one, the default, it is grpo", MROUEH,
+        "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL, ρ' = 1, or π_k/α with centre = proximal",
+        "an engine synced every v batches; with centre = one, the default, it equals grpo", MROUEH,
         {"epsilon": 0.2, "centre": "one", "level": "token"},
     ),
     "gspo": Row(
@@ -148,81 +148,82 @@ TABLE: dict[str, Row] = {
         {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
     ),
     "cispo": Row(
-        "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "rare tokens that a clip would silence",
+        "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "keeps rare tokens that a clip would remove",
         "MiniMax, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786", {"cap": 5.0},
     ),
     "topr": Row(
         "topr", "mean", "token_mean", "−sg(a)·A·ℓ, a = 1 where A > 0, else min(w, 1)",
-        "old data: what is wrong is unlearned only as far as the policy still says it",
+        "old data; unlearns wrong responses only as far as the policy still produces them",
         "Le Roux et al., arXiv 2503.14286", {"level": "sequence"},
     ),
     "decoupled": Row(
         "decoupled", "whiten", "token_mean", "−sg(q)·min(uA, clip(u)·A), u = π_θ/π_k, q = π_k/α",
-        "several passes over stale data: the clip is around the policy before the batch",
+        "several passes over stale data; clips around the policy before the batch",
         "Hilton et al., arXiv 2110.00641", BAND,
     ),
     "tis": Row(
-        "tis", "whiten", "token_mean", "decoupled with min(q, weight_high) for q",
-        "an engine whose probabilities differ a little from the learner's", "Yao et al., 2025 (truncated IS)",
+        "tis", "whiten", "token_mean", "decoupled, with min(q, weight_high) in place of q",
+        "an engine whose probabilities differ slightly from the learner's", "Yao et al., 2025 (truncated IS)",
         {**BAND, "weight_high": 2.0},
     ),
     "mis": Row(
-        "mis", "whiten", "token_mean", "decoupled with q where weight_low ≤ q ≤ weight_high, else 0",
-        "as tis, where single tokens differ much", "IcePop, Ling Team, arXiv 2510.18855",
+        "mis", "whiten", "token_mean", "decoupled, with q where weight_low ≤ q ≤ weight_high and 0 elsewhere",
+        "like tis, if single tokens differ a lot", "IcePop, Ling Team, arXiv 2510.18855",
         {**BAND, "weight_low": 0.5, "weight_high": 2.0},
     ),
     "m2po": Row(
         "m2po", "whiten", "token_mean",
-        "−ρA, 0 where dropped. Only tokens driven away from their author (A > 0 and ρ > 1, or A < 0 and ρ < 1) can be "
-        "dropped: those of largest (log ρ)², until its mean over the rest of them is ≤ second_moment",
+        "−ρA, but 0 for dropped tokens. Of the tokens driven away from their author (A > 0 and ρ > 1, or A < 0 and "
+        "ρ < 1), those with the largest (log ρ)² are dropped until its mean over the rest of them is ≤ second_moment",
         "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
     ),
     "dppo": Row(
-        "dppo", "whiten", "token_mean", "−ρA but where |π − α| > tolerance and the update would carry it further",
-        "large vocabularies, where ratios of rare tokens say little", "Qi et al., arXiv 2602.04879",
+        "dppo", "whiten", "token_mean", "−ρA, but 0 where |π − α| > tolerance and the update would increase it",
+        "large vocabularies, where the ratios of rare tokens are noisy", "Qi et al., arXiv 2602.04879",
         {"tolerance": 0.1},
     ),
     "sapo": Row(
-        "sapo", "whiten", "sequence_mean", "−(4/τ)·σ(τ(ρ−1))·A", "a soft gate in place of the clip",
+        "sapo", "whiten", "sequence_mean", "−(4/τ)·σ(τ(ρ−1))·A", "a soft gate instead of a clip",
         "Gao et al., arXiv 2511.20347", {"tau_positive": 1.0, "tau_negative": 1.05},
     ),
     **dict(_rec_rows()),
     "red_drop": Row(
         "rec", "mean", "token_mean", "−A·ℓ after dropping surplus negatives",
-        "off-policy without any ratio: groups with many failures", YAO, PLAIN, drop="random",
+        "off-policy data without ratios; groups with many failures", YAO, PLAIN, drop="random",
     ),
     "red_weight": Row(
-        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ", "off-policy without any ratio: good answers weigh more", YAO,
+        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ",
+        "off-policy data without ratios; good responses get more weight", YAO,
         {**TEMPERED, "adaptive_temperature": False, "weight_temperature": 1.0},
     ),
     "red_weight_adaptive": Row(
-        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ, T so that Σ A·exp(A/T)·n = 0",
-        "as red_weight, where failures outnumber successes by a varying amount", "Yao et al., follow-up",
+        "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ, T such that Σ A·exp(A/T)·n = 0",
+        "like red_weight, if the surplus of failures varies", "Yao et al., follow-up",
         {**TEMPERED, "adaptive_temperature": True},
     ),
     "opmd": Row(
-        "opmd", "mean", "token_mean", "−A·ℓ/(1+τ)", "mirror descent in its simplest form", YAO, {"tau": 1.0}
+        "opmd", "mean", "token_mean", "−A·ℓ/(1+τ)", "the simplest form of mirror descent", YAO, {"tau": 1.0}
     ),
     "opmd_kimi": Row(
         "opmd_kimi", None, "sequence_sum", "(r − τ·log Ẑ − τ·Σ(ℓ−f))²",
-        "data written by the reference policy, which a tau of 0.1 lets it leave", "Kimi, arXiv 2501.12599",
+        "data written by the reference policy; tau = 0.1 lets the policy move away from it", "Kimi, arXiv 2501.12599",
         {"tau": 1.0}, zero_variance_mask=False,
     ),
     "opmd_pairwise": Row(
         "opmd_pairwise", None, "group_sum", "Σ_{i<j}(a_i − a_j)²/(2τG), a = r − τ·Σ(ℓ−f)",
-        "data of any author: no sampler enters it; a tau of 0.1 lets it leave the reference", YAO, {"tau": 1.0},
+        "data from any source; tau = 0.1 lets the policy move away from the reference", YAO, {"tau": 1.0},
         zero_variance_mask=False,
     ),
     "opmd_k2": Row(
-        "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the author in place of a clip", YAO, PLAIN,
+        "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the data's author, not a clip", YAO, PLAIN,
         zero_variance_mask=False, regulariser="k2_token",
     ),
     "asymre": Row(
-        "rec", "shifted", "token_mean", "−(r − mean − δ)·ℓ", "off-policy with a lean towards imitation",
+        "rec", "shifted", "token_mean", "−(r − mean − δ)·ℓ", "off-policy data, with a bias towards imitation",
         "Arnal et al., arXiv 2506.20520", PLAIN, zero_variance_mask=False,
     ),
     "sft": Row(
-        "sft", None, "token_mean", "−ℓ where r ≥ threshold", "a warm start on good answers", "", {"threshold": 0.5},
+        "sft", None, "token_mean", "−ℓ where r ≥ threshold", "a warm start on good responses", "", {"threshold": 0.5},
         zero_variance_mask=False,
     ),
 }  # fmt: skip
@@ -239,7 +240,7 @@ def find(name: str) -> Row:
 
 
 def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
-    """The config with every field that acts filled in, and every field that cannot act refused."""
+    """Fill in every field that has an effect, and refuse every field that has none."""
     check_types(config, "objective", ObjectiveConfig)
     row = find(config.name)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name != "name"}
@@ -255,7 +256,7 @@ def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
 
 
 def _acting(row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field that acts, with its default; a field that belongs to a part acts only while that part is chosen."""
+    """Every field that has an effect, with its default. A field of a part counts only if that part is chosen."""
     defaults = row.defaults()
     if given.get("advantage") in UNCENTRED:
         defaults["zero_variance_mask"] = False
@@ -275,12 +276,12 @@ def _acting(row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def needs_reference(config: ObjectiveConfig) -> bool:
-    """Whether a resolved objective asks for `ref_logp`."""
+    """Whether a resolved objective needs `ref_logp`."""
     return find(config.name).term in REFERENCE_TERMS or (config.beta or 0) > 0
 
 
 def needs_behaviour(config: ObjectiveConfig) -> bool:
-    """Whether a resolved objective asks for the log-probabilities that its data was sampled with."""
+    """Whether a resolved objective needs the log-probabilities that its data was sampled with."""
     row = find(config.name)
     if row.term == "rec":
         in_term = config.clip != "none" or config.weight == "importance"
@@ -291,13 +292,13 @@ def needs_behaviour(config: ObjectiveConfig) -> bool:
 
 
 def optional(resolved: ObjectiveConfig) -> list[str]:
-    """Fields that act once they are set, and have no default."""
+    """Fields without a default that have an effect once they are set."""
     dual_clip = ["dual_clip"] if find(resolved.name).term in DUAL_CLIP_TERMS else []
     return [*dual_clip, *(REFERENCE_UPDATES if needs_reference(resolved) else ())]
 
 
 def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
-    """A field that was set though it has no default here: some may act all the same."""
+    """Refuse a field that was set but has no effect. Optional fields pass."""
     term = find(resolved.name).term
     if name in optional(resolved) or (name == "unknown_behaviour" and needs_behaviour(resolved)):
         return
@@ -308,21 +309,25 @@ def _refuse_idle(name: str, resolved: ObjectiveConfig) -> None:
     for field, choices in PARTS.items():
         owners = [str(choice) for choice, fields in choices.items() if name in fields]
         if owners and getattr(resolved, field) is not None:
-            raise SoleraError(f"objective.{name} acts with objective.{field} = {' or '.join(owners)} only: remove it")
+            raise SoleraError(
+                f"objective.{name} only has an effect with objective.{field} = {' or '.join(owners)}: remove it"
+            )
     acting = [field for field, value in vars(resolved).items() if value is not None and field != name]
     raise SoleraError(f"objective.{name} is not used by {resolved.name}: remove it{alike(name, acting, 2)}")
 
 
 def resolve_config(config: Config) -> Config:
-    """Every value checked, every unset field filled in whose default depends on others; no torch is needed."""
+    """Check every value, and fill in unset fields whose default depends on other fields. Does not import torch."""
     check(config)
     objective = resolve(config.objective)
     if not objective.refill and config.collect.refill_rounds != CollectConfig.refill_rounds:
-        raise SoleraError("collect.refill_rounds acts with objective.refill = true only: set that or remove it")
+        raise SoleraError(
+            "collect.refill_rounds only has an effect with objective.refill = true: set that, or remove it"
+        )
     if objective.refill and config.collect.offset:
         raise SoleraError(
-            "objective.refill draws from the batches that collect.offset lets wait, so that their lag would not be "
-            "kept: choose one"
+            "objective.refill would draw from the batches that collect.offset keeps waiting, and so change their lag: "
+            "choose one"
         )
     task, evaluate, learn = resolve_task(config.task), config.evaluate, config.learn
     if evaluate.threshold is None:
@@ -339,41 +344,41 @@ def _check(c: ObjectiveConfig) -> None:
             raise SoleraError(f"objective.{name} is {value}; it must be {wanted}")
     check_together(c)
     if c.refill and not c.zero_variance_mask:
-        raise SoleraError("objective.refill fills the places of masked groups: set objective.zero_variance_mask = true")
+        raise SoleraError("objective.refill replaces masked groups: set objective.zero_variance_mask = true")
     row = find(c.name)
     if c.keep_denominator and row.advantage is None:
         raise SoleraError(
-            f"objective.keep_denominator leaves dropped responses in with an advantage of 0, which {c.name} does not "
-            "use: remove it"
+            f"objective.keep_denominator gives dropped responses an advantage of 0, but {c.name} uses no advantages: "
+            "remove it"
         )
     if row.term in WHOLE_RESPONSE_TERMS and c.aggregation != row.aggregation:
-        raise SoleraError(f"objective.aggregation of {c.name} is {row.aggregation}, by its definition: remove it")
+        raise SoleraError(f"objective.aggregation of {c.name} is {row.aggregation} by definition: remove it")
     if c.adaptive_temperature and c.aggregation == "sequence_mean":
         raise SoleraError(
-            "objective.adaptive_temperature balances tokens, whose number cancels under sequence_mean: choose another "
-            "aggregation"
+            "objective.adaptive_temperature weights responses by their lengths, which cancel under sequence_mean: "
+            "choose another aggregation"
         )
 
 
 def notices(config: Config) -> list[str]:
-    """Sentences worth saying once about a resolved config that is allowed."""
+    """Messages to print once about a resolved config that is allowed but may surprise."""
     c = config.objective
     if (c.epsilon is None and c.epsilon_low is None) or max(config.learn.passes, config.learn.minibatches) > 1:
         return []
     if c.centre == "proximal" or find(c.name).term in AROUND_PROXIMAL:
         return [
-            "with one pass and one minibatch the clip band cannot act: around the policy before the batch, every ratio "
-            "is 1"
+            "with one pass and one minibatch the clip has no effect: it is centred around the policy before the batch, "
+            "so every token is at the centre"
         ]
     if _always_fresh(config):
         return [
             "with one pass and one minibatch over responses of the same version the clip cannot act: every ratio is 1 "
-            "(rounding aside)"
+            "up to rounding"
         ]
     return []
 
 
 def _always_fresh(config: Config) -> bool:
-    """Whether every response is learned from by the version that wrote it."""
+    """Whether every response is trained on by the version that wrote it."""
     synced = config.sync.rule == "every" and config.sync.period == 1
     return synced and not config.collect.offset and config.draw == DrawConfig() and not config.store.data

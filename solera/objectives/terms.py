@@ -1,7 +1,8 @@
-"""The policy terms: a loss for each token, minimised. (FORMULAS, sections 3 to 5)
+"""The policy terms: a loss for each token, to be minimised. (docs/formulas.md, sections 3 to 5)
 
-A term is a pure function of the tokens. Its keyword-only parameters are fields of the config, filled from the name's
-row in `table.py`. ℓ is the policy's log-probability, ρ = π_θ/α of a token, w of a response, A the advantage.
+A term is a pure function of the tokens. Its keyword-only parameters are config fields; their defaults come from the
+objective's row in `table.py`. ℓ is the policy's log-probability, A the advantage, and ρ = π_θ/α of a token, w of a
+response.
 """
 
 from collections.abc import Callable
@@ -17,10 +18,10 @@ from solera.objectives.tokens import Responses, Tokens
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A loss for each token, and what was done to get it (`None` where a term has no such thing).
+    """A loss for each token, and what the term did to compute it (`None` if the term has no such step).
 
-    `weight_T` multiplies −A·∇log π; `silenced_T` are the tokens whose gradient the clip took away, judged by
-    `ratio_T`.
+    `weight_T` is the factor of −A·∇log π. `silenced_T` marks the tokens whose gradient the clip removed because of
+    their ratio, `ratio_T`.
     """
 
     loss_T: Tensor
@@ -32,9 +33,9 @@ class Term:
 def clipped_surrogate(
     ratio_T: Tensor, low_T: Tensor, high_T: Tensor, advantage_T: Tensor, dual_clip: float | None = None
 ) -> Term:
-    """`−min(ρA, clip(ρ, low, high)·A)`; with a dual clip c, where A < 0, `−max(min(ρA, clip(ρ)·A), c·A)`.
+    """`−min(ρA, clip(ρ, low, high)·A)`. With a dual clip c, tokens with A < 0 have `−max(min(ρA, clip(ρ)·A), c·A)`.
 
-    Bounds are inclusive: on the edge the gradient is whole. (Ye et al., arXiv 1912.09729, for the dual clip)
+    Bounds are inclusive: a token on the bound keeps its gradient. (Dual clip: Ye et al., arXiv 1912.09729)
     """
     silenced_T = ((advantage_T > 0) & (ratio_T > high_T)) | ((advantage_T < 0) & (ratio_T < low_T))
     bound_T = torch.where(advantage_T > 0, high_T, low_T)
@@ -65,7 +66,7 @@ def rec(
     ring_low: float | None, ring_high: float | None, weight_temperature: float | None,
     adaptive_temperature: bool | None,
 ) -> Term:  # fmt: skip
-    """`−sg(W·M)·A·ℓ`, M the clip and W the weight of a token."""
+    """`−sg(W·M)·A·ℓ`, where M is the clip and W the weight of a token."""
     ratio_T = tokens.ratio("token").detach() if clip != "none" or weight == "importance" else None
     weight_T = torch.ones_like(tokens.logp_T)
     if weight == "importance":
@@ -86,10 +87,10 @@ def keeps(
     clip: str, ratio_T: Tensor, advantage_T: Tensor, low: float | None, high: float | None, ring_low: float | None,
     ring_high: float | None,
 ) -> Tensor:  # fmt: skip
-    """M of a token, bounds inclusive.
+    """M of each token, with inclusive bounds.
 
-    `one_side` keeps what lies within the edge its advantage drives it to; `two_side` what lies within both; `ring` also
-    what lies far outside and is pulled back.
+    `one_side` keeps tokens that have not passed the bound in the direction of their advantage. `two_side` keeps tokens
+    within both bounds. `ring` also keeps tokens far outside that the update pulls back.
     """
     assert low is not None and high is not None
     better_T, worse_T = advantage_T >= 0, advantage_T <= 0
@@ -109,8 +110,8 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE, HALVINGS = 0.8, 100.0, 20
 def advantage_weight(responses: Responses, temperature: float | None) -> Tensor:
     """`exp(A/T)` of each response (RED-Weight). `[B]`
 
-    Without a temperature it is the one at which `Σ A·exp(A/T)·n = 0` over the minibatch, and 1 where no negative
-    surplus is to be balanced. (adaptive RED-Weight)
+    If `temperature` is `None`, T solves `Σ A·exp(A/T)·n = 0` over the minibatch (adaptive RED-Weight). All weights are
+    1 if negatives have no surplus to balance.
     """
     advantage_B = responses.advantage_B
     if temperature is not None:
@@ -126,7 +127,7 @@ def advantage_weight(responses: Responses, temperature: float | None) -> Tensor:
 
 
 def _root_of_falling(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a falling function passes 0, by bisection; the nearer end where it does not."""
+    """Root of a decreasing function by bisection, or the nearer end of the interval if there is none inside."""
     if function(low) <= 0:
         return low
     if function(high) >= 0:
@@ -147,20 +148,20 @@ def opmd(tokens: Tokens, *, tau: float) -> Term:
 
 
 def opmd_kimi(tokens: Tokens, *, tau: float) -> Term:
-    """`(r − τ·log Ẑ − τ·Σ(ℓ−f))²` once a response, Ẑ the group's mean of exp(r/τ)."""
+    """`(r − τ·log Ẑ − τ·Σ(ℓ−f))²` once per response, where Ẑ is the group's mean of exp(r/τ)."""
     responses = tokens.responses
     log_z_B = group_logmeanexp(responses.reward_B / tau, responses.group_B, responses.groups)
     return Term(tokens.once((_kl_shifted_reward(tokens, tau) - tau * log_z_B).square()))
 
 
 def opmd_pairwise(tokens: Tokens, *, tau: float) -> Term:
-    """`Σ_{i<j}(a_i − a_j)²/(2τG)` of a group, a = r − τ·Σ(ℓ−f), as `Σ(a_i − ā)²/(2τ)` with ā as a number."""
-    assert tokens.statistic is not None, "ā is taken over the minibatch"
+    """`Σ_{i<j}(a_i − a_j)²/(2τG)` of a group, a = r − τ·Σ(ℓ−f), computed as `Σ(a_i − ā)²/(2τ)` with ā detached."""
+    assert tokens.statistic is not None, "ā is computed over the minibatch"
     return Term(tokens.once((_kl_shifted_reward(tokens, tau) - tokens.statistic).square() / (2 * tau)))
 
 
 def mean_shifted_reward(tokens: Tokens, *, tau: float) -> Tensor:
-    """ā of each response's group, over the whole minibatch. `[B]`"""
+    """ā of each response's group, computed over the whole minibatch. `[B]`"""
     responses = tokens.responses
     return group_mean(_kl_shifted_reward(tokens, tau).detach(), responses.group_B, responses.groups)
 
@@ -171,7 +172,7 @@ def _kl_shifted_reward(tokens: Tokens, tau: float) -> Tensor:
 
 
 def sft(tokens: Tokens) -> Term:
-    """`−ℓ`, on the responses that were good enough."""
+    """`−ℓ`. `Objective.shape` selects the responses whose reward reaches the threshold."""
     return Term(-tokens.logp_T)
 
 
@@ -192,7 +193,7 @@ def off_policy(tokens: Tokens, *, epsilon: float, centre: str, level: str, dual_
 
 
 def gspo(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> Term:
-    """`−min(sA, clip(s)·A)`, s = exp(mean_t(ℓ−b)) of the response, gradient through it. (Zheng et al., 2025)"""
+    """`−min(sA, clip(s)·A)`, s = exp(mean_t(ℓ−b)) of the response, with the gradient through s. (Zheng et al., 2025)"""
     return clipped_around_one(tokens.ratio("geometric"), epsilon_low, epsilon_high, tokens.advantage_T, dual_clip)
 
 
@@ -203,21 +204,21 @@ def cispo(tokens: Tokens, *, cap: float) -> Term:
 
 
 def topr(tokens: Tokens, *, level: str) -> Term:
-    """`−sg(a)·A·ℓ`, a = 1 where A > 0, else min(w, 1) of the response or min(ρ, 1) of the token. (Le Roux et al.)"""
+    """`−sg(a)·A·ℓ`, with a = 1 where A > 0, else min(w, 1) (`sequence`) or min(ρ, 1) (`token`). (Le Roux et al.)"""
     tapered_T = tokens.ratio(level).detach().clamp_max(1.0)
     weight_T = torch.where(tokens.advantage_T > 0, 1.0, tapered_T)
     return Term(weighted_likelihood(tokens, weight_T), weight_T)
 
 
 def decoupled(tokens: Tokens, *, epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> Term:
-    """`−sg(q)·min(uA, clip(u)·A)`, u = π_θ/π_k, q = π_k/α. (Hilton et al., 2022) A dual clip bounds u, not q."""
+    """`−sg(q)·min(uA, clip(u)·A)`, u = π_θ/π_k, q = π_k/α. (Hilton et al., 2022) The dual clip bounds u, not q."""
     return _decoupled(tokens, tokens.proximal_ratio(), epsilon_low, epsilon_high, dual_clip)
 
 
 def tis(
     tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_high: float, dual_clip: float | None = None
 ) -> Term:
-    """`decoupled` with min(q, weight_high) for q."""
+    """`decoupled`, with min(q, weight_high) in place of q."""
     return _decoupled(tokens, tokens.proximal_ratio().clamp_max(weight_high), epsilon_low, epsilon_high, dual_clip)
 
 
@@ -225,7 +226,7 @@ def mis(
     tokens: Tokens, *, epsilon_low: float, epsilon_high: float, weight_low: float, weight_high: float,
     dual_clip: float | None = None,
 ) -> Term:  # fmt: skip
-    """`decoupled` with q where weight_low ≤ q ≤ weight_high, else 0. (IcePop)"""
+    """`decoupled`, with q where weight_low ≤ q ≤ weight_high and 0 elsewhere. (IcePop)"""
     q_T = tokens.proximal_ratio().detach()
     outside_T = (q_T < weight_low) | (q_T > weight_high)
     term = _decoupled(tokens, q_T.masked_fill(outside_T, 0.0), epsilon_low, epsilon_high, dual_clip)
@@ -243,14 +244,14 @@ def _decoupled(tokens: Tokens, q_T: Tensor, epsilon_low: float, epsilon_high: fl
 
 
 def m2po(tokens: Tokens, *, second_moment: float, dual_clip: float | None = None) -> Term:
-    """`−ρA` but for tokens driven further from α whose (log ρ)² lies beyond the minibatch's threshold."""
-    assert tokens.statistic is not None, "the threshold is taken over the minibatch"
+    """`−ρA`, but 0 for tokens driven away from α whose (log ρ)² exceeds the minibatch's threshold."""
+    assert tokens.statistic is not None, "the threshold is computed over the minibatch"
     dropped_T = _driven_away(tokens) & (tokens.log_ratio_T.detach().square() > tokens.statistic)
     return _masked_surrogate(tokens, dropped_T, dual_clip)
 
 
 def second_moment_threshold(tokens: Tokens, *, second_moment: float) -> Tensor:
-    """The largest (log ρ)² to keep, so that their mean over the candidates kept is at most `second_moment`."""
+    """The largest (log ρ)² to keep so that its mean over the kept candidates is at most `second_moment`."""
     square_T = tokens.log_ratio_T.detach().square()[_driven_away(tokens)].double().sort().values
     if not len(square_T):
         return square_T.new_tensor(torch.inf)
@@ -258,19 +259,19 @@ def second_moment_threshold(tokens: Tokens, *, second_moment: float) -> Tensor:
     last_of_its_value = torch.cat([square_T[1:] > square_T[:-1], torch.ones_like(square_T[:1], dtype=torch.bool)])
     allowed = last_of_its_value & (square_T.cumsum(0) / counts <= second_moment)
     kept = torch.where(allowed, counts, 0).max()
-    # Between the last kept and the first dropped, so that rounding in a second forward pass moves neither.
+    # Halfway between the last kept and the first dropped value: rounding in a second forward pass then changes neither.
     edges = torch.cat([-square_T[:1] - 1, square_T, square_T[-1:] + 1])
     return (edges[kept] + edges[kept + 1]) / 2
 
 
 def dppo(tokens: Tokens, *, tolerance: float, dual_clip: float | None = None) -> Term:
-    """`−ρA` but for tokens driven further from α whose probability moved by more than the tolerance."""
+    """`−ρA`, but 0 for tokens driven away from α whose probability changed by more than the tolerance."""
     moved_T = (bounded_exp(tokens.logp_T.detach()) - bounded_exp(tokens.behaviour_logp_T)).abs()
     return _masked_surrogate(tokens, (moved_T > tolerance) & _driven_away(tokens), dual_clip)
 
 
 def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> Term:
-    """`−(4/τ)·σ(τ(ρ−1))·A`, gradient through ρ; τ by the sign of A. (Soft adaptive policy optimisation)"""
+    """`−(4/τ)·σ(τ(ρ−1))·A`, with the gradient through ρ. τ depends on the sign of A. (Gao et al., 2025)"""
     ratio_T, advantage_T = tokens.ratio("token"), tokens.advantage_T
     tau_T = torch.where(advantage_T > 0, torch.full_like(ratio_T, tau_positive), tau_negative)
     gate_T = torch.sigmoid(tau_T * (ratio_T - 1))
@@ -279,13 +280,13 @@ def sapo(tokens: Tokens, *, tau_positive: float, tau_negative: float) -> Term:
 
 
 def _driven_away(tokens: Tokens) -> Tensor:
-    """Tokens that an update would carry further from who wrote them: A > 0 and ρ > 1, or A < 0 and ρ < 1."""
+    """Tokens that the update would move further away from α: A > 0 and ρ > 1, or A < 0 and ρ < 1."""
     advantage_T, log_ratio_T = tokens.advantage_T, tokens.log_ratio_T.detach()
     return ((advantage_T > 0) & (log_ratio_T > 0)) | ((advantage_T < 0) & (log_ratio_T < 0))
 
 
 def _masked_surrogate(tokens: Tokens, masked_T: Tensor, dual_clip: float | None) -> Term:
-    """`−ρA`, 0 where masked; with a dual clip c, where A < 0, `−max(ρA, c·A)`."""
+    """`−ρA`, and 0 where masked. With a dual clip c, tokens with A < 0 have `−max(ρA, c·A)`."""
     ratio_T = tokens.ratio("token")
     kept_T, silenced_T = ratio_T.masked_fill(masked_T, 0.0), masked_T
     if dual_clip is not None:
@@ -301,4 +302,4 @@ TERMS: dict[str, Callable[..., Term]] = {
     "mis": mis, "m2po": m2po, "dppo": dppo, "sapo": sapo,
 }  # fmt: skip
 STATISTICS: dict[str, Callable[..., Tensor]] = {"opmd_pairwise": mean_shifted_reward, "m2po": second_moment_threshold}
-"""What a term must know of the policy on the whole minibatch before it is cut."""
+"""Statistics that a term needs over the whole minibatch, before it is split into micro-batches."""

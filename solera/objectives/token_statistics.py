@@ -1,4 +1,4 @@
-"""What an objective did to the tokens of a batch, as sums that micro-batches and passes add up to."""
+"""What an objective did to the tokens of a batch, kept as sums so that micro-batches and passes can be added."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""What an objective sees: a flat vector of the tokens the policy answers for, and the responses they belong to.
+"""The input of an objective: a flat vector of the tokens that the policy wrote, and the responses they belong to.
 
-Padding and masked tokens are not in it, so no formula has to multiply them away.
+It contains no padding and no masked tokens, so no formula has to multiply them by 0.
 """
 
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from torch import Tensor
 from solera.objectives.ratio import bounded_exp, response_sum
 
 BehaviourLogp = NewType("BehaviourLogp", Tensor)
-"""`log α`, as whoever wrote a token recorded it."""
+"""`log α`, recorded when the token was sampled."""
 ProximalLogp = NewType("ProximalLogp", Tensor)
-"""`log π_k`, as the learner scores it before a batch. Only `Objective.known_behaviour` makes the other of it."""
+"""`log π_k`, computed by the learner before a batch. Only `Objective.known_behaviour` makes it `BehaviourLogp`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Responses:
-    """The responses of a minibatch (`_B`), whole groups of them: what is constant in the policy.
+    """The responses of a minibatch (`_B`), in whole groups, with everything that is constant in the policy.
 
-    `weight_B` is the aggregation's weight of each token of a response, counted before the minibatch is cut. Advantages
-    are float64, or sums of them that are 0 would not be.
+    `weight_B` is the aggregation's weight for each token of a response, computed before the minibatch is split.
+    Advantages are float64 so that sums which should be 0 are 0.
     """
 
     advantage_B: Tensor
@@ -39,9 +39,10 @@ class Responses:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The tokens of a micro-batch, `[T]` each; `response_T` says which response of the minibatch a token belongs to.
+    """The tokens of a micro-batch, `[T]` each. `response_T` is the index of a token's response in the minibatch.
 
-    A response's tokens are all here or none. `statistic` is what the term asked to know of the whole minibatch.
+    A micro-batch holds either all tokens of a response or none. `statistic` is the value that the term needs over the
+    whole minibatch (see `STATISTICS` in `terms.py`).
     """
 
     logp_T: Tensor
@@ -60,7 +61,7 @@ class Tokens:
 
     @classmethod
     def join(cls, parts: "list[Tokens]") -> "Tokens":
-        """The micro-batches of one minibatch as one."""
+        """Concatenate the micro-batches of one minibatch."""
 
         def together(name: str) -> Tensor:
             return torch.cat([getattr(part, name) for part in parts])
@@ -85,11 +86,11 @@ class Tokens:
         return self.logp_T - self.behaviour_logp_T
 
     def ratio(self, level: str) -> Tensor:
-        """π_θ over α: ρ of each token, s (`geometric`) or w (`sequence`) of its whole response."""
+        """π_θ/α: ρ of each token (`token`), or s (`geometric`) or w (`sequence`) of its response."""
         return self._exp(self.log_ratio_T, level)
 
     def proximal_ratio(self, level: str = "token") -> Tensor:
-        """π_k over α, where this batch found the policy: q of each token, or of its whole response."""
+        """π_k/α: q of each token, or of its whole response. It does not change during the batch."""
         return self._exp(self.proximal_logp_T - self.behaviour_logp_T, level)
 
     def total(self, value_T: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class Tokens:
         return response_sum(value_T, self.response_T, len(self.responses.length_B))
 
     def once(self, value_B: Tensor) -> Tensor:
-        """A loss of each response, spread over its tokens, so that it counts once in their sum. `[B] -> [T]`"""
+        """Spread a loss per response over its tokens, so that it counts once in their sum. `[B] -> [T]`"""
         return (value_B / self.responses.length_B.clamp_min(1))[self.response_T]
 
     def _exp(self, exponent_T: Tensor, level: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which values the fields of an objective may have. No torch."""
+"""Allowed values of an objective's fields. Does not import torch."""
 
 from collections.abc import Mapping
 
@@ -29,11 +29,11 @@ RANGES: Mapping[str, tuple[float, float, str]] = {
     "second_moment": (0, float("inf"), "at least 0"),
     "tolerance": (0, 1, "between 0 and 1: it bounds a difference of probabilities"),
 }
-"""Lowest and highest value of a field, both allowed, and how to say so."""
+"""Lowest and highest allowed value of a field (inclusive), and the text for the error message."""
 
 
 def check_together(c: ObjectiveConfig) -> None:
-    """Refuse values that cannot stand beside each other, whatever the objective."""
+    """Refuse combinations of values that are wrong for every objective."""
     if c.ref_period is not None and c.ref_ema is not None:
         raise SoleraError("objective.ref_period and objective.ref_ema both move the reference: choose one")
     if c.kl == "k1" and c.kl_weight == "none":

@@ -55,7 +55,7 @@ def test_numbers_that_cannot_be_read_are_not_written_over(tmp_path, content):
     (tmp_path / "lab.json").write_bytes(content)
     done = solera("lab", "groups", "--quick", "--out", ".", cwd=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert done.stderr.startswith("solera: lab.json: holds no lab's numbers")
+    assert done.stderr.startswith("solera: lab.json was not written by the lab")
     assert [path.name for path in tmp_path.iterdir()] == ["lab.json"]
     assert (tmp_path / "lab.json").read_bytes() == content
 

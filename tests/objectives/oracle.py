@@ -1,4 +1,4 @@
-"""Every objective of FORMULAS.md once more, response by response and token by token, in float64 and without any haste.
+"""A second implementation of every objective in docs/formulas.md, sections 1 to 6: slow, token by token, in float64.
 
 Nothing here is shared with `solera`. Autograd gives the gradient, so a quantity that must carry none is made a plain
 number (`float`), and one that must is a tensor of no dimension.

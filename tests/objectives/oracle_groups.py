@@ -1,4 +1,4 @@
-"""Who takes part in the oracle's loss and with which advantage: section 1 of FORMULAS.md and RED-Drop."""
+"""Which responses enter the oracle's loss, with which advantage: docs/formulas.md, section 1, and RED-Drop (3)."""
 
 import math
 from dataclasses import dataclass

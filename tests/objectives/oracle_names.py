@@ -1,4 +1,4 @@
-"""Section 6 of FORMULAS.md for the oracle: every name with its constants, and what is refused."""
+"""docs/formulas.md, section 6, for the oracle: every name with its constants, and what is refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The oracle against numbers taken by hand from FORMULAS.md."""
+"""The oracle against numbers worked out by hand from docs/formulas.md."""
 
 import math
 

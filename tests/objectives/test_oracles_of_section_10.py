@@ -1,4 +1,4 @@
-"""The identities of FORMULAS.md, section 10, between objectives: 1, 2, 3, 4 and 8."""
+"""Identities between objectives: docs/formulas.md, section 10, items 1, 2, 3, 4 and 8."""
 
 from typing import Any
 
