@@ -143,7 +143,7 @@ def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch
     never = threading.Event()
 
     async def hanging(prompt, generate):
-        never.wait(60, NOW)
+        never.wait(60)
 
     task.run = hanging
     monkeypatch.setattr("solera.training.supply.PATIENCE", 0.1)

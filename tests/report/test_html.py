@@ -329,6 +329,14 @@ def test_a_metric_that_no_panel_names_gets_one(tmp_path):
     assert panels_for(named) == (list(PANELS), [])
 
 
+def test_the_time_of_a_part_is_not_counted_twice(tmp_path):
+    """The proof is a part of the sync: the bar has 2 + 3 seconds."""
+    row = '{"step": 0, "reward/mean": 0.5, "time/learn": 2, "time/sync": 3, "time/sync/proof": 1}\n'
+    data = report(bare_run(tmp_path / "run", row)).data
+    assert data["runs"][0]["seconds"] == {"learn": 2, "sync": 3}
+    assert data["other"] == []
+
+
 def test_a_long_run_is_decimated_and_keeps_its_peaks_and_the_middle_of_every_interval(tmp_path):
     rows = [{"step": i, "reward/mean": float(i == 3333), "learn/loss": i / 2} for i in range(5001)]
     for i in range(0, 5001, 2):
