@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the table of docs/algorithms.md from `solera/objectives/table.py`; a test holds that it was done.
+"""Write the table of docs/algorithms.md from `solera/objectives/table.py`. A test checks that it is up to date.
 
 .venv/bin/python scripts/write_algorithms_doc.py
 """

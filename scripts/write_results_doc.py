@@ -35,7 +35,7 @@ MORE_PAIRS = {
     "adaptive": [("adaptive", "v5"), ("adaptive", "v10"), ("adaptive", "v20")],
     "defaults": [("topr", "rec_oneside_nois_wide")],
 }  # fmt: skip
-"""Comparisons besides those with the baseline, chosen before the runs. Each pair gives the prefixes of two cell names."""
+"""Comparisons besides those with the baseline, chosen before the runs; each pair holds two prefixes of cell names."""
 MORE_PAIRS["rec_family_calm"] = MORE_PAIRS["rec_family"]
 CERTAINTY = 0.999
 FEWEST = 3
@@ -87,7 +87,7 @@ def published(plan: Plan) -> Results:
 
 
 def tests(results: Results) -> list[Test]:
-    """Compare every cell with its baseline, and the pairs of MORE_PAIRS, in each measure, with Holm's correction over all."""
+    """Compare every cell with its baseline, and the pairs of MORE_PAIRS, in each measure; Holm corrects over all."""
     found = []
     for (cell, against), measure in product(_pairs(results.plan), COMPARED):
         ours, theirs = results.values(cell, measure), results.values(against, measure)
@@ -170,7 +170,8 @@ def pair_table(results: Results) -> str:
         what = "end" if test.measure == "final" else "mean"
         rows.append((f"`{test.cell.name}`", f"`{test.against.name}`", what, _verdict(test), interval,
                      f"{d.higher}/{d.lower} of {d.seeds}", p))  # fmt: skip
-    return _table(("cell", "compared with", "measure", "difference", "95 % interval", "seeds higher/lower", "p (Holm)"), rows)
+    head = ("cell", "compared with", "measure", "difference", "95 % interval", "seeds higher/lower", "p (Holm)")
+    return _table(head, rows)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
