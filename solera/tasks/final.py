@@ -23,8 +23,7 @@ LONGEST_LINE = 400
 LONGEST_BOX = 20_000
 MOST_WORDS = 6
 MOST_WORDS_BEFORE_NUMBERS = 3
-"""Most words beside the value in such a line. Fewer if more numbers follow, because the line may belong to the
-working."""
+"""Most words beside the value in such a line; fewer if more numbers follow, as it may belong to the working."""
 _CANDIDATES = 20
 """Number of statements that are considered, from the last one back."""
 SIMPLE = re.compile(r"\s*(-?)\$?([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(\.[0-9]{1,30})?\s*")
@@ -328,8 +327,7 @@ def _heading_at(text: str, place: int) -> Final | None:
 
 
 def is_bare(line: str, rest: str) -> bool:
-    """Whether a line is an answer, and not a heading, a list item or a sentence of the working. `rest` is the text
-    after it.
+    """Whether a line is an answer, and not a heading, a list item or a sentence of the working. `rest` follows it.
 
     >>> is_bare("72 clips", ""), is_bare("She sold 48/2 = 24 in May.", ""), is_bare("2. Total", "48 + 24 = 72")
     (True, False, False)

@@ -1,22 +1,22 @@
-r"""The grader `number`: which number a response comes to. `final.py` says where its statement stands.
+r"""The grader `number`: find the number that a response gives. `final.py` finds its statement.
 
 In a statement:
 
 - An equation gives its right side, and a term without one is evaluated: `48 + 24` is 72, never 48 or 24.
 - A number that is negated does not count: `not 72`, `\neq 72`, `72 is wrong`.
 - Remarks in brackets and reasons are ignored.
-- If the statement begins with a number, that number counts; else the one that a sentence concludes with (below).
-- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) are no number, nor are `5:30`, `x > 72` and
+- If the statement begins with a number, that number counts; otherwise the result of a sentence (below).
+- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) give no number, and neither do `5:30`, `x > 72` and
   `2 h 30 min`.
 
-In a response without a statement the last sentence that has a number counts: the right side of its last equation, or
-what follows a word such as *so*; else, in its last clause, the last number that does not stand in an addition such as
+In a response without a statement, the last sentence with a number counts: the right side of its last equation, or what
+follows a word such as *so*. Otherwise it is the last number of its last clause that is not part of an addition such as
 *in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing words are
-ignored. There is no answer where a box or tag was left empty, nor where the response refuses or breaks off
-(`withheld.py`). Which number of a clause counts is in `clauses.py`.
+ignored. There is no answer if a box or tag was left empty, or if the response refuses or breaks off (`withheld.py`).
+`clauses.py` decides which number of a clause counts.
 
-After a statement, a last sentence that begins with *In total*, *Therefore* or the like and has one result counts in its
-place.
+If the last sentence after a statement begins with *In total*, *Therefore* or the like and has one result, it counts
+instead.
 """
 
 import re
@@ -100,8 +100,8 @@ SEPARATOR = r"[,. '_{}\\]{0,3}"
 
 @lru_cache(maxsize=4096)
 def _written(number: int) -> tuple[re.Pattern[str], list[str]]:
-    """How a whole number is written: in digits, with or without separators, or with one of these words. Zeros at its
-    end may be a word (`5 million`)."""
+    """How a whole number can be written: in digits, with or without separators, or with one of these words. Trailing
+    zeros may be a word (`5 million`)."""
     size, digits = abs(number), str(abs(number)).rstrip("0")
     if not size:
         return re.compile(""), []
@@ -298,7 +298,7 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
     return None
 
 
-# A response without a statement.
+# Responses without a statement.
 
 
 def _end(text: str) -> str:
@@ -316,7 +316,7 @@ def _cut_off_in_a_number(text: str) -> bool:
 
 
 def _whole(text: str, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
-    """The value of a text without a statement. With `wanted`, another value may be left out."""
+    """The value of a text without a statement. With `wanted`, any other value may be returned as `None`."""
     text = text[-LONGEST_PROSE:]
     explained = wording.EXPLAINED.search(text, 0, SHORT + 20)
     if explained is not None and wording.DIGIT.search(text, 0, explained.start()):
@@ -373,7 +373,7 @@ def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
 
 
 def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
-    """What a sentence comes to; `None` where it holds no number. With `wanted`, another value may be left out."""
+    """The value of a sentence; `None` if it has no number. With `wanted`, any other value may be returned as `None`."""
     bold = wording.BOLD.findall(sentence)
     if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
         return _statement_value(bold[-1])

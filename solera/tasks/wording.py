@@ -94,7 +94,7 @@ _ADDING = {
     "each", "by", "of", "the", "these", "those", "first", "last", "next", "another", "all", "between", "among", "age",
     "day", "week", "year", "month", "hour", "other", "remaining",
 }  # fmt: skip
-"""Words in front of a number that is an addition: *in 2 months*."""
+"""Words before a number that is only an addition: *in 2 months*."""
 COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
 _KEPT = (
     "total", "sum", "cost", "price", "number", "amount", "value", "profit", "age", "average", "loss", "area", "volume",
@@ -107,7 +107,7 @@ _LEFT_WITH = re.compile(r"\b(?:left|leaving \w+|ends? up|remains?|ended up) with
 
 
 def is_added(before: str) -> bool:
-    """Whether words end as those in front of an addition do: *in* and *boxes of*, but not *a total of*.
+    """Whether these words introduce an addition: *in* and *boxes of* do, *a total of* does not.
 
     >>> [is_added(before) for before in ("sold in ", "boxes of $", "a total of $", "is left with ", "it is ")]
     [True, True, False, False, False]
@@ -175,7 +175,7 @@ _CHECKING = ("check", "verif", "confirm", "proof", "note", "ps", "p.s", "sanity"
 
 
 def without_checks(text: str) -> str:
-    """A text without checks and notes: *Check: 72 - 24 = 48*. The words are looked for first: the pattern is slow."""
+    """Remove checks and notes: *Check: 72 - 24 = 48*. The words are searched first, because the pattern is slow."""
     folded = text.lower()
     return _CHECK.sub("", text) if any(word in folded for word in _CHECKING) else text
 
@@ -187,7 +187,7 @@ _OPERATING = (
 
 
 def may_hold_term(text: str) -> bool:
-    """Whether a lower-case text may hold a term that is not evaluated."""
+    """Whether a lower-case text may contain an unevaluated term."""
     return _OPERATOR.search(text) is not None or any(word in text for word in _OPERATING)
 
 
