@@ -6,8 +6,8 @@ In a statement:
 - A number that is negated does not count: `not 72`, `\neq 72`, `72 is wrong`.
 - Remarks in brackets and reasons are ignored.
 - If the statement begins with a number, that number counts; otherwise the result of a sentence (below).
-- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) give no number, and neither do `5:30`, `x > 72` and
-  `2 h 30 min`.
+- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) give no number, and neither do `5:30`,
+  `x > 72` and `2 h 30 min`.
 
 In a response without a statement, the last sentence with a number counts: the right side of its last equation, or what
 follows a word such as *so*. Otherwise it is the last number of its last clause that is not part of an addition such as
