@@ -30,7 +30,7 @@ Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Measured peak of bfloat16 matrix products, in operations per second."""
 LINES = (
-    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "of it proof", "diagnose", "rest",
+    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
     "tokens/s", "of peak", "memory",
 )  # fmt: skip
 
@@ -62,7 +62,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
             if options.json:
                 write_whole(Path(options.json), json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
             seconds = _spread([step["whole"] for step in found["steps"]])
-            console.print(f"round {number + 1}, {name}: {seconds} s a step", highlight=False)
+            console.print(f"round {number + 1}, {name}: {seconds} s per step", highlight=False)
     if not any("parameters" in several[0] for several in rounds.values()):
         raise next(iter(failed.values()))
     console.print(_table(rounds))
@@ -82,7 +82,7 @@ def _variants(options: BenchOptions, folder: Path) -> list[tuple[str, Callable[[
 
 
 def _ahead(overlap: bool | None) -> str:
-    return "" if overlap is None else ", written ahead" if overlap else ", nothing written ahead"
+    return "" if overlap is None else ", overlap" if overlap else ", no overlap"
 
 
 def _settle(options: BenchOptions) -> BenchOptions:
@@ -108,7 +108,7 @@ def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
 
 def _table(rounds: Measured) -> Table:
     """One column per variant, so that the table fits a terminal."""
-    table = Table("", title="seconds a step: median (quartiles)")
+    table = Table("", title="seconds per step: median (quartiles)")
     for name in rounds:
         table.add_column(name, justify="right")
     for line, *values in zip(LINES, *(_column(several) for several in rounds.values()), strict=True):
