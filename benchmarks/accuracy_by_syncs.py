@@ -1,4 +1,4 @@
-"""Accuracy against the number of syncs, from a sweep's finished runs: mean ± standard deviation over seeds.
+"""Print accuracy against the number of syncs from the finished runs of a sweep: mean ± standard deviation over seeds.
 
 python benchmarks/accuracy_by_syncs.py sweeps/adaptive
 """
@@ -12,7 +12,7 @@ from solera.report.sinks import read_metrics
 
 
 def row(cell: str, runs: list[dict]) -> str:
-    """A line of the table: how often the engine was given weights, and what came of it."""
+    """One line of the table: number of syncs and accuracies of a cell."""
     syncs = [read_metrics(Path(run["folder"]) / "metrics.jsonl")[-2]["sync/count"] for run in runs]
     figures = [spread([100 * run["measures"][name] for run in runs]) for name in ("mean", "final", "best")]
     return f"| {cell} | {spread(syncs)} | {' | '.join(figures)} | {len(runs)} |"

@@ -1,9 +1,10 @@
-"""What the proof of a sync and the diagnosis of an update cost, as shares of a step.
+"""Measure what sync proof and update diagnosis cost, as shares of a step.
 
-python benchmarks/brake_costs.py MODEL PROBLEMS [PROMPTS NEW_TOKENS STEPS]     PROBLEMS as `solera bench` takes them
+python benchmarks/brake_costs.py MODEL PROBLEMS [PROMPTS NEW_TOKENS STEPS]     PROBLEMS as for `solera bench`
 
-Every batch is judged here, so that each part is seen often; shares are for the defaults, one batch in so many. A step
-is what is left without diagnosis. The copy of the weights is no part of the proof; at v = 1 there is none.
+The benchmark judges every batch, to get enough timings of each part. It then prints shares for the default
+`diagnose.every`. The time of a step excludes diagnosis. The proof does not include copying the weights; at v = 1 they
+are shared.
 """
 
 import sys
@@ -80,7 +81,7 @@ def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
             loop.run(SyncState())
             for _ in range(3):
                 loop.learner.version += 1
-                loop.delivery._next_canary = -1.0  # shared weights have one only now and then
+                loop.delivery._next_canary = -1.0  # with shared weights, canaries run only now and then
                 loop.delivery.deliver()
         store.close()
     return sink.rows, spent
@@ -93,12 +94,12 @@ def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
     every = DiagnoseConfig().every
     proof = cost["proof, learner"] + cost["proof, engine"]
     probe = (cost["renew"] + 2 * cost["judge"]) / every  # scored once before the update and once after
-    print(f"v = {v}: a step {step:.3f} s;", {name: f"{1e3 * value:.2f} ms" for name, value in cost.items()})
+    print(f"v = {v}: one step {step:.3f} s;", {name: f"{1e3 * value:.2f} ms" for name, value in cost.items()})
     canaries = CANARY_SHARE if v == 1 else cost["canary"] / v / step
     print(
-        f"v = {v}: comparing what arrived takes {proof / v / step:.3%} of a step ({proof / step:.2%} of that with a "
-        f"sync), canaries {canaries:.2%}; diagnosis "
-        f"{cost['figures of the batch'] / step:.2%} for figures of every batch and {probe / step:.2%} for the probe",
+        f"v = {v}: digests take {proof / v / step:.3%} of a step ({proof / step:.2%} of a step with a sync), "
+        f"canaries {canaries:.2%}; diagnosis takes "
+        f"{cost['figures of the batch'] / step:.2%} for the metrics of a batch and {probe / step:.2%} for the probe",
         flush=True,
     )
 
@@ -110,6 +111,6 @@ if __name__ == "__main__":
             sys.argv[1], sys.argv[2] if sys.argv[2] != "-" else None, prompts, new_tokens=tokens, threads=8,
             steps=max(steps, 2 * v),
         )  # fmt: skip
-        # one thing at a time, or a part's seconds would hold another's
+        # no overlap: otherwise the time of one part would include that of another
         config = override(override(configure(options, v), "diagnose", every=1), "collect", overlap=False)
         report(v, *measure(override(config, "evaluate", problems=100)))

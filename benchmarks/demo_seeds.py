@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Run the demo on many seeds, as a user would, and report every one: `python benchmarks/demo_seeds.py [--seeds 20]`.
+"""Run the demo on many seeds: `python benchmarks/demo_seeds.py [--seeds 20]`.
 
-Each seed is the real command in a process of its own. Prints accuracy before and after and the seconds from start to
-end of the process; the last line names the worst seed.
+Each seed runs the real command in its own process. For each one the script prints accuracy before and after training
+and the seconds that the process took. The last line names the worst seed.
 """
 
 import argparse

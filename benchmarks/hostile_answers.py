@@ -1,9 +1,10 @@
-"""A thousand hostile answers to every grader: how long each takes, and whether one is rewarded.
+"""Give a thousand hostile answers to every grader; report how long each grader takes and which answers it rewards.
 
 usage: hostile_answers.py [--count 1000] [--seed 0] [--only GRADER ...] [--list]
 
-None of the answers is right. Solera's own graders must give 0. reasoning-gym's tasks have scores of their own for text
-that resembles or contains the answer, so there a wrong reward is one that passes; the highest score is shown.
+All answers are wrong. Solera's graders must give 0. The tasks of reasoning-gym may give a partial score to text that
+resembles or contains the answer, so for them only a passing score counts as a wrong reward. The highest score is
+printed.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from solera.tasks.gym import gym
 from solera.tasks.mathematics import math
 
 PASSES = 0.5
-"""The reward from which on an attempt passes (`evaluate.threshold`)."""
+"""Smallest reward that counts as a pass (`evaluate.threshold`)."""
 BOMBS = (
     "9^{9^{9^{9}}}", "10^{10^{10}}", "2^{2^{2^{2^{2^{2}}}}}", "((10!)!)!", "1e999999999", "\\binom{10^9}{10^8}",
     "0^{-1}", "\\frac{1}{0}",
@@ -61,7 +62,7 @@ Graded = Callable[[str], Awaitable[float]]
 
 
 def graders() -> dict[str, Graded]:
-    """Every grader as a function of the text that gives 0 for all that is not right."""
+    """Every grader as a function from text to score that must return 0 for a wrong answer."""
     from reasoning_gym.factory import DATASETS
 
     def plain(name: str, answer: str) -> Graded:
@@ -89,7 +90,7 @@ def graders() -> dict[str, Graded]:
 
 
 def has_form(name: str, text: str) -> bool:
-    """The form by another way than the grader's: hostile text in a box is in a box."""
+    """Check the form independently of the grader: hostile text in a box does have the form of a box."""
     if name == "think_answer":
         kept = (
             text.replace("<think>", "\1").replace("</think>", "\2").replace("<answer>", "\3").replace("</answer>", "\4")

@@ -1,11 +1,11 @@
-"""Does the improvement estimate keep its word? Policies small enough that the true improvement is a sum.
+"""Check the improvement estimate on policies so small that the true improvement can be summed exactly.
 
 python benchmarks/improvement_statistics.py [TRIPLES UPDATES SEED PROCESSES]
 
-First random triples (π, π_k, α): the identity must be exact and no bound violated. Then updates: a policy with
-parameters shared by all prompts is fitted to a batch of stale data, and the update is judged on probes as a run judges
-it. Truth is the change of the expected reward over all prompts. Axes: `_X` all prompts, `_P` some of them, `_A`
-answers, `_F` features.
+The first part draws random triples of policies (π after the update, π_k before it, α the behaviour policy). On each,
+the identity must be exact and no bound violated. The second part makes updates: it fits a policy whose parameters all
+prompts share to a batch of stale data, and judges the update on probes as a run does. The truth is the change of the
+expected reward over all prompts. Axes: `_X` all prompts, `_P` some prompts, `_A` answers, `_F` features.
 """
 
 import multiprocessing
@@ -24,11 +24,11 @@ PROMPTS, ANSWERS, FEATURES = 500, 8, 25
 BATCH, GROUP = 24, 8
 UPDATES_A_WORLD = 20
 PROBES = 32
-"""Probes on which each update is judged."""
+"""Number of probes on which each update is judged."""
 
 
 class Worst(NamedTuple):
-    """Over many triples: largest miss of the identity, and largest excess of a bound over the improvement."""
+    """Over many triples: largest error of the identity, and largest excess of a bound over the improvement."""
 
     identity: float
     tight: float
@@ -36,7 +36,7 @@ class Worst(NamedTuple):
 
 
 def triples(count: int, rng: np.random.Generator) -> Worst:
-    """Random policies over 2 to 12 answers, near each other and far apart; rewards in [0, 1], every second binary."""
+    """Random policies over 2 to 12 answers, close together or far apart; rewards in [0, 1], half of them binary."""
     worst = Worst(0, -np.inf, -np.inf)
     for number in range(count):
         answers = int(rng.integers(2, 13))
@@ -59,7 +59,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 class World:
-    """Prompts with features and right answers that a linear policy can partly learn."""
+    """Prompts with features, and right answers that a linear policy can learn in part."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -75,7 +75,7 @@ class World:
         return float((policy_XA * self.reward_XA).sum(1).mean())
 
     def write(self, policy_XA: np.ndarray, prompts: int, group: int) -> tuple[np.ndarray, np.ndarray]:
-        """Prompts, each once, and a group of answers to each. `[P], [P, G]`"""
+        """Draw distinct prompts and a group of answers to each. `[P], [P, G]`"""
         chosen_P = self.rng.choice(PROMPTS, prompts, replace=False)
         place_PG = self.rng.random((prompts, group, 1))
         return chosen_P, (policy_XA[chosen_P].cumsum(1)[:, None] < place_PG).sum(-1).clip(max=ANSWERS - 1)
@@ -83,7 +83,7 @@ class World:
     def fit(
         self, weights_FA: np.ndarray, alpha_XA: np.ndarray, rate: float, corrected: bool, batch: int = BATCH
     ) -> np.ndarray:
-        """A step on a batch of α's answers, the group's mean as baseline; `corrected` by ratios capped at 2, or not."""
+        """Step on a batch of α's answers; the baseline is the group mean. `corrected` uses ratios capped at 2."""
         chosen_P, answer_PG = self.write(alpha_XA, batch, GROUP)
         reward_PG = self.reward_XA[chosen_P[:, None], answer_PG]
         policy_PA = self.policy(weights_FA)[chosen_P]
@@ -93,8 +93,8 @@ class World:
         return weights_FA + rate * self.features_XF[chosen_P].T @ pull_PA / batch
 
     def update(self) -> tuple[np.ndarray, ...]:
-        """α has learned something; π_k has learned from up to 20 of its batches since; π from one more, which may be
-        large and then helps much."""
+        """Return π, π_k and α: α is partly trained, π_k learned from up to 20 batches of α, and π from one more, which
+        may be large and then helps much."""
         rng, corrected = self.rng, bool(self.rng.integers(2))
         weights_FA = rng.uniform(0, 1.5) * self.teacher_FA + 0.7 * rng.normal(size=(FEATURES, ANSWERS))
         alpha_XA, rate = self.policy(weights_FA), 10 ** rng.uniform(1, 3.5)
@@ -118,7 +118,7 @@ class World:
 
 
 class Trial(NamedTuple):
-    """One update, judged on several probes: the truth, the estimate's spread over them, and what was said."""
+    """One update judged on several probes: the truth, the spread of the estimate, and the shares of each verdict."""
 
     truth: float
     error: float
@@ -147,8 +147,8 @@ def world_trials(number: int, seed: int, probe: int, group: int) -> list[Trial]:
 
 
 def shares(updates: int, probe: int, group: int, seed: int, each=map) -> dict[str, float]:
-    """Covered of all probes, and the standard error of that over worlds; true of what was certified and called
-    harmful; certified of the improvements larger than three standard errors of the estimate."""
+    """Summarise many updates: how often the interval covers the truth (and the standard error of this over worlds), how
+    often a verdict is right, and how often an improvement larger than three standard errors is certified."""
     worlds = range(-(-updates // UPDATES_A_WORLD))
     found_WUQ = np.array(list(each(partial(world_trials, seed=seed, probe=probe, group=group), worlds)))
     truth, error, covered, certified, harmful = found_WUQ.reshape(-1, len(Trial._fields)).T

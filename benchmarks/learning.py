@@ -1,11 +1,12 @@
-"""One update of our learner and of a plain one on the same responses: seconds, share of the GPU's peak, peak memory.
+"""Compare one update of our learner with a plain one: seconds, share of the GPU's peak speed, and peak memory.
 
 python benchmarks/learning.py MODEL [--prompts 64 --group 8 --rows 128 --rounds 5 --micro 0 24576 --compute float16]
 
-Responses are random tokens, two thirds of them of 256, the others shorter, after prompts of 90. The plain learner is
-the Hugging Face module in bfloat16: `rows` responses at a time with their prompts, padded, all logits at once,
-log-softmax in float32, AdamW on the bfloat16 weights. Ours takes at most `micro` tokens at a time, 0: the default;
-several are several learners. Each peak is of two updates less what the others hold; then all are timed in turn.
+Both get the same responses of random tokens. Two thirds of them have 256 tokens, the others fewer; prompts have 90.
+The plain learner is the Hugging Face module in bfloat16: `rows` padded responses at a time with their prompts, all
+logits at once, log-softmax in float32, AdamW on the bfloat16 weights. Ours takes at most `micro` tokens at a time (0
+means the default); each value of `--micro` makes one more learner. Peak memory is measured over two updates, without
+what the other learners hold. Then all are timed in turn.
 """
 
 import argparse

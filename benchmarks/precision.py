@@ -1,9 +1,9 @@
-"""How far 16 bits are from float32: the engine's log-probabilities, the learner's, and those of a plain pass.
+"""Measure the error of 16-bit log-probabilities against float32: of the engine, the learner, and a plain pass.
 
 python benchmarks/precision.py MODEL PROBLEMS [--prompts 64 --samples 2 --tokens 256 --compute float16 bfloat16]
 
-PROBLEMS as `solera bench` takes them. Mean absolute difference of a token's log-probability, of what the engine has
-drawn, from a pass of the Hugging Face module in float32, one response at a time.
+PROBLEMS as for `solera bench`. The engine samples responses. The error is the mean absolute difference between a
+token's log-probability and that of the Hugging Face module in float32, run on one response at a time.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def plain(model: LanguageModel, rollouts: list[Rollout]) -> np.ndarray:
 
 
 def learners(model: LanguageModel, rollouts: list[Rollout], compute: torch.dtype) -> np.ndarray:
-    """The learner's own pass, its tokens in the order of the responses."""
+    """Log-probabilities of the learner, with tokens in the order of the responses."""
     objective = compose(resolve(ObjectiveConfig("reinforce")))
     learner = Learner(
         model, objective, LearnConfig(lr=3e-4), lineage="precision", temperature=1.0, limit=256, steps=1,

@@ -1,4 +1,4 @@
-"""How often the grader `number` is right on GSM8K's own solutions and on published solutions of other models.
+"""Count how often the grader `number` is right on GSM8K's own solutions and on published solutions of other models.
 
 usage: published_solutions.py GSM8K [--published example_model_solutions.jsonl]
 
@@ -6,8 +6,8 @@ GSM8K is a folder with train.jsonl and test.jsonl. The published file is `grade_
 example_model_solutions.jsonl` of the GitHub repository openai/grade-school-math (MIT licence): four models' solutions
 of the 1,319 test problems, 5,276 in all, each with its authors' verdict.
 
-GSM8K's solutions are read as they are, and without their last line (`#### 72`) behind several prefixes. A published
-solution ends in `A: 72`; it is also read with `#### 72` in that place.
+Each GSM8K solution is graded unchanged, and without its last line (`#### 72`) after each of several prefixes. A
+published solution ends in `A: 72`; it is graded unchanged, and with `#### 72` instead.
 """
 
 import argparse

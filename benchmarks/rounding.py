@@ -1,9 +1,9 @@
-"""Where the error of bfloat16 comes from: a float32 pass of a Llama with roundings at chosen places.
+"""Find the sources of the bfloat16 error: run a Llama in float32 and round at chosen places.
 
 python benchmarks/rounding.py MODEL PROMPTS.jsonl [--responses 3 --tokens 128 --dtype bfloat16]
 
-MODEL holds weights that bfloat16 can hold exactly. Responses are drawn with it in float32. Printed: the mean distance
-of their log-probabilities from those of the pass without roundings.
+The weights of MODEL must be exact in bfloat16. The script samples responses in float32. For each set of places it
+prints the mean absolute difference of their log-probabilities from the pass without rounding.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from solera.records import Sampling
 from solera.streams import uniforms
 
 ENTERING = {"norm", "query and key", "value", "softmax", "attention", "gated", "last norm"}
-"""What enters a matrix product."""
+"""Inputs of matrix products."""
 LEAVING = {"projections", "o", "gate and up", "down"}
-"""What leaves one."""
+"""Outputs of matrix products."""
 VARIANTS = {
     "a plain pass": ENTERING | LEAVING | {"residual", "rotation", "silu", "logits"},
     "small operations fused, logits in float32": ENTERING | LEAVING | {"residual"},
@@ -36,7 +36,7 @@ VARIANTS = {
 
 
 class Rounding:
-    """Rounds what lies at the places that are switched on."""
+    """Rounds values at the chosen places."""
 
     def __init__(self, places: set[str], dtype: torch.dtype) -> None:
         self.places, self.dtype = places, dtype

@@ -1,11 +1,11 @@
-"""The store at size: adding, drawing by priority, the file, the memory.
+"""Measure a large store: time to add, time to draw by priority, file size and memory.
 
     python benchmarks/store_million.py --rollouts 1000000
     python benchmarks/store_million.py --rollouts 50000 --url postgresql+psycopg://USER@HOST/DATABASE
 
-Rollouts of `--tokens` tokens, a fifth of them the prompt's, in groups of eight, are added a batch of 512 at a time, as
-a run would. Then 512 rollouts are drawn by priority, many times, each draw followed by the record of its uses and by
-512 more rollouts. Raw bytes are those of token ids and log-probabilities, four each.
+The script adds rollouts in groups of eight, 512 at a time, as a run does. Each has `--tokens` tokens, a fifth of them
+in the prompt. Then it draws 512 rollouts by priority, many times; after each draw it records the uses and adds 512 more
+rollouts. File size is compared with the raw bytes: four per token id and four per log-probability.
 """
 
 import argparse
@@ -44,12 +44,12 @@ def batch(number: int, tokens: int, rng: np.random.Generator) -> list[Rollout]:
 
 
 def memory() -> float:
-    """Most memory held so far, in MiB."""
+    """Peak memory so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def fill(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) -> float:
-    """Seconds spent adding."""
+    """Add the rollouts; return the seconds spent adding."""
     spent = 0.0
     for number in range(batches):
         new = batch(number, tokens, rng)
@@ -60,7 +60,7 @@ def fill(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) ->
 
 
 def draw(ledger: Ledger, batches: int, tokens: int, rng: np.random.Generator) -> tuple[list[float], list[float]]:
-    """Seconds of the first draw, which reads what there is, and of those that follow; and what the processor spent."""
+    """Return seconds and CPU seconds of every draw; the first one reads the whole store."""
     now = batches
     store = Selected(ledger, DrawConfig("offline", order="priority"), 0)
     times, spent = [], []
@@ -88,7 +88,7 @@ def main() -> None:
         ledger, before = Ledger(place), memory()
         spent = fill(ledger, batches, chosen.tokens, rng)
         added, filled = batches * BATCH, memory()
-        print(f"added      {added} rollouts, {added / spent:,.0f} a second")
+        print(f"added      {added} rollouts, {added / spent:,.0f} per second")
         print(f"memory     {before:.0f} MiB before, {filled:.0f} MiB after adding")
         if isinstance(place, Path):
             ledger.close()
@@ -97,11 +97,10 @@ def main() -> None:
             print(f"file       {size / 2**20:.0f} MiB, {size / raw:.3f} times the raw bytes of tokens and floats")
             ledger = Ledger(place)
         times, spent = draw(ledger, batches, chosen.tokens, rng)
-        print(f"first draw {times[0] * 1e3:.0f} ms, {spent[0] * 1e3:.0f} of processor (reads what there is)")
+        print(f"first draw {times[0] * 1e3:.0f} ms, {spent[0] * 1e3:.0f} ms of CPU time (reads the whole store)")
         median, worked = (statistics.median(each[1:]) * 1e3 for each in (times, spent))
-        print(
-            f"draw       {BATCH} rollouts by priority in {median:.1f} ms (median of {DRAWS}), {worked:.1f} of processor"
-        )
+        by_priority = f"{BATCH} rollouts by priority in {median:.1f} ms (median of {DRAWS})"
+        print(f"draw       {by_priority}, {worked:.1f} ms of CPU time")
         print(f"memory     {memory():.0f} MiB after drawing")
         ledger.close()
 

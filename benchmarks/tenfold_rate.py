@@ -1,10 +1,11 @@
-"""The learning rate is raised tenfold in mid-run: does a sync rule keep the divergence where it was set?
+"""Does a sync rule keep the divergence at its set-point when the learning rate is raised tenfold during a run?
 
-python benchmarks/tenfold_rate.py SEEDS PROCESSES RULE...    RULE: adaptive or a period v; as in 0,1,2,3 2 adaptive 1 10
+python benchmarks/tenfold_rate.py SEEDS PROCESSES RULE...    e.g. 0,1,2,3 2 adaptive 1 10
 
-The demo's model and task: 20 batches at its own rate bring the model to where it learns fastest, 160 follow at a tenth
-of it, and 60 at ten times that. At every sync, the divergence (`tv_token`, on the probe, after the last batch before
-it) as a share of the set-point: what the rule let it grow to. A (rule, seed) pair runs in a process of its own.
+RULE is `adaptive` or a sync period v. Model and task are the demo's. The first 20 batches use the demo's learning rate
+and bring the model to where it learns fastest. The next 160 use a tenth of it, and the last 60 the full rate again. For
+every sync the script prints the divergence just before it (`tv_token` on the probe) as a share of the set-point. Each
+(rule, seed) pair runs in its own process.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ METRIC, SET_POINT = "tv_token", 0.06
 
 
 class ChangesRate:
-    """Keeps the metrics, and divides the rate by ten from batch LOWERED to batch RAISED."""
+    """Keeps the metrics, and divides the learning rate by ten from batch LOWERED to batch RAISED."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -70,7 +71,7 @@ Shares = tuple[list[float], list[float]]
 
 
 def at_syncs(rule: str, seed: int) -> Shares:
-    """Divergence over set-point just before each sync, at the low rate and after it was raised."""
+    """Return divergence / set-point just before each sync, at the low rate and after it was raised."""
     rows = run(rule, seed)
     synced = [k for k in range(LOWERED, len(rows) - 1) if rows[k + 1]["sync/version"] == k + 1]
     shares = [(k, rows[k][f"probe/{METRIC}"] / SET_POINT) for k in synced]

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Time TRL's GRPO step on the same work as ours: one JSON object a step, then the median.
+"""Time TRL's GRPO step on the same work as ours. Prints one JSON object per step, then the median.
 
 usage: trl_step.py MODEL PROMPTS.jsonl [--prompts 64 --group 8 --new-tokens 256 --micro-batch 128 --steps 4]
-`solera bench --trl_step benchmarks/trl_step.py` runs it beside our step.
+`solera bench --trl_step benchmarks/trl_step.py` runs it in turn with our step.
 
-PROMPTS.jsonl holds one object a line with `prompt` (text, chat template applied) and `answer`. The reward is 1 where
-the last number in the response equals the answer. Needs trl (1.16 was measured); where the package `datasets` is
-missing, a stand-in with the few methods that TRL's trainer calls takes its place, which changes no step.
+Each line of PROMPTS.jsonl is an object with `prompt` (text, chat template applied) and `answer`. The reward is 1 if
+the last number in the response equals the answer. The script needs trl (tested with 1.16). If the package `datasets` is
+missing, a stand-in with the few methods that TRL's trainer calls replaces it; this does not change the step.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def stand_in_for_datasets():
     module.Dataset = ListDataset
     for name in ("IterableDataset", "DatasetDict", "IterableDatasetDict"):
         setattr(module, name, type(name, (dict,), {}))
-    module.load_dataset = lambda *_, **__: sys.exit("the stand-in for datasets loads nothing")
+    module.load_dataset = lambda *_, **__: sys.exit("datasets is not installed: its stand-in cannot load a dataset")
     sys.modules["datasets"] = module
 
 
@@ -75,7 +75,7 @@ def main():
     for name, default in (("prompts", 64), ("group", 8), ("new-tokens", 256), ("micro-batch", 128), ("steps", 4)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--option", action="append", default=[], help="NAME=JSON, any further GRPOConfig field")
+    parser.add_argument("--option", action="append", default=[], help="NAME=JSON: set any other GRPOConfig field")
     args = parser.parse_args()
 
     try:

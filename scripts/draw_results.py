@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Figures of docs/results.md and the README's, from docs/results/*.csv.
+"""Draw the figures of docs/results.md and of the README from docs/results/*.csv.
 
 .venv/bin/python scripts/draw_results.py
 """
@@ -22,7 +22,7 @@ WORDS = {
     "rec_oneside_nois_wide": "rec_oneside_nois_wide: clip (0.6, 2.0)", "red_weight": "red_weight", "topr": "topr",
     "on_policy": "on-policy", "v20": "synced every 20 batches", "lag10": "data 10 batches old", "never": "never synced",
 }  # fmt: skip
-"""Of the thirteen algorithms those whose curves are drawn, and the four regimes, as figures call them."""
+"""Labels of the algorithms that are drawn (a selection of the thirteen) and of the four regimes."""
 
 
 def sweep(name: str) -> Results:
@@ -30,7 +30,7 @@ def sweep(name: str) -> Results:
 
 
 def regimes(name: str, results: Results) -> None:
-    """Accuracy over batches in the four regimes: mean over seeds ± its standard error."""
+    """Draw accuracy over batches in the four regimes: mean over seeds ± its standard error."""
     plan = results.plan
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     panels = figure.subplots(1, len(plan.axes["regime"]), sharey=True)
@@ -52,15 +52,15 @@ def _curve(axis: Any, results: Results, cell: Cell, label: str, colour: str) -> 
 
 
 def against(name: str, results: Results, x_axis: str, panel_axis: str, label: str, lowest: float = 0) -> None:
-    """Mean over the run and end against the choices of one axis: a line for each compared choice, bars ± sd."""
+    """Draw mean and end accuracy against one axis: a line per compared choice, bars of ± one standard deviation."""
     plan = results.plan
     panels, choices = plan.axes[panel_axis], plan.axes[x_axis]
     figure = Figure(figsize=(1 + 3.1 * len(panels), 5.6), dpi=100, layout="constrained")
     grid = figure.subplots(2, len(panels), squeeze=False, sharey=True)
-    for row, (measure, words) in enumerate((("mean", "over the run"), ("final", "at the end"))):
+    for row, (measure, words) in enumerate((("mean", "mean"), ("final", "end"))):
         for column, panel in enumerate(panels):
             axis = grid[row][column]
-            _style(axis, f"{panel_axis} {panel}", label, f"accuracy {words}" if column == 0 else "")
+            _style(axis, f"{panel_axis} {panel}", label, f"{words} accuracy" if column == 0 else "")
             axis.set_ylim(lowest, 1.02)
             for colour, compared in zip(PALETTE, next(iter(plan.axes.values())), strict=False):
                 named = [{next(iter(plan.axes)): compared, x_axis: x, panel_axis: panel} for x in choices]
@@ -70,12 +70,12 @@ def against(name: str, results: Results, x_axis: str, panel_axis: str, label: st
 
 
 def by_syncs(name: str, results: Results) -> None:
-    """Accuracy over the run against how often the engine was synced: fixed periods as a line, the rule as a star."""
+    """Draw mean accuracy against the number of syncs: fixed periods as a line, the adaptive rule as a star."""
     plan = results.plan
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, len(plan.axes["lr"]), sharey=True)
     for panel, lr in zip(panels, plan.axes["lr"], strict=True):
-        _style(panel, f"learning rate {lr.removeprefix('lr')}", "syncs in 200 batches", "accuracy over the run")
+        _style(panel, f"learning rate {lr.removeprefix('lr')}", "syncs in 200 batches", "mean accuracy")
         fixed = [_cell(results, {"rule": rule, "lr": lr}) for rule in plan.axes["rule"] if rule != "adaptive"]
         _against_syncs(panel, results, fixed, "fixed period v", PALETTE[0], "o-")
         _against_syncs(

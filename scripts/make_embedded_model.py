@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Make the model inside the package: `python scripts/make_embedded_model.py [FOLDER]`, three to ten CPU minutes.
 
-A Llama of 108 thousand parameters that reads characters is taught two-digit sums by someone who mostly forgets to
-carry: in 5 % of the problems the answer is right, in the others every carry is dropped (37+45=72). So it starts at
-about 30 % (the problems without a carry), knows the right answer to most others as an unlikely one, and has something
-left to learn that generalises. It is taught training problems only.
+The model is a character-level Llama with 108 thousand parameters. A teacher that mostly forgets to carry trains it on
+two-digit sums: 5 % of the teacher's answers are right, the others drop every carry (37+45=72). So the model starts at
+about 30 % accuracy (the problems without a carry), gives the right answer to most others a small probability, and can
+still learn something that generalises. It sees training problems only.
 
-Some initial weights get stuck far above the teacher's entropy, and longer teaching does not help them. The script then
-begins again with other initial weights. The same seed gives the same model. A model whose loss stays too high, or whose
-accuracies miss their range, is refused.
+Some initial weights get stuck far above the teacher's entropy, and more training does not help them. The script then
+starts again with other initial weights. The same seed gives the same model. The script refuses a model whose loss stays
+too high or whose accuracies are out of range.
 """
 
 import argparse
@@ -35,16 +35,16 @@ CHARACTERS = "0123456789+-*= "
 PAD, EOS = "<pad>", "<eos>"
 LEVEL, CARRY_SHARE = 2, 0.05
 STEPS, MORE_STEPS, BATCH, RATE = 1600, 2400, 256, 3e-3
-"""Steps of the first attempt and of those after it."""
+"""Training steps of the first attempt and of later ones, batch size, and learning rate."""
 ATTEMPTS = 6
-"""Initial weights that are tried before the script gives up. The shipped model (seed 0) needs one."""
+"""Attempts with different initial weights before the script gives up. The shipped model (seed 0) needs one."""
 CONVERGED = 1.15
-"""Times the teacher's entropy: the largest loss of a model that is worth shipping."""
+"""Largest acceptable loss, as a multiple of the teacher's entropy."""
 HOME = Path(__file__).resolve().parents[1] / "solera" / "models" / "embedded"
 
 
 def forgetful_sum(a: int, b: int) -> str:
-    """Column by column, every carry dropped: 37+45 is 72, 67+45 is 02."""
+    """Add column by column and drop every carry: 37+45 is 72, 67+45 is 02."""
     columns = zip_longest(reversed(str(a)), reversed(str(b)), fillvalue="0")
     return "".join(str((int(x) + int(y)) % 10) for x, y in columns)[::-1]
 
@@ -58,8 +58,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_model(vocabulary: int) -> LlamaForCausalLM:
-    # Heads of 32: the smallest that vLLM's CPU attention takes. The usual initializer_range of 0.02 is made for wide
-    # models: at width 64 the teaching would still be far from its floor after these steps.
+    # Head size 32 is the smallest that vLLM's CPU attention supports. The usual initializer_range of 0.02 suits wide
+    # models; at width 64 the loss would still be far from its minimum after these steps.
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True,
@@ -69,7 +69,7 @@ def make_model(vocabulary: int) -> LlamaForCausalLM:
 
 
 def lesson(rng: Random, codec: TokenizerCodec, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and labels of `size` problems with the teacher's answers; -100 on the prompt and the padding."""
+    """Return token ids and labels of `size` problems with the teacher's answers; -100 marks prompt and padding."""
     tokens = torch.zeros(size, 10, dtype=torch.long)
     labels = torch.full((size, 10), -100)
     for i in range(size):
@@ -83,7 +83,7 @@ def lesson(rng: Random, codec: TokenizerCodec, size: int) -> tuple[torch.Tensor,
 
 
 def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int, steps: int) -> float:
-    """Cross-entropy on fresh problems, cosine decay; returns the mean loss a response of the last hundred steps."""
+    """Train on fresh problems (cross-entropy, cosine decay); return the mean loss per response over 100 steps."""
     rng = Random(seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
@@ -99,26 +99,26 @@ def teach(model: LlamaForCausalLM, codec: TokenizerCodec, seed: int, steps: int)
         optimiser.zero_grad()
         losses.append(loss.item() / BATCH)
         if (step + 1) % 200 == 0:
-            print(f"step {step + 1:5d}/{steps}  loss a response {mean(losses[-100:]):.4f}", flush=True)
+            print(f"step {step + 1:5d}/{steps}  loss per response {mean(losses[-100:]):.4f}", flush=True)
     return mean(losses[-100:])
 
 
 def taught_model(tokenizer: PreTrainedTokenizerFast, codec: TokenizerCodec, seed: int) -> LlamaForCausalLM | None:
-    """The first of several initial weights that comes close to the teacher's entropy; `None` where none does."""
+    """Train from several initial weights; return the first model close to the teacher's entropy, or `None`."""
     floor = teacher_entropy()
     for attempt in range(ATTEMPTS):
         own_seed = stream_seed(seed, attempt) if attempt else seed
         torch.manual_seed(own_seed)
         model = make_model(len(tokenizer))
         loss = teach(model, codec, own_seed, MORE_STEPS if attempt else STEPS)
-        print(f"attempt {attempt + 1}: loss {loss:.4f}, the teacher's entropy {floor:.4f}", flush=True)
+        print(f"attempt {attempt + 1}: loss {loss:.4f}, teacher's entropy {floor:.4f}", flush=True)
         if loss <= CONVERGED * floor:
             return model
     return None
 
 
 def teacher_entropy(problems: int = 20_000) -> float:
-    """Nats a response that no pupil can save: the teacher's coin, tossed where the two answers differ."""
+    """Entropy of the teacher in nats per response, the smallest possible loss; 0 for problems without a carry."""
     coin = -CARRY_SHARE * math.log(CARRY_SHARE) - (1 - CARRY_SHARE) * math.log(1 - CARRY_SHARE)
     rng = Random(1)
     pairs = [draw_pair(rng, LEVEL, held_out=False) for _ in range(problems)]
@@ -146,7 +146,7 @@ def main() -> str | None:
     parser.add_argument("folder", type=Path, nargs="?", default=HOME)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(1)  # a model this small is slower on more, and rounding would depend on how many
+    torch.set_num_threads(1)  # more threads would be slower, and rounding would depend on their number
     tokenizer = make_tokenizer()
     codec = TokenizerCodec(tokenizer, (tokenizer.eos_token_id,))
     model = taught_model(tokenizer, codec, args.seed)
@@ -156,7 +156,7 @@ def main() -> str | None:
     count = sum(p.numel() for p in model.parameters())
     print(f"{count} parameters; held-out: greedy {greedy:.1%}, sampled {sampled:.1%}, pass@32 {solved:.1%}")
     if not 0.2 <= greedy <= 0.4 or solved < 0.7:
-        return "refused: the accuracies are not those of a pupil worth shipping"
+        return "refused: the accuracies are out of range (greedy 20 to 40 %, pass@32 at least 70 %)"
     model.save_pretrained(args.folder)
     tokenizer.save_pretrained(args.folder)
     print(f"wrote {args.folder}")

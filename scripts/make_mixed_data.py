@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Make recipes/mixed/: sums to train on, sums held out, and answers to the former by two other writers.
+"""Make recipes/mixed/: training problems, held-out problems, and responses of two models to the training problems.
 
-old.jsonl     the embedded model before any training, with the probabilities of its tokens
-teacher.jsonl another model, the embedded one after 60 batches of `grpo` with a seed of its own; text alone
+old.jsonl      responses of the embedded model before training, with token log-probabilities
+teacher.jsonl  responses of the embedded model after 60 batches of `grpo` with another seed; text only
 
 .venv/bin/python scripts/make_mixed_data.py
 """
@@ -43,7 +43,7 @@ def write(name: str, lines: Iterator[dict[str, Any]]) -> None:
 
 
 def answers(model: str, root: str, name: str) -> Iterator[dict[str, Any]]:
-    """What a model answers to the sums when nothing is learned: one epoch with a learning rate that changes nothing."""
+    """Yield a model's responses to the training problems, from one epoch with a negligible learning rate."""
     config = solera.Config(
         run=solera.RunConfig(name=name, root=root, steps=PROBLEMS // 32, device="cpu"),
         model=solera.ModelConfig(path=model),

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Tables and figures of docs/results.md from the sweeps of recipes/sweep_*.toml.
+"""Write the tables of docs/results.md for the sweeps of recipes/sweep_*.toml.
 
 .venv/bin/python scripts/write_results_doc.py            # from docs/results/*.csv
-.venv/bin/python scripts/write_results_doc.py --collect  # first bring these up to date from sweeps/
+.venv/bin/python scripts/write_results_doc.py --collect  # update these files from sweeps/ first
+
+The text between the tables is written by hand and stays as it is.
 """
 
 import csv
@@ -21,7 +23,7 @@ from solera.sweep.student import Paired, holm, paired, two_sided_quantile
 ROOT = Path(__file__).resolve().parents[1]
 DOC, PUBLISHED = ROOT / "docs" / "results.md", ROOT / "docs" / "results"
 COMPARED = ("final", "mean")
-"""Measures that cells are compared by: where a run ends, and how soon it gets there."""
+"""Measures by which cells are compared: accuracy at the end of a run, and its mean over the run."""
 MORE_PAIRS = {
     "rec_family": [("rec_oneside_nois_wide", "rec_oneside_nois"), ("rec_oneside_is_wide", "rec_oneside_is"),
                    ("rec_oneside_nois", "rec_oneside_is"), ("rec_ring_nois", "rec_oneside_nois"),
@@ -33,18 +35,18 @@ MORE_PAIRS = {
     "adaptive": [("adaptive", "v5"), ("adaptive", "v10"), ("adaptive", "v20")],
     "defaults": [("topr", "rec_oneside_nois_wide")],
 }  # fmt: skip
-"""Comparisons of interest besides those with the baseline, chosen before the runs: beginnings of two cells' names."""
+"""Comparisons besides those with the baseline, chosen before the runs; each pair holds two prefixes of cell names."""
 MORE_PAIRS["rec_family_calm"] = MORE_PAIRS["rec_family"]
 CERTAINTY = 0.999
 FEWEST = 3
-"""Seeds that a test or an interval is made of."""
+"""Smallest number of seeds for a test or an interval."""
 LEAST_HALF_WIDTH = 0.01
-"""Of an interval for a run again: a point, where seeds happen to agree."""
+"""Smallest half-width of a rerun range: one percentage point, in case all seeds happen to agree."""
 
 
 @dataclass(frozen=True)
 class Test:
-    """One cell against another in one measure, p corrected over all tests of its sweep."""
+    """One cell compared with another in one measure. p is corrected over all tests of the sweep."""
 
     cell: Cell
     against: Cell
@@ -58,7 +60,7 @@ class Test:
 
 
 def publish(results: Results) -> None:
-    """Every run of a sweep, whatever became of it, as a line of docs/results/NAME.csv."""
+    """Write every run of a sweep, failed ones too, as a line of docs/results/NAME.csv."""
     steps = sorted({int(step) for run in results.runs for step, _ in run.curve})
     with (PUBLISHED / f"{results.plan.name}.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -71,7 +73,7 @@ def publish(results: Results) -> None:
 
 
 def published(plan: Plan) -> Results:
-    """A sweep's results from its published lines."""
+    """Read the results of a sweep from docs/results/NAME.csv."""
     with (PUBLISHED / f"{plan.name}.csv").open(newline="", encoding="utf-8") as file:
         lines = {(line["cell"], int(line["seed"])): line for line in csv.DictReader(file)}
     runs = []
@@ -85,7 +87,7 @@ def published(plan: Plan) -> Results:
 
 
 def tests(results: Results) -> list[Test]:
-    """Every cell against its counterpart and the further pairs, in each measure; Holm's correction over all of them."""
+    """Compare every cell with its baseline, and the pairs of MORE_PAIRS, in each measure; Holm corrects over all."""
     found = []
     for (cell, against), measure in product(_pairs(results.plan), COMPARED):
         ours, theirs = results.values(cell, measure), results.values(against, measure)
@@ -106,9 +108,10 @@ def _pairs(plan: Plan) -> list[tuple[Cell, Cell]]:
 
 
 def again(values: dict[int, float]) -> tuple[float, float]:
-    """Where the mean over the same seeds falls if they are all run again: m ± t(S−1)·s·√(2/S), at 99.9 %.
+    """Range where the mean should fall if all seeds are run again: m ± t(S−1)·s·√(2/S), at 99.9 %.
 
-    As for fresh seeds, which other hardware amounts to at worst: rounding differs, and runs drift apart.
+    This is the range for S different seeds. The same seeds on other hardware are at worst as different, because
+    rounding makes runs drift apart.
     """
     seeds, mean = len(values), fmean(values.values())
     deviation = (sum((value - mean) ** 2 for value in values.values()) / (seeds - 1)) ** 0.5
@@ -117,14 +120,14 @@ def again(values: dict[int, float]) -> tuple[float, float]:
 
 
 def panel_tables(results: Results) -> str:
-    """For each combination of circumstances a table, best first."""
+    """One table for each combination of the other axes, best cell first."""
     found = {(test.cell, test.measure): test for test in tests(results)
              if test.against == results.plan.counterpart(test.cell)}  # fmt: skip
     blocks = []
     for title, cells in results.plan.panels().items():
-        head = (f"{next(iter(results.plan.axes))}{'' if title == 'all' else f' ({title})'}", "end", "again within",
-                "over the run", "again within", "end, against", "over the run, against", "wobble", "clipped, %",
-                "syncs", "ms a batch", "seeds")  # fmt: skip
+        head = (f"{next(iter(results.plan.axes))}{'' if title == 'all' else f' ({title})'}", "end", "rerun range",
+                "mean", "rerun range", "end vs baseline", "mean vs baseline", "wobble", "clipped (%)",
+                "syncs", "ms per batch", "seeds")  # fmt: skip
         rows = [_row(results, cell, found) for cell in results.ranked(cells)]
         blocks.append(_table(head, rows))
     return "\n".join(blocks)
@@ -157,17 +160,18 @@ def _verdict(test: Test) -> str:
 
 
 def pair_table(results: Results) -> str:
-    """The further pairs, one line each."""
+    """The comparisons of MORE_PAIRS, one line each."""
     more = [test for test in tests(results) if test.against != results.plan.counterpart(test.cell)]
     rows = []
     for test in more:
         d = test.difference
         interval = "–" if d.low is None else f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
         p = "–" if test.p is None else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
-        what = "end" if test.measure == "final" else "over the run"
+        what = "end" if test.measure == "final" else "mean"
         rows.append((f"`{test.cell.name}`", f"`{test.against.name}`", what, _verdict(test), interval,
                      f"{d.higher}/{d.lower} of {d.seeds}", p))  # fmt: skip
-    return _table(("cell", "against", "measure", "difference", "95 % interval", "higher/lower", "p (Holm)"), rows)
+    head = ("cell", "compared with", "measure", "difference", "95 % interval", "seeds higher/lower", "p (Holm)")
+    return _table(head, rows)
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -176,7 +180,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def written(text: str, sweeps: dict[str, Results]) -> str:
-    """The document with every block between its markers made anew."""
+    """Return the document with the block between each pair of markers replaced."""
     for name, results in sweeps.items():
         for kind, make in (("tables", panel_tables), ("pairs", pair_table)):
             start, stop = f"<!-- {kind}: {name} -->\n", f"<!-- end {kind}: {name} -->\n"

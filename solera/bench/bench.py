@@ -1,4 +1,4 @@
-"""Rounds of steps, ours and TRL's in turn, and the table of what they took."""
+"""Run rounds of steps, ours and TRL's in turn, and print a table of the times."""
 
 import dataclasses
 import itertools
@@ -28,17 +28,17 @@ from solera.folder.files import write_whole
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
-"""Matrix products in bfloat16 that were measured on such a machine, a second."""
+"""Measured peak of bfloat16 matrix products, in operations per second."""
 LINES = (
-    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "of it proof", "diagnose", "rest",
+    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
     "tokens/s", "of peak", "memory",
 )  # fmt: skip
 
 
 def run(options: BenchOptions, console: Console) -> Measured:
-    """Measure every variant `rounds` times, interleaved, each told and written as it comes; then the table.
+    """Measure every variant `rounds` times, interleaved; print and write each result at once, then print the table.
 
-    A variant that fails is left out from then on, and named again after the table of the others.
+    A variant that fails is skipped from then on, and named again after the table.
     """
     options = _settle(options)
     rounds: Measured = defaultdict(list)
@@ -62,7 +62,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
             if options.json:
                 write_whole(Path(options.json), json.dumps({"options": dataclasses.asdict(options), "rounds": rounds}))
             seconds = _spread([step["whole"] for step in found["steps"]])
-            console.print(f"round {number + 1}, {name}: {seconds} s a step", highlight=False)
+            console.print(f"round {number + 1}, {name}: {seconds} s per step", highlight=False)
     if not any("parameters" in several[0] for several in rounds.values()):
         raise next(iter(failed.values()))
     console.print(_table(rounds))
@@ -82,7 +82,7 @@ def _variants(options: BenchOptions, folder: Path) -> list[tuple[str, Callable[[
 
 
 def _ahead(overlap: bool | None) -> str:
-    return "" if overlap is None else ", written ahead" if overlap else ", nothing written ahead"
+    return "" if overlap is None else ", overlap" if overlap else ", no overlap"
 
 
 def _settle(options: BenchOptions) -> BenchOptions:
@@ -95,7 +95,7 @@ def _settle(options: BenchOptions) -> BenchOptions:
 
 
 def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
-    """In a process of its own, as TRL's is."""
+    """Measure our step in its own process, as TRL's is."""
     given = json.dumps({**dataclasses.asdict(options), "this_v": v})
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(
@@ -107,8 +107,8 @@ def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def _table(rounds: Measured) -> Table:
-    """A column for each variant, so that it fits a terminal."""
-    table = Table("", title="seconds a step: median (quartiles)")
+    """One column per variant, so that the table fits a terminal."""
+    table = Table("", title="seconds per step: median (quartiles)")
     for name in rounds:
         table.add_column(name, justify="right")
     for line, *values in zip(LINES, *(_column(several) for several in rounds.values()), strict=True):
@@ -120,7 +120,7 @@ def _table(rounds: Measured) -> Table:
 
 
 def _ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
-    """Median and range over rounds, of which one may have failed in a later one."""
+    """Median and range of the ratios over rounds. One side may have fewer rounds, if it failed in a later one."""
     if "parameters" not in ours[0]:
         return ""
     ratios = [_median(a, "whole") / _median(b, "whole") for a, b in zip(ours, theirs, strict=False)]
@@ -128,8 +128,8 @@ def _ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
 
 
 def _column(several: list[dict[str, Any]]) -> list[str]:
-    """What the loop waits for, and the seconds in which the engine decodes: within `generate`, or beside the learner
-    where it writes ahead."""
+    """The times the loop waits for, and the time the engine decodes: within `generate`, or during learning if the next
+    batch is generated ahead."""
     steps = [step for one in several for step in one["steps"]]
     whole = [step["whole"] for step in steps]
     memory = f"{max(one['peak'] for one in several) / 2**30:.1f} GiB"
@@ -163,7 +163,7 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
 
 
 def _share_of_peak(several: list[dict[str, Any]]) -> str:
-    """6 operations a parameter and token that went through the learner, over what the GPU can do."""
+    """Share of the GPU's peak speed: 6 operations per parameter and token that went through the learner."""
     peak = next((flops for name, flops in PEAK_FLOPS.items() if several[0]["device"].startswith(name)), None)
     if peak is None:
         return ""
@@ -176,7 +176,7 @@ def _share_of_peak(several: list[dict[str, Any]]) -> str:
 
 
 def _with_share(part: list[float], whole: list[float]) -> str:
-    """Means, as such parts are not there in every step."""
+    """Use means, because not every step has such a part."""
     return f"{statistics.fmean(part):.4f} ({sum(part) / sum(whole):.1%})"
 
 

@@ -1,4 +1,4 @@
-"""What can be measured. No torch, so that help answers at once."""
+"""Options of `solera bench`. This module does not import torch, so that `--help` is fast."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,63 +15,65 @@ Size = Literal["tiny", "1.5b"]
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Time whole training steps, and TRL's beside them."""
+    """Time whole training steps, next to TRL's."""
 
     model: str = "embedded"
     """A Hugging Face folder, a hub name or `embedded`."""
     random_weights: Size | None = None
-    """A Llama of this size with random weights and the model's tokenizer in place of the model, on both sides. Its
-    responses hardly ever end before their limit nor earn a reward: add --unmasked, or nothing is learned from."""
+    """Instead of the model, use a Llama of this size with random weights and the model's tokenizer, on both sides. Its
+    responses almost never end early or earn a reward, so add --unmasked; otherwise there is nothing to learn from."""
     problems: str | None = None
-    """JSONL with `prompt` (text, chat template applied) and `answer` (a number); unset: sums of two-digit numbers."""
+    """JSONL file with `prompt` (text, chat template applied) and `answer` (a number). Unset: sums of two-digit
+    numbers."""
     prompts: int = 32
-    """Prompts a step."""
+    """Prompts per step."""
     group: int = 8
-    """Responses a prompt."""
+    """Responses per prompt."""
     new_tokens: int = 8
-    """Most tokens of a response."""
+    """Maximum number of tokens in a response."""
     steps: int = 20
-    """Steps measured in a round, after two that are not."""
+    """Measured steps per round, after two warm-up steps."""
     rounds: int = 1
-    """How often each variant runs, in turn, each time in a process of its own."""
+    """How often each variant runs. Variants run in turn, each time in a new process."""
     v: tuple[int, ...] = (1,)
     """Sync periods to measure."""
     overlap: bool | None = None
-    """Whether the next batch is written while one is learned from, between two syncs; unset: as by default here."""
+    """Generate the next batch while learning from the current one, between two syncs. Unset: the default for this
+    device."""
     unmasked: bool = False
-    """Learn from groups of equal reward too, as TRL does: the same work on both sides."""
+    """Learn from groups of equal reward too, as TRL does, so that both sides do the same work."""
     micro_batch: int | None = None
-    """Tokens in one forward and backward of ours; unset: the default."""
+    """Maximum number of tokens in one forward and backward pass on our side. Unset: the default."""
     threads: int = 1
     """CPU threads, the same on both sides."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where both run."""
+    """Device for both sides."""
     gpu_memory: float | None = None
-    """Most memory of the GPU that our side takes, in GiB; unset: what is free."""
+    """Maximum GPU memory for our side, in GiB. Unset: all free memory."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Arithmetic of our side, `model.compute` of a run."""
+    """Number format of our side, as `model.compute` of a run."""
     compile: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
-    """`--no_compile` leaves our layers as they are; without it they are fused on a GPU, as in a run by default."""
+    """`--no_compile` does not compile our layers. By default they are compiled on a GPU, as in a run."""
     trl_step: str | None = None
-    """The script that runs TRL's step, benchmarks/trl_step.py in the repository; unset: only ours is measured."""
+    """Script that runs TRL's step: benchmarks/trl_step.py in the repository. Unset: measure only ours."""
     trl_python: str | None = None
-    """A Python that has TRL; unset: this one."""
+    """Python interpreter that has TRL installed. Unset: this one."""
     trl_rows: int = 128
-    """Responses in one forward and backward of TRL's."""
+    """Responses in one forward and backward pass of TRL."""
     trl_options: tuple[str, ...] = ()
-    """Further fields of TRL's GRPOConfig, as NAME=JSON."""
+    """More fields of TRL's GRPOConfig, as NAME=JSON."""
     trl_vllm: bool = False
-    """Measure TRL a second time, generating with vLLM inside its process."""
+    """Also measure TRL with vLLM, inside TRL's process."""
     json: str | None = None
-    """File to write every measured step to."""
+    """File for the numbers of every measured step."""
 
 
 WARM_UP = 2
-"""Steps at the start of a round that are not counted."""
+"""Steps at the start of a round that are not measured."""
 
 
 def check(options: BenchOptions) -> BenchOptions:
-    """Refuse, in one line, what cannot be measured."""
+    """Raise a one-line error for options that cannot be measured."""
     for name in ("prompts", "group", "new_tokens", "steps", "rounds", "threads", "trl_rows"):
         if getattr(options, name) < 1:
             raise SoleraError(f"--{name} is {getattr(options, name)}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""Whole steps of ours in this process, with their parts: `python -m solera.bench.ours` takes one JSON object."""
+"""Run and time our steps in this process: `python -m solera.bench.ours` takes one JSON object."""
 
 import dataclasses
 import itertools
@@ -45,7 +45,7 @@ PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof"
 
 
 def configure(options: BenchOptions, v: int) -> Config:
-    """On-policy GRPO but for `v`, without KL, at a learning rate that leaves the model as it is."""
+    """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model."""
     task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
     learn = LearnConfig(lr=1e-6, warmup=0)
     if options.micro_batch is not None:
@@ -73,7 +73,7 @@ def configure(options: BenchOptions, v: int) -> Config:
 
 
 class Watching(JsonLines):
-    """Keeps every step's metrics, what was spent on it and the moment it was logged."""
+    """Keeps the metrics of every step, the time of its parts, and the moment it was logged."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -88,7 +88,7 @@ class Watching(JsonLines):
 
 
 def measure(options: BenchOptions, v: int) -> dict[str, Any]:
-    """The parts of each step in seconds, and what was computed."""
+    """Return the parts of each step in seconds, and what was computed."""
     config = configure(options, v)
     gpu = options.device != "cpu" and torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
 
 
 def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
-    """`function`, whose seconds are added up under `name`."""
+    """Wrap `function` so that its seconds are added up under `name`."""
 
     def call(*given: Any) -> Any:
         start = time.perf_counter()
@@ -140,7 +140,7 @@ def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float
 
 
 def during(method: Callable[..., Any], owner: object, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """`method`; while it runs, `owner` has another `name`."""
+    """Wrap `method` so that `owner.name` is replaced while it runs."""
     usual = getattr(owner, name)
 
     def call(*given: Any) -> Any:

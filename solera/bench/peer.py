@@ -1,4 +1,4 @@
-"""TRL's step on the same work, in a process of its own, timed from outside."""
+"""TRL's step on the same work, in its own process, timed from outside."""
 
 import itertools
 import json
@@ -29,15 +29,15 @@ import torch
 peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
 print(json.dumps({"marks": marks, "peak": peak, "types": types.pop().replace("torch.", "")}))
 """
-"""TRL's own `step_time` leaves its optimiser step out: the marks are taken where a step ends."""
+"""Marks the end of each step. TRL's own `step_time` leaves out the optimiser step."""
 
 
 VLLM = ("use_vllm=true", 'vllm_mode="colocate"')
-"""Fields of TRL's GRPOConfig with which vLLM generates, in TRL's own process."""
+"""Fields of TRL's GRPOConfig that make it generate with vLLM in its own process."""
 
 
 def measure(options: BenchOptions, folder: Path, fields: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Seconds a whole step; memory where there is a GPU. `fields` of GRPOConfig come before those of the options."""
+    """Return seconds per whole step, and memory on a GPU. `fields` of GRPOConfig come before those of the options."""
     assert options.trl_step is not None
     problems = Path(options.problems).resolve() if options.problems else _sums(folder / "sums.jsonl")
     model = EMBEDDED if options.model == "embedded" else Path(options.model).resolve()

@@ -1,4 +1,4 @@
-"""A Llama of a given size with random weights: how time grows with size can be seen without trained ones."""
+"""A Llama of a given size with random weights, to measure how time grows with the size of a model."""
 
 from pathlib import Path
 
@@ -22,9 +22,9 @@ SHAPES: dict[Size, dict[str, int]] = {
 
 
 def write(size: Size, tokenizer_of: str, folder: Path, device: str) -> str:
-    """An ordinary Hugging Face folder: bfloat16, seeded, tied embeddings, the tokenizer of another model.
+    """Write a Hugging Face folder: bfloat16, seeded, tied embeddings, and the tokenizer of another model.
 
-    Numbers are drawn on `device`: one core of a CPU takes a minute for a billion and a half.
+    Weights are drawn on `device`. On one CPU core, a billion and a half take a minute.
     """
     tokenizer = AutoTokenizer.from_pretrained(obtain(tokenizer_of))
     config = LlamaConfig(
@@ -33,7 +33,7 @@ def write(size: Size, tokenizer_of: str, folder: Path, device: str) -> str:
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(0)
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # float32 would take twice the memory
+        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)  # float32 would need twice the memory
     transformers_logging.disable_progress_bar()
     model.save_pretrained(folder, max_shard_size="1GB")
     tokenizer.save_pretrained(folder)

@@ -1,11 +1,11 @@
-"""In place of an engine, where a run generates nothing."""
+"""Stand-in for the engine of a run that generates nothing."""
 
 from solera.protocols import Weights
 from solera.records import Completion, Manifest, Sampling
 
 
 class NoEngine:
-    """Takes no weights and writes nothing."""
+    """An engine that takes no weights and generates nothing."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype

@@ -1,4 +1,4 @@
-"""Batched decoding with a key-value cache: each different text is computed once, finished rows leave the batch."""
+"""Batched decoding with a key-value cache. Each distinct text is computed once, and finished rows leave the batch."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from solera.records import Sampling
 
 @dataclass(frozen=True, eq=False)
 class Decoded:
-    """What was written after each prompt, padded to the longest. `length_B` counts the end token."""
+    """The tokens generated after each prompt, padded to the longest. `length_B` includes the end token."""
 
     token_BT: npt.NDArray[np.int32]
     logp_BT: npt.NDArray[np.float32]
@@ -26,10 +26,10 @@ class Decoded:
 
 @dataclass
 class LiveRows:
-    """The rows still being written (`_B`) and the different texts they have so far (`_S`, slots of the cache).
+    """The unfinished rows (`_B`) and the distinct texts they have so far (`_S`, slots of the cache).
 
-    Rows with the same text share a slot: all of a group until their first token, and as long as they sample alike. A
-    text is computed once, however many rows it stands in.
+    Rows with the same text share a slot: all rows of a group until their first token, and as long as they sample the
+    same tokens. Each text is computed once, however many rows share it.
     """
 
     row_B: Tensor
@@ -39,17 +39,17 @@ class LiveRows:
     real_SK: Tensor | None
     next_position_S: Tensor
     diverged: bool = False
-    """Whether every row has a text of its own; rows that differ once differ for good."""
+    """Whether every row has its own text. Rows that differ once never become equal again."""
 
     @classmethod
     def prefill(cls, model: LanguageModel, prompts: Items[tuple[int, ...]]) -> "LiveRows":
-        """Run each different prompt through the model."""
+        """Run each distinct prompt through the model."""
         number = {prompt: s for s, prompt in enumerate(dict.fromkeys(prompts))}
         longest = max(map(len, number))
         token_SK = np.zeros((len(number), longest), np.int64)
         real_SK = np.zeros((len(number), longest), bool)
         for prompt, s in number.items():
-            token_SK[s, longest - len(prompt) :] = prompt  # padded on the left: every last token in one column
+            token_SK[s, longest - len(prompt) :] = prompt  # padded on the left: all last tokens are in one column
             real_SK[s, longest - len(prompt) :] = True
         real = None if real_SK.all() else torch.from_numpy(real_SK).to(model.device)
         position_SK = torch.from_numpy((real_SK.cumsum(1) - 1).clip(0)).to(model.device)
@@ -66,7 +66,7 @@ class LiveRows:
         )
 
     def advance(self, model: LanguageModel, token_B: Tensor, kept_B: Tensor | None) -> None:
-        """Append a token to every row; where `kept_B` is given, the other rows leave first."""
+        """Append a token to every row. If `kept_B` is given, the other rows are removed first."""
         if kept_B is not None:
             self.row_B, self.slot_B, token_B = self.row_B[kept_B], self.slot_B[kept_B], token_B[kept_B]
         slots, vocabulary = self.logits_SV.shape
@@ -81,14 +81,14 @@ class LiveRows:
         mask = self.real_SK
         if mask is not None:
             self.real_SK = torch.cat([mask, mask.new_ones(len(token_S), 1)], dim=1)
-            # Ready made where the model takes it: transformers would build it from the other form at every token.
+            # A ready-made mask, if the model accepts one; otherwise transformers would build it at every token.
             mask = self.real_SK[:, None, None] if model.takes_any_mask else self.real_SK
         hidden_S1H = model.hidden(token_S[:, None], self.next_position_S[:, None], mask, self.cache)
         self.logits_SV = model.logits(hidden_S1H[:, -1])
         self.next_position_S = self.next_position_S + 1
 
     def _take(self, parent_S: Tensor, slots: int) -> None:
-        """Slots of the next token, each continuing one of the present slots."""
+        """Slots of the next token. Each continues one of the current slots."""
         if len(parent_S) == slots and torch.equal(parent_S, torch.arange(slots, device=parent_S.device)):
             return
         self.cache.batch_select_indices(parent_S)
@@ -97,14 +97,15 @@ class LiveRows:
 
 
 def _prefill_mask(real_SK: Tensor) -> Tensor:
-    """Real keys up to one's own place; padding sees itself, or its softmax would be of nothing. `[S, 1, K, K]`"""
+    """Each token sees real keys up to its own position; padding sees itself, so that its softmax is defined. `[S, 1, K,
+    K]`"""
     places = torch.arange(real_SK.shape[1], device=real_SK.device)
     seen_KK, own_KK = places[None, :] <= places[:, None], places[None, :] == places[:, None]
     return ((real_SK[:, None, :] & seen_KK) | own_KK)[:, None]
 
 
 def room_for(model: LanguageModel, prompt: int, max_tokens: int) -> int:
-    """Most tokens after a prompt of so many."""
+    """Maximum number of tokens after a prompt of this length."""
     return max_tokens if model.max_length is None else min(max_tokens, model.max_length - prompt)
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels of decoding: attention over the pool of keys and values, and drawing a token from its logits."""
+"""Triton kernels for decoding: attention over the pool of keys and values, and sampling a token from its logits."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ def _decode_attention(
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a row and key-value head: its queries against the new token, prompt and response so far."""
+    """One program per row and key-value head: its queries against the new token, the prompt and the response so far."""
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -56,10 +56,10 @@ def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
     prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Write each row's new key and value behind its response, and attend to its prompt and response.
+    """Write each row's new key and value after its response, and attend to its prompt and response.
 
-    Values may lie among other numbers, as part of a larger product. Blocks are small, so that all programs of some
-    hundred rows find room on the GPU at once: each waits for memory most of the time.
+    Values may be strided, as part of a larger product. Blocks are small, so that all programs for a few hundred rows
+    fit on the GPU at once: each waits for memory most of the time.
     """
     rows, heads, dim = key_SHD.shape
     if value_SHD.stride(2) != 1:
@@ -81,9 +81,9 @@ def _sample(
     logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One program a row: the first token whose cumulative probability exceeds the uniform number.
+    """One program per row: find the first token whose cumulative probability exceeds the uniform number.
 
-    Sums of blocks say in which block that token stands; only that one is read again.
+    The sums of blocks tell which block holds that token; only that block is read again.
     """
     row = tl.program_id(0).to(tl.int64)
     logits = logits_ptr + row * vocabulary
@@ -100,7 +100,7 @@ def _sample(
     share_b = total_b * tl.exp(best_b - best)
     total = tl.sum(share_b, 0)
     target = tl.load(uniform_ptr + row) * total
-    # Summed in another order, shares may fall short of a uniform number next to 1: then it is the last token with any.
+    # Rounding may keep the sum below a uniform number close to 1: then take the last token with any probability.
     last_block = tl.max(tl.where(share_b > 0, b, 0), 0)
     block = tl.minimum(tl.sum((tl.cumsum(share_b, 0) <= target).to(tl.int32), 0), last_block)
     before = tl.sum(tl.where(b < block, share_b, 0.0), 0)
@@ -115,7 +115,7 @@ def _sample(
 
 
 def sample(logits_SV: Tensor, uniform_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """As `sampling.sample`, whole distribution, in one pass over the logits and a block of a second."""
+    """Same as `sampling.sample` over the whole distribution, in one pass over the logits plus one block of a second."""
     rows, vocabulary = logits_SV.shape
     token_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
     logp_S = torch.empty(rows, dtype=torch.float32, device=logits_SV.device)

@@ -1,6 +1,6 @@
-"""LoRA adapters: W + (alpha / rank)·B·A in place of W, with A and B trained and everything else left as it is.
+"""LoRA adapters: replace W by W + (alpha / rank)·B·A. Only A and B are trained.
 
-The one file that names the package peft.
+This is the only file that imports the package peft.
 """
 
 import copy
@@ -16,11 +16,11 @@ from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
 
 MARK = "lora_"
-"""In the name of every parameter of an adapter."""
+"""Part of the name of every adapter parameter."""
 
 
 class Adapter:
-    """The adapters that were put into a model's layers."""
+    """The adapters in a model's layers."""
 
     def __init__(self, peft_model: Any) -> None:
         self._peft = peft_model
@@ -30,19 +30,19 @@ class Adapter:
         self._peft.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look for the base on the hub
 
     def merged(self) -> PreTrainedModel:
-        """A copy of the model with the adapters added into its weights; A, B and W stay as they are."""
+        """Return a copy of the model with the adapters added into its weights. A, B and W stay unchanged."""
         return copy.deepcopy(self._peft).merge_and_unload()
 
 
 def add_adapter(module: PreTrainedModel, config: LoraConfig, base: str, seed: int) -> Adapter:
-    """Put fresh adapters into the layers of `module`: B = 0, A by the seed, so that the model is as it was."""
+    """Put new adapters into the layers of `module`. B is 0 and A is seeded, so the model's output does not change."""
     peft = need_peft()
     everything = config.targets == ("all-linear",)
     wanted = peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules="all-linear" if everything else list(config.targets),
         task_type="CAUSAL_LM",
     )  # fmt: skip
-    module.name_or_path = base  # peft writes it into the adapters' config
+    module.name_or_path = base  # peft writes it into the config of the adapters
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -52,14 +52,14 @@ def add_adapter(module: PreTrainedModel, config: LoraConfig, base: str, seed: in
 
 
 def read_adapter(module: PreTrainedModel, folder: Path) -> Adapter:
-    """Put the adapters that a folder holds into the layers of `module`."""
+    """Load the adapters of a folder into the layers of `module`."""
     peft = need_peft()
     return Adapter(peft.PeftModel.from_pretrained(module, folder, is_trainable=True, autocast_adapter_dtype=False))
 
 
 @contextmanager
 def switched_off(module: PreTrainedModel) -> Iterator[None]:
-    """The model as it was before it had adapters."""
+    """Return the model without its adapters."""
     layers = [part for part in module.modules() if isinstance(part, need_peft().tuners.tuners_utils.BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)

@@ -1,7 +1,8 @@
-"""Attention over texts that lie one after the other without padding, through transformers' attention interface.
+"""Attention over texts packed one after the other without padding, through transformers' attention interface.
 
-A model that is told to use `NAME` computes everything but attention itself; who attends to what comes with each call as
-a `plan`. So one unmodified Hugging Face model serves packed training, prefill and decoding from a shared cache.
+A model that uses the attention `NAME` computes everything but attention itself. Each call passes a `plan` that says
+which token attends to which. So one unmodified Hugging Face model serves packed training, prefill, and decoding from a
+shared cache.
 """
 
 from collections.abc import Iterable
@@ -20,10 +21,10 @@ NAME = "solera"
 
 
 class Plan(Protocol):
-    """Who attends to what in one call of the model."""
+    """Which token attends to which in one call of the model."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """`[B, heads, T, D]` and keys and values of fewer heads in, `[B, T, heads, D]` out."""
+        """Queries `[B, heads, T, D]`, and keys and values with fewer heads, give `[B, T, heads, D]`."""
         ...
 
 
@@ -38,7 +39,7 @@ def attention(
     plan: Plan,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer. Without a plan it fails, and does not fall back to something else."""
+    """The function that transformers calls in every layer. It fails without a plan instead of falling back."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     attends_in: torch.dtype = getattr(module, "attends_in", query.dtype)
     return plan.attend(module, query.to(attends_in), key.to(attends_in), value.to(attends_in), scale), None
@@ -48,7 +49,7 @@ AttentionInterface.register(NAME, attention)
 
 
 class Text(NamedTuple):
-    """A stretch of tokens in the row, and the stretch before it that it continues (none: length 0)."""
+    """A stretch of tokens in the row, and the stretch before it that it continues (length 0 if none)."""
 
     start: int
     length: int
@@ -58,19 +59,19 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PackedTexts:
-    """Texts of one row: each sees its prefix and itself, up to its own place. A prefix is a text that stands right
-    before those that continue it (computed once, read by all of them).
+    """Texts packed in one row. Each sees its prefix and itself, up to its own position. A prefix is a text right before
+    those that continue it; it is computed once and read by all of them.
 
-    A GPU reads the tiles; `key_K` gathers the keys, text by text, where prefixes are shared and there is none.
+    A GPU uses the tiles. Without one, if prefixes are shared, `key_K` gathers the keys of each text.
     """
 
     query_end: Tensor
     key_end: Tensor
     key_K: Tensor | None
     query_tiles: Tensor
-    """For every few queries: first place, the end of their text, its start, its prefix's start and length."""
+    """For each tile of queries: first position, end and start of their text, start and length of its prefix."""
     key_tiles: Tensor
-    """For every few keys: first place, the end of their text, and the end of the last text that sees them."""
+    """For each tile of keys: first position, end of their text, and end of the last text that sees them."""
 
     @classmethod
     def of(cls, texts: Iterable[Text]) -> "PackedTexts":
@@ -101,12 +102,12 @@ class PackedTexts:
 
 
 def count_up(length: np.ndarray) -> np.ndarray:
-    """0 … length−1 for each stretch, one after the other."""
+    """0 … length−1 for each stretch, concatenated."""
     return np.arange(length.sum()) - np.repeat(length.cumsum() - length, length)
 
 
 def _tiles(text_X4: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Those with the most to do first, so that none of them is begun when the others are done."""
+    """Sort tiles by decreasing work, so that no long one starts last."""
     start, length, prefix_start, prefix_length = text_X4.T
     stop, seen_until = start + length, start + length
     continues = np.flatnonzero(prefix_length)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, without the work per call that a tokenizer's convenience layer does."""
+"""Convert text to token ids and back, without the overhead of a tokenizer's convenience layer."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ import numpy.typing as npt
 from solera.errors import SoleraError, one_line
 
 NO_LETTER = 0x10FFFF
-"""A character that no byte is written as."""
+"""A character that represents no byte."""
 
 
 class TokenizerCodec:
@@ -44,7 +44,7 @@ class TokenizerCodec:
             )
         try:
             ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        except Exception as error:  # a template is a program of the model's author and may raise anything
+        except Exception as error:  # a template is code of the model's author and may raise anything
             raise SoleraError(f"is refused by the model's chat template: {one_line(error)}") from error
         return tuple(ids)
 
@@ -58,10 +58,10 @@ class TokenizerCodec:
 
 
 class Spelling:
-    """The bytes of every token, where a text is nothing but these one after the other.
+    """The bytes of every token, if text is just the concatenation of these bytes.
 
-    A response of 256 tokens is put together in a tenth of the time that the tokenizer takes. All are found at the first
-    text: thousands of responses later there would still be a token in each that none had before.
+    This builds a response of 256 tokens in a tenth of the tokenizer's time. The whole table is built at the first text,
+    because even after thousands of responses, most have a token that none had before.
     """
 
     def __init__(self, fast: Any) -> None:
@@ -86,7 +86,7 @@ class Spelling:
 def _bytes_of(token: str) -> bytes:
     try:
         return token.translate(_byte_of_letter()).encode("latin-1")
-    except UnicodeEncodeError:  # a letter that no byte is written as: the token stands for itself
+    except UnicodeEncodeError:  # a character that represents no byte: the token stands for itself
         return token.encode()
 
 
@@ -96,7 +96,7 @@ def _is_byte_level(fast: Any) -> bool:
 
 @cache
 def _byte_of_letter() -> dict[int, int]:
-    """How a byte-level vocabulary is written: bytes that show stand for themselves, the others are numbered on and are
-    not letters themselves."""
+    """The alphabet of a byte-level vocabulary: printable bytes stand for themselves, and the others are mapped to
+    further characters."""
     hidden = [byte for byte in range(256) if not chr(byte).isprintable() or byte == ord(" ")]
     return dict.fromkeys(hidden, NO_LETTER) | {256 + n: byte for n, byte in enumerate(hidden)}

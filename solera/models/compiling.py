@@ -1,4 +1,4 @@
-"""What torch's compiler is told beside its defaults. Importing this brings the compiler along, a second of a start."""
+"""Settings for torch's compiler. Importing this module loads the compiler, which takes a second."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _PURE = (
 
 
 class ComputedOnce(CustomGraphPass):
-    """A product that a graph asks for several times is computed once; torch itself sees to that in training only."""
+    """Compute a product once if a graph contains it several times. torch does this only in training."""
 
     def __call__(self, graph: Graph) -> None:
         seen: dict[Any, Node] = {}
@@ -32,17 +32,17 @@ class ComputedOnce(CustomGraphPass):
 
 
 torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
-"""Learner, reference and engine share what is compiled of a layer, with and without gradients, plans of three kinds and
-shapes: with torch's own limit of 8, one of them could fall back to what is not compiled, without a word."""
+"""Learner, reference and engine share the compiled layers, with and without gradients, with three kinds of plans and
+shapes. With torch's limit of 8, one of them could silently fall back to uncompiled code."""
 OPTIONS: dict[str, Any] = {"joint_custom_pre_pass": ComputedOnce(), "deterministic": True}
-"""Never the fastest of several kernels, which is now one and now another: they sum in orders of their own."""
+"""Never pick the fastest of several kernels: the choice varies, and each kernel sums in a different order."""
 COMPUTED_AGAIN = {
     f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
 }
 
 
 def fuse(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    """torch's compiler. For the way back a layer keeps what products and attention gave; norms, activations and
-    rotations, a third of what torch itself would keep, are computed again."""
+    """Compile with torch. For the backward pass, a layer keeps the results of products and attention. Norms,
+    activations and rotations, a third of what torch would keep, are recomputed."""
     with partitioning.patch(COMPUTED_AGAIN):
         return compile_fx(graph, inputs, config_patches=OPTIONS)

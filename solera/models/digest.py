@@ -1,4 +1,4 @@
-"""Short names for the values of tensors, so that two sides can tell whether they hold the same bits."""
+"""Digests of tensors, so that two sides can tell whether they hold the same bits."""
 
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache, reduce
@@ -10,9 +10,10 @@ from torch import Tensor
 from solera.records import TensorSpec
 
 BLOCK = 1 << 22
-"""Elements of a block, each with a weight of its own; on a CPU, what is summed at once and so bounds the memory."""
+"""Elements of a block, each with its own weight. On a CPU, this is summed at once and so limits the memory."""
 GPU_BUNDLE = 1 << 28
-"""Elements summed at once on a GPU, where that takes no memory: what bounds the tensors that were cast for it."""
+"""Elements summed at once on a GPU. Summing needs no memory there; this limits the size of tensors that were cast for
+it."""
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _GOLDEN, _CARRY = -0x61C8864680B583EB, 0x5851F42D4C957F2D
 _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -20,12 +21,12 @@ _MIX = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
 
 @torch.no_grad()
 def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    """Name, shape, dtype and digest of each tensor; all digests leave their device together.
+    """Return name, shape, dtype and digest of each tensor. All digests leave their device together.
 
     A digest is `Σ_c K^(C−c)·Σ_n w_n·x_{c,n}` mod 2⁶⁴, over blocks c of the raw bits x as integers, with fixed odd
-    weights w. A change of one element always shows (odd numbers have an inverse mod 2⁶⁴). Of other damage and of any
-    exchange of elements that knows nothing of the weights, one case in 2⁶³ does not, but one in 2³² where of 32-bit
-    numbers nothing but signs changed. It guards against accidents, not against forgery.
+    weights w. A change of one element always changes the digest (odd numbers are invertible mod 2⁶⁴). Other damage,
+    including swapped elements, goes unnoticed in one case in 2⁶³; if only signs of 32-bit numbers changed, in one case
+    in 2³². The digest protects against accidents, not against forgery.
     """
     facts: list[tuple[str, tuple[int, ...], str, int]] = []
 
@@ -43,7 +44,7 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
 
 
 def locate(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
-    """The same for tensors in memory that both sides share: where they lie stands for what they hold."""
+    """The same for tensors in memory that both sides share: their address replaces the digest of their values."""
     return tuple(TensorSpec(name, tuple(t.shape), _name(t.dtype), t.data_ptr()) for name, t in named)
 
 
@@ -57,7 +58,7 @@ def _carry(total: int, new: int) -> int:
 
 
 def _bundles(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Blocks in their order, as many together as there is memory for: small tensors are summed in one go."""
+    """Blocks in order, bundled as far as memory allows, so that small tensors are summed together."""
     bundle, held = list[Tensor](), 0
     for block in blocks:
         length, limit = block.numel(), GPU_BUNDLE if block.is_cuda else BLOCK
@@ -71,10 +72,10 @@ def _bundles(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _sums(bundle: list[Tensor]) -> Tensor:
-    """`Σ_n w_n·x_n` of each block; whole numbers wrap round, so differences of running sums are exact."""
+    """`Σ_n w_n·x_n` of each block. Integers wrap around, so differences of running sums are exact."""
     device, lengths = bundle[0].device, tuple(map(Tensor.numel, bundle))
     if device.type == "cuda":
-        from solera.models import kernels  # triton is there only where a GPU is
+        from solera.models import kernels  # triton is installed only with a GPU
 
         return kernels.weighted_sums([block.contiguous() for block in bundle], _weights(device))
     ends, weight_N = _ends(device, lengths), _weights_of(device, lengths)
@@ -85,20 +86,20 @@ def _sums(bundle: list[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=4096)
 def _ends(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
-    """Where each block of a bundle ends after a zero."""
+    """The end of each block of a bundle, after a leading 0."""
     return torch.tensor([0, *accumulate(lengths)], device=device)
 
 
 @lru_cache(maxsize=1)
 def _weights_of(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
-    """The elements' weights after a zero's; a small model is one bundle always."""
+    """The weights of the elements, after a leading 0. A small model is always one bundle."""
     weight_N = _weights(device)
     return torch.cat([weight_N[:length] for length in (1, *lengths)])
 
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """Odd numbers that look random: shift and multiply, twice, over multiples of the golden ratio (SplitMix64)."""
+    """Odd pseudo-random numbers: shift and multiply, twice, over multiples of the golden ratio (SplitMix64)."""
     state_N = torch.arange(1, BLOCK + 1, device=device) * _GOLDEN
     for factor in _MIX:
         state_N = (state_N ^ (state_N >> 29)) * factor

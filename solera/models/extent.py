@@ -1,4 +1,4 @@
-"""How large a model's numbers grow: whether float16, which ends at 65,504, has room for them."""
+"""Measure how large a model's values are, to decide whether float16 (at most 65,504) can hold them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from solera.models.language_model import LanguageModel
 
 WIDER = {torch.float16: "bfloat16", torch.bfloat16: "float32"}
-"""What `model.compute` may be set to where numbers are lost."""
+"""The value of `model.compute` to suggest if values overflow in the current one."""
 ROOM = 2.0
-"""float16 is taken for models whose numbers may still grow by that."""
+"""float16 is chosen only if the model's values can still grow by this factor."""
 
 
 def fits_float16(number: float) -> bool:
@@ -20,9 +20,9 @@ def fits_float16(number: float) -> bool:
 
 @torch.no_grad()
 def largest(model: LanguageModel, texts: Iterable[tuple[int, ...]]) -> float:
-    """The largest absolute number among the weights and all that enters or leaves a layer's parts on reading `texts`.
+    """Return the largest absolute value among the weights and all inputs and outputs of layer parts on `texts`.
 
-    A few texts tell: a model's largest numbers belong to few tokens, above all to the first, in whatever is read.
+    A few texts are enough: a model's largest values belong to few tokens, mainly the first one, whatever the text.
     """
     found = [parameter.abs().max() for parameter in model.module.parameters()]
 

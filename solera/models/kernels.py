@@ -1,5 +1,4 @@
-"""Triton kernels: attention of packed texts with its way back, and the weighted sums of bits of many tensors that
-digests are made of."""
+"""Triton kernels: attention over packed texts with its backward pass, and weighted sums of bits for digests."""
 
 from functools import lru_cache
 from typing import Any
@@ -21,7 +20,7 @@ def _sum_tile(
     address_ptr, length_ptr, block_ptr, start_ptr, weight_ptr, sum_ptr,
     INTEGER: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program a tile of a block; whole numbers wrap round, so the order of additions does not matter."""
+    """One program per tile of a block. Integers wrap around, so the order of additions does not matter."""
     tile = tl.program_id(0)
     block = tl.load(block_ptr + tile)
     start = tl.load(start_ptr + tile)
@@ -36,7 +35,7 @@ def _sum_tile(
 
 
 def weighted_sums(blocks: list[Tensor], weight_N: Tensor) -> Tensor:
-    """`Σ_n w_n·x_n` mod 2⁶⁴ of each contiguous block, all of one type and none longer than the weights."""
+    """`Σ_n w_n·x_n` mod 2⁶⁴ of each contiguous block. All have one type, and none is longer than the weights."""
     device, size = weight_N.device, blocks[0].element_size()
     lengths = tuple(map(Tensor.numel, blocks))
     block_K, start_K = _tiles(device, lengths)
@@ -58,7 +57,7 @@ def _tiles(device: torch.device, lengths: tuple[int, ...]) -> tuple[Tensor, Tens
 
 @lru_cache(maxsize=64)
 def _numbers(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
-    """Kept, since a GPU would be waited for at every new one."""
+    """Cached, because each new one would wait for the GPU."""
     return torch.tensor(numbers, dtype=torch.int64, device=device)
 
 
@@ -69,8 +68,9 @@ def _attend(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a tile of queries and a head: their text's prefix and the text itself, up to each query's place.
-    First the keys that all of them see, then the others; powers of two in place of e's."""
+    """One program per tile of queries and head: attends to the prefix and to the text itself, up to each query's
+    position. Keys that all queries of the tile see come first, without a mask, then the others. Uses powers of two
+    instead of e."""
     row = tile_ptr + 5 * tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(row)
@@ -117,7 +117,7 @@ def _differentiate_queries(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """As `_attend`; leaves each query's Σ out·grad for the keys' turn."""
+    """Like `_attend`; also stores Σ out·grad of each query for the gradient of the keys."""
     row = tile_ptr + 5 * tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(row)
@@ -163,9 +163,9 @@ def _differentiate_keys(
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One program a tile of keys and a key-value head: all queries that see them, which lie one after the other: the
-    rest of their text, and what continues it. Nobody else adds to these keys, so sums have one order. A query that is
-    not there has a gradient of 0, and adds nothing."""
+    """One program per tile of keys and key-value head: adds up all queries that see these keys, which are contiguous:
+    the rest of their text, and the texts that continue it. No other program adds to these keys, so the order of sums is
+    fixed. A missing query has gradient 0 and adds nothing."""
     row = tile_ptr + 3 * tl.program_id(0)
     head = tl.program_id(1)
     first = tl.load(row)
@@ -202,14 +202,14 @@ def _differentiate_keys(
 
 @triton.jit
 def _rows(base, line, d, stride, there, DIM: tl.constexpr):
-    """`[line, d]` of a matrix, 0 where it is not there."""
+    """`[line, d]` of a matrix, 0 outside of it."""
     return tl.load(
         base + line.to(tl.int64)[:, None] * stride + d[None, :], mask=there[:, None] & (d < DIM)[None, :], other=0.0
     )
 
 
 def attend(query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, tiles: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """What every query sees, `[N, H, D]`, and the binary logarithm of its normaliser, `[H, N]`."""
+    """Return the attention output `[N, H, D]` and the binary logarithm of the normaliser `[H, N]`."""
     places, heads, dim = query_NHD.shape
     out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
     norm_HN = torch.empty(heads, places, dtype=torch.float32, device=query_NHD.device)
@@ -226,7 +226,7 @@ def differentiate(
     query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, query_tiles: Tensor, key_tiles: Tensor, out_NHD: Tensor,
     norm_HN: Tensor, grad_NHD: Tensor, scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     places, heads, dim = query_NHD.shape
     pull_HN = torch.empty_like(norm_HN)
     kind = heads, key_NGD.shape[1], dim, query_NHD.dtype
@@ -245,7 +245,7 @@ def differentiate(
 
 @lru_cache(maxsize=64)
 def _sizes(heads: int, key_heads: int, dim: int, dtype: torch.dtype, walked: str) -> dict[str, Any]:
-    """Those walked over come a few at a time: fewer where heads are wide, so that they fit into shared memory."""
+    """Constants of a kernel. The inner loop takes smaller steps for wide heads, so that they fit into shared memory."""
     width = max(16, triton.next_power_of_2(dim))
     return {
         "HEADS": heads, "GROUP": heads // key_heads, "DIM": dim, "WIDTH": width,

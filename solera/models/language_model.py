@@ -1,6 +1,6 @@
 """A Hugging Face causal language model, split into its body (tokens to hidden states) and its head (to logits).
 
-The split is what lets logits be computed for a few tokens at a time. This file alone knows how such a model is called.
+The split allows logits to be computed for a few tokens at a time. Only this file knows how such a model is called.
 """
 
 import copy
@@ -37,16 +37,16 @@ class LanguageModel:
         windows = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
         plain = module.config._attn_implementation == "sdpa" and not getattr(text_config, "sliding_window", None)
         self.takes_any_mask = plain and not windows
-        """Whether a boolean mask of our own may replace the model's: eager attention would add it to the scores, and
-        layers that see a window only would lose it."""
+        """Whether our own boolean mask may replace the model's. Eager attention would add it to the scores, and
+        sliding-window layers would lose their window."""
         self.can_take_plans = False
-        """Whether `with_plans` would give the same logits; found out by `check`."""
+        """Whether `with_plans` would give the same logits; `check` finds out."""
         self.is_wide = False
-        """Whether numbers between products are float32 though the weights are bfloat16."""
+        """Whether values between matrix products are float32 although the weights are bfloat16."""
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """What is trained and synced: every parameter once, tied ones under one name; of a model with adapters, theirs
-        alone."""
+        """The trained and synced parameters, each once; tied ones have one name. With adapters, only those of the
+        adapters."""
         return self._parameters
 
     def new_cache(self) -> DynamicCache:
@@ -60,10 +60,10 @@ class LanguageModel:
         cache: DynamicCache | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        """Hidden states `[B, T, H]`.
+        """Return hidden states `[B, T, H]`.
 
-        `mask` is `None` (causal, nothing hidden), `[B, K]` (which keys are real) or `[B, 1, T, K]` (who sees whom); a
-        model that takes plans takes nothing else.
+        `mask` is `None` (causal, nothing hidden), `[B, K]` (which keys are real) or `[B, 1, T, K]` (which token sees
+        which). A model called with plans accepts no mask.
         """
         output = self.body(
             **({} if plan is None else {"plan": plan}),
@@ -76,9 +76,10 @@ class LanguageModel:
         return output.last_hidden_state.to(self.module.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits in the head's own precision, in float32 where a GPU multiplies lower precision. `[…, H] -> […, V]`
+        """Return logits in the precision of the head, or in float32 if a GPU multiplies in lower precision. `[…, H] ->
+        […, V]`
 
-        At the size of logits bfloat16 has steps of an eighth.
+        At the size of logits, bfloat16 has steps of an eighth.
         """
         if self.multiplies_exactly(hidden):
             return wide.multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
@@ -86,7 +87,7 @@ class LanguageModel:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def multiplies_exactly(self, hidden: Tensor) -> bool:
-        """Whether logits are nothing but a product of 16-bit matrices on a GPU, which can be summed in float32."""
+        """Whether logits are just a product of 16-bit matrices on a GPU, which can be summed in float32."""
         plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
         return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype and hidden.dtype in SHORT
 
@@ -96,34 +97,34 @@ class LanguageModel:
 
     @property
     def attentions(self) -> list[nn.Module]:
-        """The attention of each layer."""
+        """The attention module of each layer."""
         return [part for part in self.body.modules() if hasattr(part, "k_proj") and hasattr(part, "layer_idx")]
 
     @property
     def key_value_shapes(self) -> list[tuple[int, int]]:
-        """Key-value heads and their size, layer by layer."""
+        """Number of key-value heads and their size, layer by layer."""
         parts: list[Any] = list(self.attentions)
         return [(part.k_proj.out_features // part.head_dim, part.head_dim) for part in parts]
 
     def with_plans(self) -> "LanguageModel":
-        """This model, called with plans from now on."""
+        """Call this model with plans from now on."""
         self.module.set_attn_implementation(attention.NAME)
         return self
 
     def widened(self) -> "LanguageModel":
-        """This model of bfloat16 weights, computed in float32 between its matrix products from now on."""
+        """Compute this model of bfloat16 weights in float32 between its matrix products from now on."""
         wide.widen(self.body, self.module.get_input_embeddings(), self.attentions)
         self.is_wide = True
         return self
 
     @property
     def key_value_dtype(self) -> torch.dtype:
-        """What keys and values are kept in."""
+        """The type in which keys and values are cached."""
         return wide.ATTENDS_IN if self.is_wide else self.module.dtype
 
     def compile_layers(self) -> None:
-        """Fuse the small operations of every layer, and products of the same input; all layers share what is compiled.
-        From then on weights must be written to in place."""
+        """Compile every layer, which fuses its small operations and products of the same input. All layers share the
+        compiled code. From then on weights must be written in place."""
         from solera.models import compiling
 
         siblings.join(self.body)
@@ -133,8 +134,8 @@ class LanguageModel:
 
     @contextmanager
     def uncompiled(self) -> Iterator[None]:
-        """Without what was compiled: for prompts, whose time is in matrix products and whose shapes are many. torch's
-        own switch for this would reach other models, in other threads, too."""
+        """Run uncompiled: for prompts, which spend their time in matrix products and have many shapes. torch's own
+        switch would also affect other models in other threads."""
         layers: Any = self.body.layers
         compiled = [layer._compiled_call_impl for layer in layers]
         try:
@@ -146,15 +147,15 @@ class LanguageModel:
                 layer._compiled_call_impl = call
 
     def copy(self, dtype: torch.dtype) -> "LanguageModel":
-        """The same weights in memory of their own, not trained. Buffers keep their type: rotary frequencies rounded to
-        bfloat16 would drift away from the learner's with every position."""
+        """Return a copy of the weights that is not trained. Buffers keep their type: rotary frequencies rounded to
+        bfloat16 would differ from the learner's more with every position."""
         module = copy.deepcopy(self.module).eval().requires_grad_(False)
         for parameter in module.parameters():
             parameter.data = parameter.data.to(dtype)
         return self._called_alike(module)
 
     def sharing(self) -> "LanguageModel":
-        """Another model of the very same parameters: what changes here changes there."""
+        """Return another model that shares these parameters: a change to one changes the other."""
         same = {id(parameter): parameter for parameter in self.module.parameters()}
         return self._called_alike(copy.deepcopy(self.module, same).eval())
 
@@ -165,7 +166,7 @@ class LanguageModel:
         return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
-        """The model to call in that precision: itself, or on a GPU a copy that takes plans where it can."""
+        """Return the model to call in this precision: itself, or on a GPU a copy that uses plans if it can."""
         planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
         if planned:
             model = self.copy(dtype).with_plans()
@@ -174,8 +175,8 @@ class LanguageModel:
 
     @torch.no_grad()
     def check(self) -> None:
-        """Refuse a model that does not give the same logits the ways it will be called: as body and head, padded with a
-        cache, and (else packing is not used) with a mask of ours."""
+        """Refuse a model whose logits depend on how it is called: as body and head, or padded with a cache. Also find
+        out whether our mask and packing give the same logits; if not, packing is not used."""
         name = type(self.module).__name__
         ids = torch.arange(2, 8, device=self.device)[None] % self.head.weight.shape[0]
         at = torch.arange(6, device=self.device)[None]
@@ -202,7 +203,7 @@ class LanguageModel:
             ) from error
 
     def _packs(self, ids: Tensor, whole: Tensor) -> bool:
-        """Whether the text, packed after two of its tokens with another text between, keeps its logits."""
+        """Whether a text keeps its logits when packed after two of its tokens with another text in between."""
         packed = torch.cat([ids[:, :2], ids[:, 3:5], ids[:, 2:]], 1)
         at = torch.tensor([[0, 1, 2, 3, 2, 3, 4, 5]], device=self.device)
         segment = torch.tensor([0, 0, 1, 1, 2, 2, 2, 2], device=self.device)
@@ -211,7 +212,7 @@ class LanguageModel:
         return _close(self.logits(self.hidden(packed, at, mask))[:, 4:], whole[:, 2:])
 
     def _plans(self, ids: Tensor, whole: Tensor) -> bool:
-        """Whether the text keeps its logits when it continues a stretch of the row that another text continues too."""
+        """Whether a text keeps its logits when it continues a stretch of the row that another text continues too."""
         layers = getattr(self.body, "layers", ())
         if len(self.attentions) != len(layers) or not layers:
             return False
@@ -222,7 +223,7 @@ class LanguageModel:
         self.module.set_attn_implementation(attention.NAME)
         try:
             return _close(self.logits(self.hidden(packed, at, plan=texts))[:, 4:], whole[:, 2:])
-        except TypeError:  # a model that does not hand on what its attention is called with
+        except TypeError:  # a model that does not pass on the arguments of its attention
             return False
         finally:
             self.module.set_attn_implementation(usual)
@@ -233,7 +234,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def without_dropout(module: PreTrainedModel) -> PreTrainedModel:
-    """Switch dropout off for good, so that a policy is one distribution and not a random one."""
+    """Disable dropout for good, so that the policy is one fixed distribution."""
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
@@ -244,7 +245,7 @@ def without_dropout(module: PreTrainedModel) -> PreTrainedModel:
 
 
 def end_token_ids(generation_config: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every token that ends a response: the tokenizer's, and those of the model's generation config."""
+    """All tokens that end a response: the tokenizer's, and those of the model's generation config."""
     configured = generation_config.eos_token_id if generation_config else None
     several = configured if isinstance(configured, list) else [configured]
     return tuple(sorted({i for i in (*several, tokenizer.eos_token_id) if i is not None}))

@@ -1,4 +1,4 @@
-"""Models by folder, by hub name, or the one inside the package; and writing them back as an ordinary folder."""
+"""Load models by folder or hub name, or the embedded one; write them as an ordinary Hugging Face folder."""
 
 import errno
 import json
@@ -24,9 +24,9 @@ from solera.models.source import ADAPTER, base_of, obtain
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
-    """The model in float32 on `device`, dropout off, and its codec."""
+    """Return the model in float32 on `device`, without dropout, and its codec."""
     transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()  # what matters of its reports is said below, in one line
+    transformers_logging.set_verbosity_error()  # the important part of its reports is printed below, in one line
     source = obtain(path)
     _refuse_damaged(path, source)
     base = base_of(source)
@@ -50,12 +50,12 @@ JSON_FILES = (
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "added_tokens.json", "vocab.json", "chat_template.json", "model.safetensors.index.json", ADAPTER,
 )  # fmt: skip
-"""Files of a model's folder that hold one JSON object. Not every damaged one is an error to transformers: without a
-generation_config.json that it can read, it goes on with other end tokens."""
+"""Files of a model folder that hold one JSON object. transformers does not notice every damaged one: if it cannot read
+generation_config.json, it continues with other end tokens."""
 
 
 def _refuse_damaged(path: str, source: str) -> None:
-    """Name a file that is not what was written, as far as the folder itself can tell."""
+    """Raise an error that names a file that differs from what was written, if the folder's digests can tell."""
     folder = Path(source)
     try:
         check_sealed(folder)
@@ -80,8 +80,7 @@ def _read_through(file: Path) -> None:
 
 @contextmanager
 def _reading(path: str, part: str) -> Iterator[None]:
-    """Whatever the readers of other packages raise means that the folder cannot be used; tokenizers raises a bare
-    Exception."""
+    """Turn any error of another package's reader into a one-line error. tokenizers raises a bare Exception."""
     try:
         yield
     except SoleraError:
@@ -91,7 +90,7 @@ def _reading(path: str, part: str) -> Iterator[None]:
 
 
 def with_adapter(model: LanguageModel, config: LoraConfig, path: str, seed: int) -> LanguageModel:
-    """The same weights with fresh LoRA adapters in them; `path` is where the weights came from."""
+    """Return the same weights with new LoRA adapters. `path` is where the weights came from."""
     if model.adapter is not None:
         raise SoleraError(f'model {path}: holds adapters only; begin from a model written with lora.export = "merged"')
     base = os.path.abspath(path) if os.path.isdir(path) else path
@@ -103,7 +102,7 @@ def with_adapter(model: LanguageModel, config: LoraConfig, path: str, seed: int)
 
 @dataclass(frozen=True)
 class Reader:
-    """A model's codec without its weights, and what the model can take."""
+    """A model's codec without its weights, its vocabulary size and the length of its context."""
 
     codec: TokenizerCodec
     vocabulary: int
@@ -111,7 +110,7 @@ class Reader:
 
 
 def load_reader(path: str) -> Reader:
-    """All that is needed to turn text into what the model would learn from."""
+    """Load what is needed to turn text into tokens for the model."""
     source = obtain(path)
     _refuse_damaged(path, source)
     with _reading(path, "its tokenizer (tokenizer.json)"):
@@ -135,15 +134,15 @@ def _codec(path: str, tokenizer: Any, generation_config: Any, max_length: int | 
 
 
 def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
-    """Write an ordinary Hugging Face folder, sealed; of a model with adapters, these alone."""
+    """Write a Hugging Face folder with digests. For a model with adapters, write only these."""
     try:
         (model.adapter or model.module).save_pretrained(folder)
         codec.tokenizer.save_pretrained(folder)
         seal(folder)
-    except SafetensorError as error:  # a full disk, too
+    except SafetensorError as error:  # includes a full disk
         raise OSError(errno.EIO, one_line(error), str(folder)) from error
 
 
 def export(model: LanguageModel, codec: TokenizerCodec, folder: Path, merge: bool) -> None:
-    """Write what a run leaves behind: with `merge`, adapters are added into the weights."""
+    """Write the final model of a run. With `merge`, adapters are added into the weights."""
     save(LanguageModel(model.adapter.merged()) if merge and model.adapter else model, codec, folder)

@@ -1,4 +1,4 @@
-"""How much of a GPU's memory is there to be taken."""
+"""How much GPU memory this process may use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ import torch
 
 
 def free_bytes(device: torch.device) -> int:
-    """What is free and what torch keeps unused, within this process's limit (`run.gpu_memory`)."""
+    """Return the memory that is free, plus what torch holds unused, within this process's limit (`run.gpu_memory`)."""
     number = _number(device)
     free, total = torch.cuda.mem_get_info(number)
     held = torch.cuda.memory_allocated(number)
@@ -18,7 +18,7 @@ def free_bytes(device: torch.device) -> int:
 
 @contextmanager
 def limited(device: torch.device, gibibytes: float | None) -> Iterator[None]:
-    """Where that is set, this process takes so much of a GPU and no more; afterwards as it was."""
+    """Limit the GPU memory of this process if `run.gpu_memory` is set; restore the old limit afterwards."""
     if gibibytes is None or device.type != "cuda":
         yield
         return

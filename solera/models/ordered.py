@@ -1,8 +1,8 @@
-"""Attention of packed texts on a GPU in which every sum has one order: the same in gives the same out.
+"""Attention over packed texts on a GPU with a fixed order of sums: the same input gives the same output.
 
-Torch's flash attention adds up the gradients of queries, and a gather those of shared keys, in whatever order the GPU
-comes to them. Here a program owns the queries or the keys that it adds to. Nothing is gathered: a prefix is read where
-it lies. To torch's compiler these are operators of their own, which it leaves as they are.
+Torch's flash attention adds up the gradients of queries in whatever order the GPU reaches them, and so does a gather
+with shared keys. Here each program owns the queries or keys that it adds to. Nothing is gathered: a prefix is read in
+place. To torch's compiler these are opaque operators.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 TILE = 64
-"""Places that one program takes."""
+"""Positions per program."""
 
 torch.library.define(
     "solera::attend_in_order",
@@ -28,7 +28,7 @@ torch.library.define(
 def attend(
     query_NHD: Tensor, key_NGD: Tensor, value_NGD: Tensor, query_tiles: Tensor, key_tiles: Tensor, scale: float
 ) -> Tensor:
-    """What every query sees, `[N, H, D]`."""
+    """Return the attention output `[N, H, D]`."""
     out_NHD, _ = torch.ops.solera.attend_in_order(query_NHD, key_NGD, value_NGD, query_tiles, key_tiles, scale)
     return out_NHD
 
@@ -87,5 +87,5 @@ torch.library.register_autograd("solera::attend_in_order", _way_back, setup_cont
 
 
 def _dense(x_NHD: Tensor) -> Tensor:
-    """Heads whose numbers lie side by side; places and heads may lie anyhow."""
+    """Make the values of a head contiguous; positions and heads may have any stride."""
     return x_NHD if x_NHD.stride(2) == 1 else x_NHD.contiguous()

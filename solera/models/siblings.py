@@ -1,4 +1,4 @@
-"""Linear layers that take the same input, multiplied as one: decoding is many small products, each a kernel."""
+"""Multiply linear layers with the same input as one, because decoding consists of many small products."""
 
 from itertools import accumulate
 from typing import Any
@@ -14,8 +14,8 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class Sibling(nn.Linear):
     """A linear layer that, compiled without gradients, takes its part of the product of all its siblings.
 
-    Each asks for the whole product, and `compiling.ComputedOnce` lets them share it. So nothing is wrong, only slow,
-    where a model gives siblings different inputs.
+    Each layer asks for the whole product, and `compiling.ComputedOnce` lets them share it. If a model gives siblings
+    different inputs, the result is still right, only slower.
     """
 
     first: int
@@ -30,7 +30,7 @@ class Sibling(nn.Linear):
 
 
 class WideSibling(Sibling, wide.Wide):
-    """The same of a layer that gives float32."""
+    """The same for a layer that returns float32."""
 
     product = staticmethod(wide.linear)
 
@@ -41,7 +41,7 @@ JOINED: dict[type[nn.Module], type[Sibling]] = {
 
 
 def join(module: nn.Module) -> None:
-    """Lay the weights of siblings one after the other in memory. From then on they must be written to in place."""
+    """Lay out the weights of siblings contiguously in memory. From then on they must be written in place."""
     for part in module.modules():
         for names in SIBLINGS:
             several = [getattr(part, name, None) for name in names]
@@ -50,7 +50,7 @@ def join(module: nn.Module) -> None:
 
 
 def _join(several: list[nn.Linear]) -> None:
-    """What they lie in is remembered with the weights, which another module may have for its own."""
+    """The common storage is kept with the weights, because another module may share them."""
     weights: list[Any] = [linear.weight for linear in several]
     if not all(hasattr(weight, "all_siblings") for weight in weights):
         together = torch.cat([weight.detach() for weight in weights])

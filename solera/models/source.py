@@ -1,4 +1,4 @@
-"""Where a model comes from, decided before torch is loaded."""
+"""Find where a model comes from, before torch is loaded."""
 
 import difflib
 import json
@@ -14,11 +14,11 @@ EMBEDDED = Path(__file__).parent / "embedded"
 
 
 ADAPTER = "adapter_config.json"
-"""The file that says which model a folder of adapters belongs to."""
+"""The file that names the base model of a folder of adapters."""
 
 
 def base_of(source: str) -> str | None:
-    """The model that a folder of adapters is for; `None` for a model of its own."""
+    """Return the base model of a folder of adapters, or `None` if the folder holds a complete model."""
     file = Path(source) / ADAPTER
     if not file.is_file():
         return None
@@ -29,11 +29,11 @@ def base_of(source: str) -> str | None:
 
 
 def find(path: str) -> str:
-    """The folder, or the hub name, that `model.path` means."""
+    """Return the folder or hub name that `model.path` means."""
     if path == "embedded":
         return str(EMBEDDED)
     folder = Path(path).expanduser()
-    if path and os.path.isdir(folder):  # unlike Path's, false for a name too long or with a NUL
+    if path and os.path.isdir(folder):  # unlike Path's, false for a name that is too long or contains NUL
         if not _is_model(folder):
             hint = f"; did you mean {folder / MODEL}?" if _is_model(folder / MODEL) else ""
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model{hint}")
@@ -51,7 +51,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def obtain(path: str) -> str:
-    """Where to load from: what `find` finds, or the copy of a hub's model where the hub does not answer."""
+    """Return where to load from: the result of `find`, or the cached copy if the hub does not answer."""
     source = find(path)
     if os.path.isdir(source):
         return source

@@ -1,8 +1,8 @@
-"""bfloat16 with little rounding: only what enters a matrix product has 8 bits, everything between products is float32.
+"""bfloat16 with little rounding: only inputs of matrix products have 8 bits; everything in between is float32.
 
-bfloat16 has float32's range, which is what a model with large numbers needs, and steps of 1/256, which nobody needs: a
-residual stream kept in it alone moves a token's log-probability by more than a usual update does. Attention multiplies
-in float16, whose steps are an eighth and whose range queries and keys do not come near.
+bfloat16 has the range of float32, which models with large values need, but its steps of 1/256 are coarse: a residual
+stream kept in it shifts a token's log-probability by more than a usual update does. Attention multiplies in float16,
+whose steps are an eighth of that and whose range is ample for queries and keys.
 """
 
 from typing import Any
@@ -14,14 +14,14 @@ ATTENDS_IN = torch.float16
 
 
 def multiply(left_NK: Tensor, right_MK: Tensor) -> Tensor:
-    """Products of 16-bit numbers, summed and returned in float32. `[N, K], [M, K] -> [N, M]`"""
+    """Multiply 16-bit matrices, sum and return in float32. `[N, K], [M, K] -> [N, M]`"""
     if left_NK.is_cuda:
         return torch.mm(left_NK, right_MK.T, out_dtype=torch.float32)
     return torch.mm(left_NK.float(), right_MK.float().T)
 
 
 class Product(torch.autograd.Function):
-    """`x [N, K], weight [M, K] -> x·weightᵀ [N, M]` in float32, both rounded to the weight's type on their way in."""
+    """`x [N, K], weight [M, K] -> x·weightᵀ [N, M]` in float32; both are rounded to the weight's type first."""
 
     @staticmethod
     def forward(ctx: Any, x_NK: Tensor, weight_MK: Tensor) -> Tensor:
@@ -39,20 +39,20 @@ class Product(torch.autograd.Function):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`nn.functional.linear` in float32 but for what enters the product."""
+    """`nn.functional.linear` in float32, except for the rounded inputs of the product."""
     product = Product.apply(input.float().flatten(0, -2), weight).unflatten(0, input.shape[:-1])
     return product if bias is None else product + bias
 
 
 class Wide(nn.Linear):
-    """A linear layer of 16-bit weights that gives float32."""
+    """A linear layer with 16-bit weights that returns float32."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 def widen(body: nn.Module, embedding: nn.Module, attentions: list[nn.Module]) -> None:
-    """Let a model of bfloat16 weights go on in float32 from its embedding on."""
+    """Make a model with bfloat16 weights compute in float32 from its embedding on."""
     embedding.register_forward_hook(_in_float32)
     for part in body.modules():
         if type(part) is nn.Linear:

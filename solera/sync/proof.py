@@ -1,4 +1,4 @@
-"""Did the weights arrive? What the engine holds, and what it writes, is compared with what was sent."""
+"""Prove that weights arrived: compare what the engine holds, and what it generates, with what was sent."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ from solera.errors import SoleraError
 from solera.records import Manifest, TensorSpec
 
 TOLERANCE = {"torch.bfloat16": 0.2, "torch.float16": 0.05}
-"""Mean difference of log-probabilities, at temperature 1, that an engine's arithmetic may make by its type."""
+"""Largest mean difference of log-probabilities, at temperature 1, that each number format of the engine may cause."""
 TOLERANCE_ELSE = 1e-3
 MOVED = 0.1
-"""Share of the tolerance that the policy must have moved by before an engine that did not move is at fault: smaller
-steps may round away."""
+"""If the policy moved by more than this share of the tolerance and the engine did not, the engine is at fault. Smaller
+steps may be lost to rounding."""
 
 
 class SyncFaultError(SoleraError):
-    """Weights did not arrive, or not as they were sent, or are not what the engine writes with."""
+    """Weights did not arrive, arrived damaged, or are not the ones that the engine generates with."""
 
 
 def difference(sent: Manifest, held: Manifest, before: Manifest | None) -> str | None:
-    """What the engine holds otherwise than it was sent, in words; `before` is what was sent the time before."""
+    """Describe how the engine's weights differ from what was sent. `before` is what was sent the time before."""
     if held == before or not held.tensors:
         return f"nothing arrived, the engine still holds version {held.version}"
     if held.lineage != sent.lineage:
@@ -51,7 +51,7 @@ def _and_more(names: list[str]) -> str:
 
 
 def _damage(spec: TensorSpec, arrived: dict[str, TensorSpec], sent: Manifest, before: Manifest | None) -> str:
-    """What is wrong with a tensor, in words that fit after its name."""
+    """Describe what is wrong with a tensor, in words that fit after its name."""
     held = arrived[spec.name]
     if (held.shape, held.dtype) != (spec.shape, spec.dtype):
         return f"arrived as {held.dtype} {list(held.shape)}, sent as {spec.dtype} {list(spec.shape)}"
@@ -65,11 +65,11 @@ def _damage(spec: TensorSpec, arrived: dict[str, TensorSpec], sent: Manifest, be
 
 @dataclass(frozen=True, eq=False)
 class Canary:
-    """What the engine wrote after fixed prompts with fixed seeds, and what both sides make of it."""
+    """What the engine generated after fixed prompts with fixed seeds, with both sides' log-probabilities."""
 
     token_ids: tuple[tuple[int, ...], ...]
     authors: frozenset[tuple[str | None, int]]
-    """Lineage and version that the engine stamped it with."""
+    """Lineage and version that the engine stamped on it."""
     engine_logp_T: npt.NDArray[np.float32]
     learner_logp_T: npt.NDArray[np.float32]
 
@@ -79,11 +79,11 @@ class Canary:
         return float(np.abs(self.engine_logp_T - self.learner_logp_T).mean())
 
     def repeats(self, before: "Canary") -> bool:
-        """Whether the engine wrote the same to the last bit."""
+        """Whether the engine generated exactly the same, bit for bit."""
         return self.token_ids == before.token_ids and np.array_equal(self.engine_logp_T, before.engine_logp_T)
 
     def fault(self, sent: Manifest, before: "Canary | None", tolerance: float) -> str | None:
-        """Why this was not written with the weights sent, if it was not."""
+        """Return why this cannot have been generated with the weights that were sent, if so."""
         if strangers := self.authors - {(sent.lineage, sent.version)}:
             lineage, version = min(strangers, key=str)
             return f"stamped with version {version} of {'this' if lineage == sent.lineage else 'another'} run"
@@ -97,5 +97,6 @@ class Canary:
 
 
 def tolerance(dtype: str, temperature: float) -> float:
-    """Largest mean difference between engine and learner; a low temperature multiplies every error of the logits."""
+    """Largest allowed mean difference between engine and learner. A low temperature multiplies every error of the
+    logits."""
     return TOLERANCE.get(dtype, TOLERANCE_ELSE) / min(1.0, temperature)

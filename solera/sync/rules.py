@@ -1,4 +1,4 @@
-"""When the engine gets new weights: pure functions of where the run stands and of what was measured."""
+"""Rules for when the engine gets new weights, as pure functions of the run's state and measurements."""
 
 import math
 import statistics
@@ -10,20 +10,20 @@ from solera.config import DivergenceName, SyncConfig
 from solera.protocols import Metrics
 
 WITHIN = 0.3
-"""Share of its set-point that `adaptive` is meant to keep a divergence within."""
+"""`adaptive` aims to keep the divergence within this share of its set-point."""
 EXPONENT: dict[DivergenceName, float] = {"tv_token": 1.0, "tv_sequence": 1.0, "kl": 1.7, "ess": 1.7}
-"""The growth `D = c·n^p` expected before the readings show another p. A policy that moves straight ahead has p = 1 for
-total variation and p = 2 for KL and 1 − ESS; steps that partly undo each other lower it."""
+"""Expected exponent p of the growth `D = c·n^p`, until the readings show another. A policy that moves straight ahead
+has p = 1 for total variation and p = 2 for KL and 1 − ESS. Steps that partly undo each other lower it."""
 PRIOR_WEIGHT = 0.3
-"""How much `EXPONENT` counts against the readings, as a sum of squares of log n. Three readings outweigh it twofold."""
+"""Weight of `EXPONENT` against the readings, as a sum of squares of log n. Three readings have twice this weight."""
 
 Reading = tuple[int, float]
-"""Batches since the last sync, and the share of the way to the set-point that the policy had gone by then."""
+"""Batches since the last sync, and the share of the set-point that the divergence had reached by then."""
 
 
 @dataclass(frozen=True)
 class SyncState:
-    """What the engine holds, how often it was given weights (the first time included), and whether it is time again."""
+    """The version that the engine holds, the number of syncs (including the first), and whether a sync is due."""
 
     due: bool = True
     engine_version: int = 0
@@ -32,21 +32,21 @@ class SyncState:
     """What `adaptive` has measured since the last sync. Empty with the other rules."""
 
     def done(self, version: int) -> "SyncState":
-        """The state after the engine took `version`."""
+        """Return the state after the engine took `version`."""
         return SyncState(due=False, engine_version=version, count=self.count + 1)
 
 
 SyncRule = Callable[[SyncState, int, Metrics], SyncState]
-"""(state, version the learner has reached, diagnosis of its last batch) -> state with `due` decided."""
+"""(state, version of the learner, diagnosis of its last batch) -> state with `due` decided."""
 
 
 def every(state: SyncState, version: int, diagnosis: Metrics, *, period: int) -> SyncState:
-    """Due once the learner has learned from `period` batches since the last sync: data of age 0 … period−1."""
+    """Due once the learner has learned from `period` batches since the last sync, so data has age 0 … period−1."""
     return replace(state, due=version - state.engine_version >= period)
 
 
 def never(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
-    """The engine keeps the weights it started with; all data is of version 0."""
+    """The engine keeps its initial weights; all data has version 0."""
     return replace(state, due=False)
 
 
@@ -60,12 +60,12 @@ def adaptive(
     v_min: int,
     v_max: int,
 ) -> SyncState:
-    """Due where the policy's divergence from the engine's, measured on the probe after an update, is nearer to
-    `set_point` now than one batch later; never before `v_min` batches, and after `v_max` in any case.
+    """Due when the divergence between policy and engine, measured on the probe after an update, is closer to
+    `set_point` now than it would be one batch later. Never before `v_min` batches, and always after `v_max`.
 
-    With `D(n) = c·n^p` after n batches, the next reading is `D·((n+1)/n)^p`, so the sync is due where the mean of the
-    two reaches the set-point. `growth` estimates p from the readings since the last sync. `ess` falls from 1:
-    D = 1 − ess.
+    With `D(n) = c·n^p` after n batches, the next reading is `D·((n+1)/n)^p`. So the sync is due when the mean of the
+    two reaches the set-point. `growth` estimates p from the readings since the last sync. `ess` falls from 1, so D = 1
+    − ess.
     """
     batches, share = version - state.engine_version, _share(diagnosis, metric, set_point)
     if share is None:
@@ -94,7 +94,7 @@ def growth(readings: Sequence[Reading], expected: float) -> float:
 
 
 def _share(diagnosis: Metrics, metric: DivergenceName, set_point: float) -> float | None:
-    """How much of the way to the set-point the policy has gone."""
+    """The share of the set-point that the divergence has reached."""
     measured = diagnosis.get(f"probe/{metric}")
     if measured is None:
         return None
@@ -104,7 +104,7 @@ def _share(diagnosis: Metrics, metric: DivergenceName, set_point: float) -> floa
 def saying_where_too_coarse(
     rule: SyncRule, metric: DivergenceName, set_point: float, say: Callable[[str], None]
 ) -> SyncRule:
-    """The same rule, that says once where a single batch moves the policy so far that neither one batch nor two end
+    """The same rule, with one warning: if a single batch moves the policy so far that neither one batch nor two end
     within `WITHIN` of the set-point, at the growth that `EXPONENT` expects."""
     said = False
 
@@ -124,12 +124,12 @@ def saying_where_too_coarse(
 
 
 def kept_for(config: SyncConfig) -> float:
-    """Batches for which the engine keeps its weights after a sync, whatever is measured meanwhile."""
+    """Minimum number of batches between two syncs, whatever is measured."""
     return {"adaptive": config.v_min, "never": math.inf}.get(config.rule, config.period)
 
 
 def always_fresh(config: SyncConfig) -> bool:
-    """Whether the engine never writes with older weights than the learner's."""
+    """Whether the engine always generates with the learner's current weights."""
     return config.rule == "every" and config.period == 1
 
 

@@ -1,7 +1,7 @@
-"""The answer that a task expects to a prompt, found by the prompt's key.
+"""Find the expected answer to a prompt by the prompt's key.
 
-A key names one problem and no other: a row of a file has a digest of its content for a key, so a row that was edited
-since is not found and no wrong answer is given for it.
+A key identifies one problem. For a row of a file, it is a digest of the row's content. So a row that was edited since
+is not found, and no wrong answer is returned for it.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from solera.tasks.jsonl import read_split
 from solera.tasks.keys import sum_in
 
 AnswerOf = Callable[[str], str | None]
-"""From a key to the answer; `None` for a prompt that the task does not know, or that has no one answer."""
+"""From a key to the answer; `None` for a prompt that the task does not know or that has no single answer."""
 FILES = (".jsonl", ".json", ".parquet", ".csv")
 
 
 def answers_of(task: TaskConfig, folder: Path) -> AnswerOf:
-    """Of a resolved task whose relative paths begin in `folder`."""
+    """Return the answers of a resolved task whose relative paths start in `folder`."""
     if task.name != "mixture":
         return _answers_of_one(task, folder)
     parts = {name: _answers_of_one(part, folder) for name, part in task_parts(task).items()}
@@ -36,7 +36,7 @@ def _answers_of_one(task: TaskConfig, folder: Path) -> AnswerOf:
     if task.prompt is not None:
         return _answers_of_rows(task, folder)
     if (kind := kind_of_task(task.name)) == "own":
-        return lambda key: None  # only its code knows
+        return lambda key: None  # only the task's own code knows
     return {"gym": expected_answer, "countdown": _countdown, "arithmetic": _sum}[kind]
 
 
@@ -49,7 +49,7 @@ def _answers_of_rows(task: TaskConfig, folder: Path) -> AnswerOf:
 
 
 def _found(path: str | None, folder: Path) -> str | None:
-    """A path as it is found from here. What ends like a file and is missing is not taken for the name of a dataset."""
+    """Resolve a path from here. A missing path with a file extension is not taken for the name of a dataset."""
     if path is None:
         return None
     there = folder / Path(path).expanduser()
@@ -70,7 +70,7 @@ def _sum(key: str) -> str | None:
 
 
 def _countdown(key: str) -> str | None:
-    """The target; many expressions reach it.
+    """Return the target. Many expressions reach it.
 
     >>> _countdown("countdown/3 5 7 = 26")
     '26 from 3, 5, 7'

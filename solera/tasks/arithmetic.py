@@ -1,8 +1,8 @@
-"""Sums of two numbers: `37+45=` is to be continued with `82` and the end of the text.
+"""Sums of two numbers: after `37+45=` the policy must write `82` and end the text.
 
-Level n draws both numbers from 0 … 10ⁿ−1. One unordered pair in eight is held out by a hash of the pair alone, so that
-training and held-out problems are disjoint in every run, for every seed, and for the embedded model's warm start; both
-orders of a pair fall on the same side, or b+a would leak a+b.
+Level n draws both numbers from 0 … 10ⁿ−1. A hash of the unordered pair decides the split and holds out one pair in
+eight. So training and held-out problems are disjoint in every run, for every seed, and for the embedded model's warm
+start. Both orders of a pair are on the same side; otherwise b+a would leak a+b.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 8
 MOST_HELD_OUT = 50_000
-"""At levels 3 and 4, where they are drawn: level 3 has some 62,500."""
+"""Held-out problems at levels 3 and 4, where they are sampled; level 3 has about 62,500."""
 
 
 def is_held_out(a: int, b: int) -> bool:
@@ -30,7 +30,7 @@ def is_held_out(a: int, b: int) -> bool:
 
 
 def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
-    """Two numbers of at most `level` digits from the wanted side of the split."""
+    """Draw two numbers of at most `level` digits from one side of the split."""
     while True:
         a, b = rng.randrange(10**level), rng.randrange(10**level)
         if is_held_out(a, b) == held_out:
@@ -39,7 +39,7 @@ def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The problems: an endless, seeded stream of training problems and a fixed list of held-out ones."""
+    """An endless, seeded stream of training problems and a fixed list of held-out ones."""
 
     codec: Codec
     level: int
@@ -47,12 +47,12 @@ class Arithmetic:
     columns = GENERATED_COLUMNS
 
     def prompt(self, index: int) -> Prompt:
-        """Problem number `index` of the training stream: the same for the same seed, whatever was asked before."""
+        """Return problem number `index` of the training stream. It depends only on the seed."""
         a, b = draw_pair(Random(self.seed << 40 | index), self.level, held_out=False)
         return self._prompt(a, b)
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` different held-out problems, the same in every run."""
+        """Return up to `count` different held-out problems, the same in every run."""
         if self.level <= 2:
             pairs = [p for p in combinations_with_replacement(range(10**self.level), 2) if is_held_out(*p)]
             Random(0).shuffle(pairs)

@@ -1,7 +1,7 @@
-"""Calling functions that may hang, raise or block, without being held up by them.
+"""Call functions that may hang, raise or block, without waiting for them forever.
 
-Calls run in a daemon thread: Python cannot stop a thread, but a daemon keeps nobody waiting. A call that comes to no
-end is left behind with its thread, and those after it go to another.
+Calls run in a daemon thread, because Python cannot stop a thread, but a daemon thread does not keep the process alive.
+A call that never ends is left behind with its thread, and later calls use a new thread.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from typing import Any
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 GRACE = 1.0
-"""Seconds that a thread of asynchronous calls gets beyond their timeout to report it."""
+"""Extra seconds for a thread of asynchronous calls to report its timeouts."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call returned, or the error it ended in."""
+    """What a call returned, or the error it raised."""
 
     value: Any = None
     error: BaseException | None = None
 
 
 class TookTooLongError(Exception):
-    """A call was still running when its time was over."""
+    """A call was still running when its time was up."""
 
 
 Answers = list["asyncio.Future[Outcome]"]
@@ -34,9 +34,10 @@ Tell = Callable[["asyncio.Future[Outcome]", Outcome], None]
 
 
 async def call_each(function: Callable[..., Any], calls: list[Call], timeout: float) -> AsyncGenerator[Outcome, None]:
-    """Every call's outcome: asynchronous functions all together, others one after the other, `timeout` seconds each.
+    """Yield the outcome of every call, with `timeout` seconds each. Asynchronous functions run together, others one
+    after the other.
 
-    Whoever closes it after an outcome has nothing further called.
+    Closing the generator after an outcome prevents further calls.
     """
     asynchronous = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     patience = timeout + GRACE if asynchronous else timeout

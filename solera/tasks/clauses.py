@@ -1,4 +1,4 @@
-"""Which number of a clause counts: not one that is denied, in an addition or in a relative clause."""
+"""Decide which number of a clause counts: not one that is denied, in an addition or in a relative clause."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from solera.tasks.terms import Quantity, quantities
 
 
 class Reading(NamedTuple):
-    """What a statement comes to; `None` where it is no single number."""
+    """The number that a statement gives; `None` if it is not a single number."""
 
     value: Fraction | None
 
@@ -38,7 +38,7 @@ def denied(sentence: str) -> set[Fraction | None]:
 
 
 def clause_value(said: str) -> Reading | None:
-    """The last number of the last clause that does not stand in an addition."""
+    """The last number of the last clause that is not part of an addition."""
     found = live(said)
     if not found:
         return None
@@ -87,7 +87,8 @@ def _beside_others(said: str, found: list[Quantity], place: int) -> Fraction | N
 
 
 def without_relative_clauses(said: str) -> str:
-    """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result stays: *which makes 36*."""
+    """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result is kept: *which makes
+    36*."""
     if not any(word in said for word in wording.RELATIVE_WORDS):
         return said
     shorter = wording.RELATIVE.sub(lambda clause: clause[0] if wording.RESULTING.search(clause[0]) else " ", said)

@@ -1,4 +1,4 @@
-"""Countdown: make a target from given numbers with + − × ÷, each number used once. Generated, graded exactly."""
+"""Countdown: make a target from given numbers with + − × ÷, using each number once. Generated and graded exactly."""
 
 import re
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 8
 LARGEST = 99
-"""Of the numbers, and of the targets ten times as much."""
+"""Largest number; targets go up to ten times as much."""
 MOST_HELD_OUT = 50_000
 DRAWS = 200
-"""Held-out problems drawn in vain, one after the other, before drawing ends: level 2 has 1,487 in all."""
+"""Consecutive unsuccessful draws of held-out problems before drawing stops. Level 2 has 1,487 in all."""
 STATEMENT = re.compile(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.")
 
 
 @dataclass(frozen=True)
 class Countdown:
-    """The problems: level n gives n numbers. Each has a solution, since its target is made from one."""
+    """Problems of level n have n numbers. Each is solvable, because its target is made from a solution."""
 
     codec: Codec
     level: int
@@ -35,13 +35,13 @@ class Countdown:
         return self._prompt(draw_problem(Random(self.seed << 40 | index), self.level, held_out=False))
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` different held-out problems, the same in every run."""
+        """Return up to `count` different held-out problems, the same in every run."""
         rng, problems, in_vain = Random(0), dict[str, None](), 0
         while len(problems) < min(count, MOST_HELD_OUT) and in_vain < DRAWS:
             problem = draw_problem(rng, self.level, held_out=True)
             in_vain = in_vain + 1 if problem in problems else 0
             problems[problem] = None
-        if len(problems) < count and self.level <= 2:  # drawing would hardly ever find the last ones
+        if len(problems) < count and self.level <= 2:  # drawing would rarely find the last ones
             problems |= dict.fromkeys(filter(is_held_out, sorted(all_problems(self.level))))
         return [self._prompt(problem) for problem in list(problems)[:count]]
 
@@ -59,7 +59,7 @@ class Countdown:
 
 
 def draw_problem(rng: Random, level: int, held_out: bool) -> str:
-    """`NUMBERS = TARGET` from the wanted side of the split, numbers in ascending order, so that none is there twice."""
+    """Draw `NUMBERS = TARGET` from one side of the split. Numbers are sorted, so that no problem occurs twice."""
     while True:
         numbers = sorted(rng.randint(1, LARGEST) for _ in range(level))
         target = _combined(rng, numbers)
@@ -69,7 +69,7 @@ def draw_problem(rng: Random, level: int, held_out: bool) -> str:
 
 
 def all_problems(level: int) -> set[str]:
-    """Every problem of a level. Levels 1 and 2 have few."""
+    """All problems of a level. Levels 1 and 2 have few."""
     return {
         f"{' '.join(map(str, numbers))} = {target}"
         for numbers in combinations_with_replacement(range(1, LARGEST + 1), level)
@@ -80,7 +80,7 @@ def all_problems(level: int) -> set[str]:
 
 
 def _targets(numbers: tuple[int, ...]) -> set[int]:
-    """What numbers come to, joined in this order by operations that stay whole."""
+    """All values that the numbers, in this order, can reach with operations that keep them whole."""
     results = {numbers[0]}
     for other in numbers[1:]:
         results = {target for first in results for target in _joined(first, other)}
@@ -92,7 +92,7 @@ def _joined(first: int, other: int) -> list[int]:
 
 
 def problem_in(text: str) -> str | None:
-    """The problem that a prompt states, and nothing else.
+    """Return the problem if the prompt states one and nothing else.
 
     >>> problem_in("Make 26 from the numbers 3, 5, 7.")
     '3 5 7 = 26'
@@ -101,7 +101,7 @@ def problem_in(text: str) -> str | None:
 
 
 def problems_within(text: str) -> set[str]:
-    """Every problem that is stated somewhere in a text."""
+    """Return every problem stated anywhere in a text."""
     return {f"{numbers.replace(',', '')} = {target}" for target, numbers in STATEMENT.findall(text)}
 
 
@@ -110,7 +110,7 @@ def is_held_out(problem: str) -> bool:
 
 
 def _combined(rng: Random, numbers: list[int]) -> int:
-    """The numbers in a random order, joined by random operations that stay whole."""
+    """Join the numbers in random order by random operations that keep the value whole."""
     first, *others = rng.sample(numbers, len(numbers))
     for other in others:
         first = rng.choice(_joined(first, other))

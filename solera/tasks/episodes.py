@@ -1,4 +1,4 @@
-"""One attempt at a prompt: run, compared with what the engine wrote, and guarded: a failure costs one episode."""
+"""Run one attempt at a prompt (an episode), check it against what the engine generated, and contain its failures."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
@@ -16,14 +16,14 @@ from solera.values import kind, token_ids_of
 
 T = TypeVar("T")
 FAILED = "failed"
-"""Part of the reward of an episode that failed."""
+"""Name of the reward part of a failed episode."""
 MOST_FULL = 100
-"""Calls of `generate` that one episode may make after its context is full: a task that never looks would not end."""
+"""Calls of `generate` that an episode may make after its context is full. This ends a task that never checks."""
 
 
 @dataclass(frozen=True, eq=False)
 class Failed:
-    """An episode that failed: why, how many tokens it had written, and the rollout that counts for it, if any does."""
+    """A failed episode: the reason, how many tokens it had generated, and its rollout, if it counts."""
 
     prompt: Prompt
     error: Exception
@@ -31,8 +31,8 @@ class Failed:
     rollout: Rollout | None
 
     def member(self) -> Rollout:
-        """What keeps its place in its group. Where no rollout counts for it, that is an empty response, which takes no
-        part in the baseline or the update."""
+        """The rollout that keeps the episode's place in its group. If none counts, it is an empty response, which takes
+        no part in the baseline or the update."""
         return self.rollout or _rollout(self.prompt, (), 0.0)
 
 
@@ -40,9 +40,9 @@ Attempted = Rollout | Failed
 
 
 class Guard:
-    """What becomes of an episode that fails: it stops the run, has no reward (`missing`), or has a fixed one.
+    """What happens when an episode fails: it stops the run, gets no reward (`missing`), or gets a fixed reward.
 
-    Before that it is tried again, `retries` times. The first failure is said, further ones are only counted.
+    Before that, it is retried `retries` times. The first failure is printed, later ones are only counted.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Guard:
         self._said = False
 
     def tell(self, attempted: Iterable[Attempted]) -> None:
-        """Say the first failure of the run."""
+        """Print the first failure of the run."""
         failed = next((each for each in attempted if isinstance(each, Failed)), None) if not self._said else None
         if failed is not None:
             self._said = True
@@ -72,7 +72,7 @@ STOP = Guard()
 
 
 def complaint(failed: Failed) -> str:
-    """Why an episode failed, in one line."""
+    """The reason of a failure, in one line."""
     error = failed.error
     if isinstance(error, SoleraError):
         return str(error)
@@ -80,7 +80,7 @@ def complaint(failed: Failed) -> str:
 
 
 def rollouts_of(attempted: Iterable[Attempted]) -> list[Rollout]:
-    """Those that count: of failed episodes, the ones with a fixed reward."""
+    """The rollouts that count: all successful ones, and failed ones with a fixed reward."""
     found = (each.rollout if isinstance(each, Failed) else each for each in attempted)
     return [rollout for rollout in found if rollout is not None]
 
@@ -88,9 +88,9 @@ def rollouts_of(attempted: Iterable[Attempted]) -> list[Rollout]:
 async def attempt(
     task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int, guard: Guard = STOP
 ) -> Attempted:
-    """One episode, tried again where it fails and the guard allows it, with random numbers of its own each time.
+    """Run one episode. If it fails and the guard allows it, try again with new random numbers.
 
-    A failure of the engine itself is nobody's episode: it is raised whatever the guard says.
+    An engine failure is not the fault of an episode, so it is always raised.
     """
     tried = 0
     while True:
@@ -99,9 +99,9 @@ async def attempt(
             return episode.checked(await task.run(prompt, episode.generate))
         except Exception as error:
             failure = episode.engine_error or error
-            if not getattr(failure, "__notes__", None):  # an engine gives one error to everyone in its batch
+            if not getattr(failure, "__notes__", None):  # an engine raises the same error for everyone in its batch
                 failure.add_note(f"while attempting prompt {prompt.key!r}")
-            if failure is not error:  # the task has put its own in the place of the engine's
+            if failure is not error:  # the task has replaced the engine's error by its own
                 raise failure from None
             if episode.engine_error is not None or isinstance(error, StopRunError):
                 raise
@@ -141,8 +141,8 @@ def attempt_all(
     meanwhile: Callable[[], None] | None = None,
     guard: Guard = STOP,
 ) -> list[Rollout] | list[Attempted]:
-    """One episode for each (prompt, seed), all in flight together so that the engine can batch them; `meanwhile` is
-    called once it has begun to write. Without a guard that says otherwise, an episode that fails raises."""
+    """Run one episode for each (prompt, seed), all concurrently, so that the engine can batch them. `meanwhile` is
+    called once the engine has begun. Without a guard, an episode that fails raises."""
 
     async def gather() -> list[Attempted]:
         loop = asyncio.get_running_loop()
@@ -151,11 +151,11 @@ def attempt_all(
         ]
         try:
             if meanwhile is not None:
-                await asyncio.sleep(0)  # every attempt asks the engine
-                await asyncio.sleep(0)  # which begins
+                await asyncio.sleep(0)  # every attempt sends its request to the engine
+                await asyncio.sleep(0)  # which starts
                 meanwhile()
             return [await attempted for attempted in running]
-        except BaseException:  # one speaks for all: the others are stopped and their errors not shown
+        except BaseException:  # one error is enough: the others are cancelled
             for each in running:
                 each.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -167,12 +167,12 @@ def attempt_all(
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine, also from a notebook, where an event loop is running in this thread already."""
+    """Run a coroutine to its end, also in a notebook, where an event loop already runs in this thread."""
     results: list[T] = []
 
     async def keep() -> None:
-        # Kept here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
-        # and whatever it returned, which for a batch of rollouts takes longer than sampling some of them.
+        # Stored here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
+        # and its return value, which for a batch of rollouts takes longer than sampling some of them.
         results.append(await work)
 
     try:
@@ -186,7 +186,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Episode:
-    """One run of a task: hands its turns to the engine and remembers them."""
+    """One run of a task. Passes its turns to the engine and remembers them."""
 
     def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int) -> None:
         self.engine = engine
@@ -199,7 +199,7 @@ class Episode:
         self._full = 0
 
     async def generate(self, token_ids: tuple[int, ...]) -> Completion:
-        """The `Generate` that the task is given."""
+        """The `Generate` function for the task."""
         if token_ids is not self.prompt.token_ids:
             token_ids = token_ids_of(token_ids, "what generate is given")
         if not token_ids:
@@ -227,11 +227,11 @@ class Episode:
             )
 
     def checked(self, rollout: Rollout) -> Rollout:
-        """The rollout, refused where it says that the engine wrote something else than it did."""
+        """Return the rollout; raise an error if it claims that the engine generated something else."""
         key = self.prompt.key
         if not isinstance(rollout, Rollout):
             raise SoleraError(f"prompt {key!r}: run gave {kind(rollout)}; it must give a solera.Rollout (Rollout.of)")
-        if rollout.origin != "self" and rollout.lineage is None:  # another author's text
+        if rollout.origin != "self" and rollout.lineage is None:  # text of another author
             return rollout
         if rollout.prompt_key != key:
             raise SoleraError(f"prompt {key!r}: run gave a rollout of another prompt, {rollout.prompt_key!r}")
@@ -241,8 +241,8 @@ class Episode:
         return rollout
 
     def _wrote(self, sequence: Sequence) -> bool:
-        """Whether each token that the policy answers for stands after the tokens that `generate` was given, in a
-        completion that it returned, whole and with its log-probabilities and versions."""
+        """Whether every token attributed to the policy comes from a completion that `generate` returned, whole, after
+        the tokens it was given, and with its log-probabilities and versions."""
         if len(self.turns) == 1 == len(sequence.spans) and self._is_answer(sequence):
             return True
         mask_T, version_T, logp_T = sequence.mask_T, sequence.version_T, sequence.behaviour_logp_T
@@ -258,7 +258,7 @@ class Episode:
         return not (mask_T & ~covered_T).any()
 
     def _is_answer(self, sequence: Sequence) -> bool:
-        """The usual case, a prompt and one answer, found out in a tenth of the time."""
+        """Fast check of the usual case, a prompt and one response. Takes a tenth of the time."""
         ((given, completion),), ((start, _, version),) = self.turns, sequence.spans
         return (
             start == len(given)
@@ -287,7 +287,7 @@ class Episode:
         return Failed(self.prompt, error, tokens, rollout)
 
     def _history(self) -> tuple[tuple[int, ...] | Completion, ...]:
-        """What the engine was given and what it wrote up to the last turn, as `Sequence.turns` takes it."""
+        """The input and output of the engine up to the last turn, in the form of `Sequence.turns`."""
         last = [*self.turns[-1][0], *self.turns[-1][1].token_ids_T.tolist()] if self.turns else []
         parts, end = list[tuple[int, ...] | Completion](), 0
         for given, completion in sorted(self.turns, key=lambda turn: len(turn[0])):
@@ -299,12 +299,12 @@ class Episode:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """Tokens that both begin with."""
+    """Number of leading tokens that both share."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _rollout(prompt: Prompt, parts: tuple[tuple[int, ...] | Completion, ...], reward: float) -> Rollout:
-    """A failed episode's, of what was written, which may be nothing."""
+    """The rollout of a failed episode, from what was generated, if anything."""
     last = next((part for part in reversed(parts) if isinstance(part, Completion)), None)
     rewards = (Reward(reward, FAILED, "collect.errors"),)
     sequences = (Sequence.turns(parts or (prompt.token_ids,)),)

@@ -1,4 +1,4 @@
-"""Countdown's grader: an expression in given numbers that comes to a target."""
+"""Grader of countdown: an expression of the given numbers that equals the target."""
 
 import ast
 import operator
@@ -10,7 +10,7 @@ from functools import lru_cache
 from solera.tasks.final import final_answer
 
 LONGEST = 200
-"""Characters of an expression: nothing longer is read, so that no text takes long."""
+"""Longest expression that is read, in characters, so that no text takes long."""
 _SIGNS = str.maketrans("×·⋅∗∙÷⁄∕／＊＋－−–[]{}（）＝", "*****////*+---()()()=")
 _SPELLINGS = (
     (r"\\(?:times|cdot|ast)", "*"), (r"\\div", "/"), (r"\\(?:left|right|q?quad|[,;:! ()[\]])|\\?\$", ""),
@@ -24,8 +24,8 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 
 def countdown(text: str, answer: str, finished: bool) -> bool:
-    """The expression that the text ends in uses each number of the answer column `NUMBERS = TARGET` exactly once, with
-    + − × ÷ and brackets, and comes to the target.
+    """Whether the expression at the end of the text equals the target and uses each number of the answer column
+    `NUMBERS = TARGET` exactly once, with + − × ÷ and brackets.
 
     >>> [countdown(text, "3 5 7 = 26", True) for text in ("<answer>3 * 7 + 5</answer>", "7×3+5 = 26", "21 + 5")]
     [True, True, False]
@@ -40,13 +40,13 @@ def countdown(text: str, answer: str, finished: bool) -> bool:
 
 @lru_cache(maxsize=4096)
 def countdown_problem(answer: str) -> tuple[list[int], Fraction] | None:
-    """Numbers and target of `3 5 7 = 26`."""
+    """Parse numbers and target of `3 5 7 = 26`."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:[ ,]+[0-9]{1,9}){0,19})\s*=\s*(-?[0-9]{1,9})\s*", answer)
     return (sorted(map(int, re.findall("[0-9]+", match[1]))), Fraction(match[2])) if match else None
 
 
 def evaluated(line: str, target: Fraction) -> tuple[Fraction | None, list[int]]:
-    """The value of an expression, and the numbers in it; `= target` may stand on either side.
+    """Return the value of an expression and its numbers. `= target` may stand on either side.
 
     >>> evaluated("26 = (3*7)+5.", Fraction(26))
     (Fraction(26, 1), [3, 7, 5])

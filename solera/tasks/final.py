@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 READ = 50_000
-"""Characters at the end of a text in which an answer is looked for, so that megabytes cost nothing."""
+"""Characters at the end of a text that are searched for an answer, so that megabytes of text cost nothing."""
 LONGEST_LINE = 400
-"""Characters of a line that may be the answer behind `####` or "Answer:"."""
+"""Longest line, in characters, that can be the answer after `####` or "Answer:"."""
 LONGEST_BOX = 20_000
 MOST_WORDS = 6
 MOST_WORDS_BEFORE_NUMBERS = 3
-"""Words beside the value in such a line; fewer where more numbers follow, since the line may belong to the working."""
+"""Most words beside the value in such a line; fewer if more numbers follow, as it may belong to the working."""
 _CANDIDATES = 20
-"""Statements that are looked at, from the last one back."""
+"""Number of statements that are considered, from the last one back."""
 SIMPLE = re.compile(r"\s*(-?)\$?([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(\.[0-9]{1,30})?\s*")
 """A number and nothing else."""
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
@@ -109,8 +109,8 @@ def retraction(text: str, start: int = 0) -> re.Match[str] | None:
 
 
 class Final(NamedTuple):
-    """The part of a text that states its answer, how it was found, whether what follows shows it is complete, and the
-    places in the text where the statement begins and ends."""
+    """The part of a text that states its answer, how it was found, whether the following text shows that it is
+    complete, and where it begins and ends."""
 
     text: str
     by: str
@@ -120,7 +120,7 @@ class Final(NamedTuple):
 
 
 def final_answer(text: str, phrases: bool = True) -> Final:
-    r"""The last statement of a text, else the whole.
+    r"""Return the last statement of a text, or the whole text if there is none.
 
     >>> final_answer("so <answer> 4 </answer> it is")[:3], final_answer(r"\boxed{1}. So \boxed{\frac{3}{4}}").text
     ((' 4 ', 'tag', True), '\\frac{3}{4}')
@@ -140,7 +140,7 @@ def _whole(text: str, start: int) -> Final:
 
 
 def affirmed(text: str) -> str:
-    r"""A text without what it denies.
+    r"""Return a text without what it denies.
 
     >>> affirmed(r"It is not 72, $x \neq 3$.").split()
     ['It', 'is', ',', '$x', '.']
@@ -153,9 +153,9 @@ def spoken(text: str) -> str:
 
 
 def statements(text: str, phrases: bool = True) -> Iterator[Final]:
-    """The statements of a text, the last first. Only places that hold a word such as "boxed" are looked at."""
+    """Yield the statements of a text, last first. Only places with a word such as "boxed" are examined."""
     folded = text.lower()
-    if len(folded) != len(text):  # İ becomes two characters, and places are others
+    if len(folded) != len(text):  # İ becomes two characters, which shifts positions
         folded = text
     answer_at = _tag_or_phrase_at if phrases else _tag_at
     kinds = {"boxed": _boxed_at, "fbox": _boxed_at, "####": _mark_at, "answer": answer_at}
@@ -179,7 +179,7 @@ def statements(text: str, phrases: bool = True) -> Iterator[Final]:
 
 
 def _is_boxed(text: str, folded: str, place: int) -> bool:
-    """Whether a place is inside a box: its words are a part of what the box says."""
+    """Whether a position is inside a box, whose words belong to the content of the box."""
     before = folded.rfind("boxed", 0, place)
     box = _BOXED.match(text, before - 1) if before > 0 else None
     return box is not None and place < (found := _box(text, box)).end and found.complete
@@ -246,7 +246,7 @@ _BETWEEN_BOXES = re.compile(
 )
 _WORDS_ONLY = re.compile(r"[A-Za-z\s:*_'’,-]+")
 _BODY = re.compile(r"\n(?!\s*(?:#|(?:explanation|check|note|working|solution)\b))[^\n]*[0-9]", re.IGNORECASE)
-"""What follows a heading: a line with numbers."""
+"""The text after a heading: a line with numbers."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
@@ -327,7 +327,7 @@ def _heading_at(text: str, place: int) -> Final | None:
 
 
 def is_bare(line: str, rest: str) -> bool:
-    """Whether a line is an answer, not a heading, an item of a list or a sentence of the working. `rest` follows it.
+    """Whether a line is an answer, and not a heading, a list item or a sentence of the working. `rest` follows it.
 
     >>> is_bare("72 clips", ""), is_bare("She sold 48/2 = 24 in May.", ""), is_bare("2. Total", "48 + 24 = 72")
     (True, False, False)
@@ -355,7 +355,7 @@ def is_item(line: str) -> bool:
 
 
 def hollow(content: str) -> bool:
-    """Whether a statement says nothing: it is empty, or it only says what the answer is not."""
+    """Whether a statement is empty, or says only what the answer is not."""
     return not _LAYOUT.sub("", content) or _DENYING.match(content) is not None
 
 
@@ -366,7 +366,7 @@ _LAYOUT = re.compile(r"\\(?:text|mathrm|mathbf)(?=\{\s*\})|\\(?:q?quad\b|[,;:! (
 
 
 def sentence(text: str, start: int) -> tuple[str, bool]:
-    """The sentence from a place on, and whether a next one or a next line shows that it has ended."""
+    """Return the sentence that starts here, and whether a next sentence or line shows that it has ended."""
     end = SENTENCE_END.search(text, start)
     if end is None:
         return text[start:], False
@@ -374,20 +374,20 @@ def sentence(text: str, start: int) -> tuple[str, bool]:
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last `</think>`; the whole text where nothing does."""
+    """The text after the last `</think>`, or the whole text if nothing follows."""
     _, _, said = text.rpartition("</think>")
     return said if said.strip() else text
 
 
 def boxed_answer(text: str) -> Final | None:
-    r"""What stands inside the last `\boxed{…}`; the rest of the text, not complete, where its brace never closes."""
+    r"""The content of the last `\boxed{…}`. If its brace never closes: the rest of the text, marked as incomplete."""
     text = text[-READ:]
     match = last_match(_BOXED, text)
     return None if match is None else _box(text, match)
 
 
 def tagged_answer(text: str) -> str | None:
-    """What stands inside the last `<answer>…</answer>`."""
+    """The content of the last `<answer>…</answer>`."""
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, end) if end >= 0 else -1
     return text[start + len("<answer>") : end] if start >= 0 else None

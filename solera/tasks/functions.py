@@ -1,4 +1,4 @@
-"""Code of one's own: found by name, and reward functions recognised by what they take."""
+"""The user's own code: find it by name, and recognise reward functions by their parameters."""
 
 import importlib
 import inspect
@@ -16,15 +16,15 @@ from solera.errors import SoleraError, one_line
 from solera.tasks.graders import GRADERS, JUDGED, is_grader
 
 GIVEN = frozenset(("prompts", "completions", "completion_ids"))
-"""What a function of TRL's signature gets besides the columns."""
+"""What a function with TRL's signature gets besides the columns."""
 
 
 @dataclass(frozen=True)
 class OwnFunction:
-    """A function, the name it was given by, and how it wants to be called.
+    """A function, its name in the config, and how it is called.
 
-    `takes` names the keywords that a function of TRL's signature gets for a whole batch; `None` is our own signature,
-    `(rollout, row)` for one response.
+    `takes` names the keywords that a function with TRL's signature gets for a whole batch. `None` means Solera's
+    signature, `(rollout, row)` for one response.
     """
 
     spec: str
@@ -37,7 +37,7 @@ class OwnFunction:
 
 
 def part_name(spec: str) -> str:
-    """What a function's rewards are called.
+    """The name of a function's reward part.
 
     >>> part_name("rewards.py:brevity"), part_name("exact")
     ('brevity', 'exact')
@@ -58,7 +58,7 @@ def check_spec(spec: str) -> None:
 
 
 def is_spec(spec: str) -> bool:
-    """Whether it could name something in a file or a package.
+    """Whether the text could name something in a file or a package.
 
     >>> is_spec("rewards.py:brevity"), is_spec("package.module:TwoTries"), is_spec("rewards.py"), is_spec("a:b c")
     (True, True, False, False)
@@ -68,31 +68,31 @@ def is_spec(spec: str) -> bool:
 
 
 def check_file(spec: str, field: str) -> None:
-    """Refuse a file that is not there; `field` is the config's that names it."""
+    """Refuse a missing file; `field` is the config field that names it."""
     source = spec.rpartition(":")[0]
     if source.endswith(".py") and not Path(source).expanduser().is_file():
         raise SoleraError(f"{field}: {spec}: there is no file {source}")
 
 
 def load(specs: list[str], columns: Set[str], prompt: str) -> list[OwnFunction]:
-    """The functions, each module loaded once; `columns` are those of the data, `prompt` the prompt's own."""
+    """Load the functions, each module once. `columns` are those of the data, `prompt` that of the prompt."""
     modules = {spec.rpartition(":")[0]: load_module(spec, "reward.functions") for spec in specs}
     return [_function(modules[spec.rpartition(":")[0]], spec, columns - {prompt}) for spec in specs]
 
 
 def given(call: Callable[..., Any], columns: Set[str]) -> OwnFunction:
-    """A function that was handed over in Python."""
+    """Wrap a function that was passed in Python."""
     spec = spec_of(call)
     return OwnFunction(spec, call, _takes(spec, _signature(spec, call), columns))
 
 
 def spec_of(call: Callable[..., Any]) -> str:
-    """What such a function is called."""
+    """The display name of such a function."""
     return f"{getattr(call, '__module__', type(call).__module__)}:{getattr(call, '__name__', type(call).__name__)}"
 
 
 def load_module(spec: str, field: str) -> ModuleType:
-    """The module that `spec` names something in; `field` is the config's that names it."""
+    """Load the module that `spec` refers to; `field` is the config field that names it."""
     source = spec.rpartition(":")[0]
     try:
         return _from_file(Path(source).expanduser()) if source.endswith(".py") else _from_package(source)
@@ -104,7 +104,7 @@ def load_module(spec: str, field: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Run once for what the file holds now: a file that loads a model is looked at early, and again for its tasks."""
+    """Execute a file once per content. A file may load a model, and it is checked early and used again later."""
     code = path.read_bytes()
     name = f"solera_own_{blake2b(str(path.resolve()).encode() + code, digest_size=6).hexdigest()}"
     if name in sys.modules:
@@ -112,7 +112,7 @@ def _from_file(path: Path) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
     module.__file__ = str(path)
     try:
-        exec(compile(code, path, "exec"), vars(module))  # an import might find an older file's bytecode
+        exec(compile(code, path, "exec"), vars(module))  # an import might find the bytecode of an older file
     except BaseException:
         del sys.modules[name]
         raise
@@ -120,7 +120,7 @@ def _from_file(path: Path) -> ModuleType:
 
 
 def _from_package(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path and "" not in sys.path:  # an installed command does not search where it is called
+    if os.getcwd() not in sys.path and "" not in sys.path:  # an installed command does not search the current folder
         sys.path.append(os.getcwd())
     return importlib.import_module(name)
 
@@ -145,7 +145,7 @@ def _signature(spec: str, call: Callable[..., Any]) -> inspect.Signature:
 
 
 def _takes(spec: str, signature: inspect.Signature, columns: Set[str]) -> frozenset[str] | None:
-    """TRL's signature is recognised by `completions`, or by taking keywords only."""
+    """Recognise TRL's signature: it has `completions`, or takes keywords only."""
     anything = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     if "completions" not in signature.parameters and (_binds(signature, 2) or not anything):
         if _binds(signature, 2):
@@ -174,7 +174,7 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def where(error: BaseException, source: str) -> str:
-    """The line at fault: the last one of `source` in the error's traceback, else the last of all."""
+    """The line that raised: the last one in `source` in the traceback, else the last of all."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).name == Path(source).name]
     return "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in (own or frames)[-1:])

@@ -1,6 +1,6 @@
-"""The graders that come with Solera: plain functions of the text written and the answer wanted.
+"""The graders that come with Solera: plain functions of the response text and the expected answer.
 
-`finished` is False where the response was cut off by the length limit.
+`finished` is False if the response was cut off by the length limit.
 """
 
 import re
@@ -15,12 +15,12 @@ Grader = Callable[[str, str, bool], bool]
 
 
 def verbatim(text: str, answer: str, finished: bool) -> bool:
-    """The text is the answer, character for character, and then ends."""
+    """The text equals the answer, character for character, and then ends."""
     return finished and text == answer
 
 
 def exact(text: str, answer: str, finished: bool) -> bool:
-    """The text is the answer, white space around either aside, and then ends.
+    """The text equals the answer, except for surrounding white space, and then ends.
 
     >>> exact(" 82\\n", "82", True), exact("82", "82", False)
     (True, False)
@@ -29,11 +29,11 @@ def exact(text: str, answer: str, finished: bool) -> bool:
 
 
 _NOTHING = re.compile(r"\\(?:text|mathrm|mathbf)(?=\{\s*\})|\\(?:q?quad\b|[,;:! ])|[\s{}$~]")
-"""What may stand in a box that is empty all the same."""
+"""Content of a box that still counts as empty."""
 
 
 def boxed(text: str, answer: str, finished: bool) -> bool:
-    r"""The text has its answer in a `\boxed{…}`, whatever that is.
+    r"""The text has an answer in a `\boxed{…}`, whatever it is.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}", "", True), boxed(r"\boxed{}", "", True), boxed(r"\boxed{4", "", True)
     (True, False, False)
@@ -70,9 +70,9 @@ GRADERS: dict[str, Grader] = {
     "think_answer": think_answer,
 }  # fmt: skip
 JUDGED = ("math", "gym")
-"""Graders that run in processes of their own (`mathematics.py`, `gym.py`)."""
+"""Graders that run in separate processes (`mathematics.py`, `gym.py`)."""
 COMPARING = frozenset(("exact", "verbatim", "number", "countdown", "math"))
-"""Those that look at the answer column; the others are about form, or know the answer themselves."""
+"""Graders that use the answer column. The others check the form, or know the answer themselves."""
 
 
 def is_grader(name: str) -> bool:
@@ -80,7 +80,7 @@ def is_grader(name: str) -> bool:
 
 
 def answer_of(value: object, graders: frozenset[str]) -> str:
-    """A column's value as the text to compare with; refused where these graders cannot use it."""
+    """Return a column's value as text to compare with; refuse a value that these graders cannot use."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise SoleraError(f"is {kind_of(value)}, but must be text or a number")
     if "number" in graders and answer_number(str(value)) is None:

@@ -1,8 +1,8 @@
-"""Every generated task of the package reasoning-gym, with its own graders.
+"""All generated tasks of the package reasoning-gym, with their own graders.
 
-The package runs in other processes only (`judges.py`): some of its graders run an answer as Python code, and what it
-generates depends on the order of sets, which is fixed there. One question in four is held out, by a hash of its
-canonical form, so that `gcd of 2, 412` and `gcd of 412, 2` fall on the same side of the split.
+The package runs only in other processes (`judges.py`): some of its graders run an answer as Python code, and what it
+generates depends on the order of sets, which is fixed there. A hash of the canonical form of a question decides the
+split and holds out one question in four. So `gcd of 2, 412` and `gcd of 412, 2` are on the same side.
 """
 
 import math
@@ -24,20 +24,20 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 4
 SPLIT = b"gym-split"
-"""Salt of the split. With it both sides have problems of each task, also of those with four to eight in all."""
+"""Salt of the split. With it, both sides have problems of every task, even of those with only four to eight."""
 CHUNK = 500
-"""Problems of one dataset; the next ones come from another, with a seed of its own."""
+"""Problems of one dataset. The next ones come from a new dataset with its own seed."""
 BLOCK = 32
-"""Problems that are fetched together, by several processes."""
+"""Problems that several processes generate together."""
 TRIES = 64
 LANES = 2**22
-"""Where a problem of the stream cannot be used, another is taken so much further on."""
+"""If a problem of the stream cannot be used, it is replaced by one this much further on."""
 LONGEST = 10_000
-"""Characters of an answer that are graded."""
+"""Longest answer that is graded, in characters."""
 _WORDED = re.compile(r"\s*\\(?:text|textbf|mathrm)\s?\{([^{}]*)\}\s*")
 _HARMLESS = re.compile(
     r"(?:[\w+\-*/%=<>^,:;!?|&~$#)]|\.(?![^\W\d])|(?:^|(?<=[-+*/%=<>^,(|&~]))\()*", re.ASCII
-)  # brackets and dots only where they begin no call and name no attribute
+)  # brackets and dots only if they start no call and name no attribute
 _TERM = r"-?[\w.]*\w"
 _LIST = re.compile(rf"(?<![\w.]){_TERM}(?:(?:, ?(?:and )?| and ){_TERM})+(?!\w)")
 _COMMUTATIVE = re.compile(
@@ -46,9 +46,9 @@ _COMMUTATIVE = re.compile(
 )
 NONSENSE = "qwxz {["
 NONSENSE_SCORE = 0.5
-"""From here on nonsense has passed, and the task's grader is not asked any more."""
+"""If nonsense scores at least this much, the task's grader is no longer used."""
 PATIENCE = 120
-"""Seconds of computing for generating some problems; a few tasks take a second for one."""
+"""Limit of computing time, in seconds, for generating a few problems. Some tasks need a second for one."""
 
 
 class Gym:
@@ -59,8 +59,8 @@ class Gym:
     def __init__(
         self, name: str, level: int | None, codec: Codec, template: str, seed: int, longest: int | None = None
     ) -> None:
-        """`level` is that of the task's curriculum, `None` its defaults; longer prompts than `longest` are left out, as
-        are those that the model cannot read."""
+        """`level` is a level of the task's curriculum; `None` means its defaults. Prompts longer than `longest`, or
+        that the model cannot read, are left out."""
         self._name = name
         self._level = level
         self._codec = codec
@@ -78,7 +78,7 @@ class Gym:
         raise SoleraError(f"task gym:{self._name}: none of {TRIES} generated problems can be trained on{self._hint()}")
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` held-out problems of different canonical form, the same in every run."""
+        """Return up to `count` held-out problems with different canonical forms, the same in every run."""
         found: dict[str, Prompt] = {}
         for position, question in self._first(TRIES * count):
             form = canonical(question)
@@ -111,7 +111,7 @@ class Gym:
     def _prompt(self, position: int, question: str) -> Prompt | None:
         try:
             ids = encode_problem(self._codec, self._template, question)
-        except SoleraError:  # said where no problem can be used
+        except SoleraError:  # reported if no problem can be used
             return None
         if self._longest is not None and len(ids) > self._longest:
             return None
@@ -139,7 +139,8 @@ def is_held_out(question: str) -> bool:
 
 
 def canonical(question: str) -> str:
-    """The same for questions that differ only in case, in white space, or in the order of a list, a sum or a product.
+    """A form that is equal for questions that differ only in case, in white space, or in the order of a list, sum or
+    product.
 
     >>> canonical("Find the GCD of 412, 2."), canonical("5 + 3 - 2 or 4 * 3 * 1")
     ('find the gcd of 2, 412.', '5 + 3 - 2 or 1 * 3 * 4')
@@ -150,13 +151,13 @@ def canonical(question: str) -> str:
 
 
 def _in_order(terms: re.Match[str]) -> str:
-    """The terms of a sum or product in one order. A term of another operation beside it stays where it is."""
+    """Sort the terms of a sum or product. A term next to another operation stays in place."""
     sign = next(sign for sign in "+*×" if sign in terms[0])
     return f" {sign} ".join(sorted(term.strip() for term in terms[0].split(sign)))
 
 
 async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -> float:
-    """The task's own score, between 0 and 1, of what the text gives as its answer."""
+    """Return the task's own score, between 0 and 1, of the answer in the text."""
     answer = given_answer(text, finished)
     if answer is None or len(answer) > LONGEST:
         return 0.0
@@ -164,15 +165,15 @@ async def gym(text: str, problem: tuple[str, int | None, int], finished: bool) -
         score = await _gym().judge("grader", problem, (answer.strip(),), could_be_code(answer))
     except NoVerdictError:
         return 0.0
-    # Code in the answer may have made it up, and of any type.
+    # Code in the answer may have forged it, with any type.
     return min(max(score, 0.0), 1.0) if type(score) is float and math.isfinite(score) else 0.0
 
 
 def could_be_code(answer: str) -> bool:
     """Whether Python, or sympy's parser, could call something when it evaluates the answer.
 
-    It cannot in numbers, words, and brackets that stand first or after an operator: a call has its brackets after a
-    name or an expression. What is not surely harmless could be code.
+    Numbers, words, and brackets at the start or after an operator are harmless: a call has its brackets after a name or
+    an expression. Everything else could be code.
 
     >>> [could_be_code(answer) for answer in ("12.5", "(3 + 4) * 2", "A is a knave.", "Q _ _", "exit()", "[x.y]")]
     [False, False, False, False, True, True]
@@ -181,8 +182,8 @@ def could_be_code(answer: str) -> bool:
 
 
 def given_answer(text: str, finished: bool) -> str | None:
-    r"""What stands inside the last `<answer>…</answer>`, and in it, or else in the text, inside the last `\boxed{…}`;
-    else the whole text, if it ended by itself. What is thought before is passed over.
+    r"""Return the content of the last `<answer>…</answer>`, and inside it, or else in the text, that of the last
+    `\boxed{…}`. Otherwise return the whole text, if it ended by itself. Thinking before it is ignored.
 
     >>> given_answer(r"<answer>\boxed{\text{Monday}}</answer>", True), given_answer("Monday", False)
     ('Monday', None)
@@ -207,7 +208,7 @@ def check_gym(name: str, level: int | None) -> None:
 
 
 def expected_answer(key: str) -> str | None:
-    """The answer that the task gives with the problem of this key; `None` where it gives none."""
+    """Return the task's answer to the problem of this key, or `None` if it has none."""
     match = re.fullmatch(r"gym:([^/@]+)(?:@([0-9]+))?/([0-9]+)", key)
     if match is None:
         return None
@@ -222,7 +223,7 @@ def _gym() -> Judges:
     return judges(__name__, "gym")
 
 
-# What follows runs in the other processes.
+# Everything below runs in the other processes.
 
 
 def prepare() -> None:
@@ -261,7 +262,7 @@ def grader(name: str, level: int | None, position: int) -> Callable[[str], float
 
 @lru_cache(maxsize=4096)
 def _passes_nonsense(name: str, level: int | None, position: int) -> bool:
-    """Whether the task's grader is broken: one takes any text at all for the truth value `True`."""
+    """Whether the task's grader is broken: one accepts any text as `True`."""
     try:
         return _score(name, level, position, NONSENSE) >= NONSENSE_SCORE
     except Exception:  # a grader may refuse what it cannot read

@@ -1,4 +1,4 @@
-"""Held-out prompts by their tokens: an exported rollout does not bring the text that it answers."""
+"""Recognise held-out prompts by their tokens, because an exported rollout does not contain its text."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,15 +15,15 @@ from solera.tasks.keys import sum_in
 from solera.tasks.prompting import encode_prompt
 
 GENERATED = ("arithmetic", "countdown")
-"""Tasks without files whose problems can be read off their tokens."""
+"""Tasks without files whose problems can be parsed from their tokens."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The prompts that a resolved task holds out, asked as `HeldOut(task, codec, problems, longest)(token_ids)`.
+    """The held-out prompts of a resolved task: `HeldOut(task, codec, problems, longest)(token_ids)`.
 
-    Of gym:NAME those that are evaluated, `problems` of each task and none longer than `longest`: their texts are of any
-    form, so that a hash of what the tokens spell would refuse one in four of all others.
+    For gym:NAME only the evaluated problems are known: `problems` of each task, none longer than `longest`. Their texts
+    can have any form, so a hash of the text would refuse one in four of all other prompts.
     """
 
     task: TaskConfig
@@ -58,6 +58,6 @@ class HeldOut:
         text = self.codec.decode(np.array(token_ids, np.int32)) if parts else ""
         numbers = sum_in(text) if "arithmetic" in parts else None
         stated = set[str]()
-        if "countdown" in parts:  # a template may state one as an example
+        if "countdown" in parts:  # a template may contain one as an example
             stated = countdown.problems_within(text) - countdown.problems_within(parts["countdown"].template or "")
         return any(map(countdown.is_held_out, stated)) or (numbers is not None and is_held_out(*numbers))

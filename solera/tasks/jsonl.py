@@ -1,6 +1,6 @@
-"""Problems from a file: one JSON object a line, a prompt and any further columns.
+"""Problems from a file with one JSON object per line: a prompt and any other columns.
 
-It is read strictly and as a whole before a run begins; every complaint names file, line and field.
+The whole file is checked strictly before a run begins. Every error names file, line and field.
 """
 
 import json
@@ -28,7 +28,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class Row:
-    """One line: where it stands, what it says, and digests of that. Equal rows share `key`."""
+    """One line: its place, its content, and digests of it. Equal rows share `key`."""
 
     place: str
     data: dict[str, Any]
@@ -37,7 +37,7 @@ class Row:
 
 
 class Jsonl:
-    """The problems: every epoch shows all training rows once, in an order of its own."""
+    """The problems of a file. Every epoch shows all training rows once, in a new order."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Jsonl:
         longest: int | None = None,
         graders: frozenset[str] = frozenset(),
     ) -> None:
-        """`longest` is the most tokens a prompt may have; `graders` are those that compare with the answer column."""
+        """`longest` is the maximum number of tokens in a prompt; `graders` are those that use the answer column."""
         assert task.prompt is not None
         self._seed = seed
         training, held_out = read_split(task, graders)
@@ -66,7 +66,7 @@ class Jsonl:
         return _prompt(*self._training[_order(self._seed, epoch, len(self._training))[place]])
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` different held-out rows, the same in every run, whatever order the file has."""
+        """Return up to `count` different held-out rows, the same in every run, whatever the order of the file."""
         distinct = {row.key: (row, ids) for row, ids in self._held_out}
         return [_prompt(*distinct[key]) for key in sorted(distinct)[:count]]
 
@@ -75,7 +75,7 @@ class Jsonl:
 
 
 def every_prompt(task: TaskConfig, codec: Codec, longest: int | None, held_out: bool) -> list[Prompt]:
-    """Each training row once, in the order of the file, or each held-out row; nothing is asked of their answers."""
+    """Yield each training row once, in the order of the file, or each held-out row. Answers are not checked."""
     rows = split_rows(task)[1 if held_out else 0]
     return [_prompt(row, _encode(row, task, codec, longest)) for row in rows]
 
@@ -103,7 +103,7 @@ def columns_of(rows: list[Row]) -> frozenset[str]:
 
 
 def text_of(prompt: Any) -> str:
-    """All that stands in a prompt of text or of messages."""
+    """All text in a prompt, which may be text or messages."""
     return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
@@ -119,7 +119,7 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
 
 
 def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], list[Row]]:
-    """Rows to train on and rows held out, refused where one of them is empty: a training run needs both."""
+    """Return training rows and held-out rows; refuse if either is empty, because training needs both."""
     training, held_out = split_rows(task, graders)
     if not held_out:
         raise SoleraError(
@@ -137,7 +137,7 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
 
 
 def row_digests(task: TaskConfig) -> dict[str, str]:
-    """For each file of the task, a digest of its rows to train on."""
+    """For each file of the task, a digest of its training rows."""
     return {
         part.path: digest_of(row.key for row in read_split(part, frozenset())[0])
         for part in task_parts(task).values()
@@ -152,10 +152,10 @@ def _count(task: TaskConfig) -> int:
 
 
 def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple[list[Row], list[Row]]:
-    """Rows to train on and rows held out, no prompt on both sides: all that can be said of them without a tokenizer.
+    """Split rows into training and held-out ones, with no prompt on both sides. This needs no tokenizer.
 
-    Without a file of its own a prompt is held out by a hash of it alone, so that neither duplicates nor lines added
-    later move it to the other side.
+    Without a separate held-out file, a hash of the prompt decides. So duplicates, and lines added later, never change
+    sides.
     """
     assert task.prompt is not None and task.answer is not None
     splits = find_splits(task.path) if task.path is not None else {}
@@ -176,7 +176,8 @@ def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple
 
 
 def _answered(row: Row, task: TaskConfig) -> Row:
-    """The row with an answer column: MATH's own rows and some of AIME have it in a box of their solution alone."""
+    """Return the row with an answer column. MATH's rows, and some of AIME, have the answer only in a box in the
+    solution."""
     if task.name != "math" or task.answer in row.data or "solution" not in row.data:
         return row
     return replace(row, data={**row.data, str(task.answer): row.data["solution"]})
@@ -187,7 +188,7 @@ def _rows(lines: Lines, prompt: str) -> list[Row]:
 
 
 def read(path: str, prompt: str) -> list[Row]:
-    """Every row of a file; blank lines are passed over. A file that did not change is not read again."""
+    """Return every row of a file; blank lines are skipped. An unchanged file is not read again."""
     try:
         status = Path(path).stat()
         return _read(path, prompt, status.st_mtime_ns, status.st_size)
@@ -205,7 +206,7 @@ def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
 
 
 def make_row(line: bytes, place: str, prompt: str) -> Row:
-    """A line of JSON as a row, or a complaint with its place."""
+    """Parse a line of JSON into a row, or raise an error with its place."""
     data = read_object(line, place)
     if prompt not in data:
         known = ", ".join(map(repr, data)) or "none"
@@ -225,7 +226,7 @@ def make_row(line: bytes, place: str, prompt: str) -> Row:
 
 
 def prompt_digest(column: str, prompt: Any) -> bytes:
-    """Equal for equal prompts, whatever else stands in their rows."""
+    """Equal for equal prompts, whatever the other columns are."""
     return _digest(canonical([column, prompt]))
 
 
@@ -245,7 +246,7 @@ def read_object(line: bytes, place: str) -> dict[str, Any]:
         raise SoleraError(f"{place}: nested too deeply") from None
     except SoleraError as error:
         raise SoleraError(f"{place}: {error}") from None
-    except ValueError as error:  # Python's own, about digits
+    except ValueError as error:  # Python's own message, about digits
         most = sys.get_int_max_str_digits()
         raise SoleraError(
             f"{place}: a whole number has more than {most:,} digits: write it as text, in quotes"
@@ -264,7 +265,8 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_prompt(prompt: Any) -> None:
-    """Text, or chat messages that end where the policy is to answer; the complaint goes on from the field's name."""
+    """Check a prompt: text, or chat messages that end where the policy answers. Error messages continue after the name
+    of the field."""
     if isinstance(prompt, str):
         if not prompt:
             raise SoleraError("is empty")

@@ -1,8 +1,8 @@
-"""The other side of `judges.py`: a process that answers one question a line. `python -m solera.tasks.judge MODULE`
+"""The process behind `judges.py`: it answers one question per line. `python -m solera.tasks.judge MODULE`
 
-Some packages evaluate an answer as Python. So a child of this process grades answers, and the child may do nothing but
-compute (`sandbox`). It talks to this process alone. It is killed after an answer that could be code, and where it
-takes too long, dies or talks nonsense. The next child is a fork of this process, with the packages loaded.
+Some packages evaluate an answer as Python. So a child of this process grades answers, and the child may only compute
+(`sandbox`). It communicates only with this process. It is killed after an answer that could be code, and if it takes
+too long, dies or sends an invalid reply. The next child is a fork of this process, which has the packages loaded.
 """
 
 import gc
@@ -26,21 +26,21 @@ from solera.tasks.sandbox import confine, python_files, seal
 
 MEMORY = 4 * 2**30
 LARGEST = 2**24
-"""Bytes of a reply."""
+"""Maximum size of a reply, in bytes."""
 OPEN_FILES = 256
 PATIENCE = 10
-"""A child that waits instead of computing is killed after so many times its limit."""
+"""A child that waits instead of computing is killed after this multiple of its limit."""
 TOKEN = 16
-"""Characters before a child's question and its reply."""
+"""Length of the token before a child's question and reply, in characters."""
 REPLIES = 3
-"""The file that a child replies to."""
+"""The file descriptor for a child's replies."""
 
 Reply = dict[str, Any]
 
 
 def main() -> None:
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a package prints must not be taken for a reply
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output printed by a package must not be taken for a reply
     try:
         module = importlib.import_module(sys.argv[1])
         module.prepare()
@@ -54,30 +54,31 @@ def main() -> None:
 
 
 def _limit() -> list[str]:
-    """Give up what no grader needs. Returns what cannot be given up here."""
+    """Drop all rights that no grader needs. Returns those that cannot be dropped here."""
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # out of memory, the kernel ends graders first
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, the kernel kills graders first
     missing = confine(python_files())
     for kind, most in (("AS", MEMORY), ("FSIZE", 0), ("CORE", 0), ("NOFILE", OPEN_FILES)):
         resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (most, most))
     gc.collect()
-    gc.freeze()  # a child then copies fewer pages
+    gc.freeze()  # so that a child copies fewer pages
     return missing
 
 
 class BrokenChildError(Exception):
-    """The child took too long, died, or sent something that is no reply."""
+    """The child took too long, died, or sent an invalid reply."""
 
 
 class Judge:
-    """Answers questions about one module, and has a child that grades."""
+    """Answers questions about one module, with a child that grades."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._child: Child | None = None
 
     def reply(self, line: bytes) -> Reply:
-        """To a question: call a function here, or, with an answer to grade, call in the child what it returns."""
+        """Answer a question: call a function here or, if there is an answer to grade, call the function that it returns
+        in the child."""
         function, given, answer, seconds, could_be_code = json.loads(line)
         if answer is None:
             return self._called(function, given, seconds)
@@ -104,7 +105,7 @@ class Judge:
 
 
 class Child:
-    """A process in the sandbox that grades answers until it is killed."""
+    """A sandboxed process that grades answers until it is killed."""
 
     def __init__(self, module: Any) -> None:
         (questions, self._questions), (self._replies, replies) = os.pipe(), os.pipe()
@@ -128,8 +129,8 @@ class Child:
         end, said, part = time.monotonic() + patience, b"", b""
         waiting = select.poll()
         waiting.register(self._replies, select.POLLIN)
-        waiting.register(0, 0)  # only whether whoever asks is gone
-        while b"\n" not in part:  # code may go on writing after its reply
+        waiting.register(0, 0)  # only to notice if the caller is gone
+        while b"\n" not in part:  # code may keep writing after its reply
             ready = waiting.poll(max(0.0, end - time.monotonic()) * 1000)
             if any(file == 0 for file, _ in ready):
                 self.end()
@@ -150,7 +151,8 @@ class Child:
 
 
 def _checked(said: bytes, token: bytes) -> Reply:
-    """A reply that hostile code may have written. The token only makes that harder: code can look for it in memory."""
+    """A reply that hostile code may have written. The token only makes forging harder: code can search memory for
+    it."""
     if not said.startswith(token):
         raise BrokenChildError("a reply was forged")
     try:
@@ -173,8 +175,8 @@ def _grade(module: Any) -> None:
 
 
 def _limit_computing(seconds: int, last: bool = False) -> None:
-    """From now on; beyond it SIGXCPU ends the process. Code can ignore that and raise the limit, unless this is the
-    `last`: then a second limit, which nobody can raise, ends it a second later."""
+    """Start the limit now; SIGXCPU ends the process when it is exceeded. Code can ignore the signal and raise the
+    limit, unless this is the `last`: then a second limit, which cannot be raised, ends it a second later."""
     soft = seconds + math.ceil(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
     resource.setrlimit(resource.RLIMIT_CPU, (soft, soft + 1 if last else resource.RLIM_INFINITY))
 
@@ -182,7 +184,7 @@ def _limit_computing(seconds: int, last: bool = False) -> None:
 def _tried(call: Callable[[], Any]) -> Reply:
     try:
         return {"value": call()}
-    except BaseException as error:  # packages time themselves out with errors that are no Exception
+    except BaseException as error:  # packages signal their own timeouts with errors that are not an Exception
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 

@@ -1,8 +1,8 @@
-"""Processes that grade in place of this one, each question with a time limit, in a sandbox.
+"""Processes that grade answers in a sandbox, with a time limit for each question.
 
-A text may hold an expression that takes for ever, or all memory, to evaluate: no timeout inside a process stops that.
-It may also hold code. A process that takes too long dies, and the next question goes to a new one. The limit is of
-computing time, so that verdicts do not depend on how busy the machine is.
+A text may hold an expression that takes forever, or all memory, to evaluate, and no timeout inside a process stops
+that. It may also hold code. A process that takes too long is killed, and the next question goes to a new one. The limit
+is on CPU time, so that verdicts do not depend on how busy the machine is.
 """
 
 import asyncio
@@ -28,24 +28,24 @@ from solera.tasks.sandbox import environment
 log = logging.getLogger(__name__)
 
 LIMIT = 3
-"""Seconds of computing for one question."""
+"""CPU seconds for one question."""
 START = 120.0
-"""Seconds in which a process must have imported its packages."""
+"""Seconds for a process to import its packages."""
 LENIENCE = 3
-"""A process keeps the limits itself. It is given up after so many times what it should need at most."""
+"""A process enforces its own limits. If it does not, it is given up after this multiple of its longest time."""
 MOST = 8
 
 
 Question = tuple[str, tuple[Any, ...], tuple[Any, ...] | None, int, bool]
-"""A function, what it is given, the answer to grade if any, the limit, and whether the answer could be code."""
+"""A function, its arguments, the answer to grade (if any), the limit, and whether the answer could be code."""
 
 
 class NoVerdictError(Exception):
-    """The question took too long, killed its process, or ended in an error."""
+    """The question took too long, killed its process, or raised an error."""
 
 
 class Judges:
-    """Processes that answer calls of one module's functions, begun when they are needed."""
+    """Processes that call the functions of one module, started when needed."""
 
     def __init__(self, module: str, extra: str) -> None:
         self._idle: SimpleQueue[Judge] = SimpleQueue()
@@ -55,25 +55,25 @@ class Judges:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="solera-judge")
 
     def ask(self, function: str, *given: Any, limit: int = LIMIT) -> Any:
-        """What a function returns. Arguments and value are plain data, and nothing in them is from a response."""
+        """Return what a function returns. Arguments and value are plain data, and none of it comes from a response."""
         return self._asked((function, given, None, limit, False))
 
     def ask_all(self, function: str, calls: list[tuple[Any, ...]], limit: int) -> list[Any]:
-        """Several at once, answered in their order."""
+        """Call several at once; return the results in order."""
         return list(self._threads.map(lambda given: self.ask(function, *given, limit=limit), calls))
 
     def grade(
         self, function: str, given: tuple[Any, ...], answer: tuple[Any, ...], code: bool, limit: int = LIMIT
     ) -> Any:
-        """What the grader says of the answer, a response's: `function(*given)` is the grader.
+        """Grade the answer of a response. `function(*given)` returns the grader.
 
-        With `code`, the answer could be code that the grader runs. It can then forge what is returned here, of any
-        type, but nothing else: the process that graded it grades nothing more.
+        With `code`, the answer could be code that the grader runs. Such code can forge the value returned here, of any
+        type, but nothing else: its process grades nothing more.
         """
         return self._asked((function, given, answer, limit, code))
 
     async def judge(self, function: str, given: tuple[Any, ...], answer: tuple[Any, ...], code: bool) -> Any:
-        """`grade`, while others ask too."""
+        """`grade`, concurrently with other callers."""
         return await asyncio.get_running_loop().run_in_executor(
             self._threads, self.grade, function, given, answer, code
         )
@@ -88,7 +88,7 @@ class Judges:
 
 @lru_cache
 def judges(module: str, extra: str) -> Judges:
-    """The one set of processes for a module; `extra` is what a user installs to have its package."""
+    """The one set of processes for a module. `extra` is the extra that installs its package."""
     return Judges(module, extra)
 
 
@@ -116,7 +116,7 @@ class Judge:
         return reply["value"]
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        # Without a fixed hash seed the order of sets, and with it a generated problem, would differ from run to run.
+        # Without a fixed hash seed, the order of sets, and so a generated problem, would differ from run to run.
         modules = os.pathsep.join(map(os.path.abspath, sys.path))
         self._process = process = subprocess.Popen(
             [sys.executable, "-P", "-m", "solera.tasks.judge", self._module], cwd="/",
@@ -161,7 +161,7 @@ def _warn(missing: str) -> None:
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and its child, which are a group of their own."""
+    """End the process and its child, which form a process group."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout):

@@ -1,4 +1,4 @@
-"""Under which key a task knows a prompt that came from elsewhere, so that both are compared in one group."""
+"""Find the key by which a task knows a prompt from elsewhere, so that all its responses form one group."""
 
 import re
 from collections.abc import Callable
@@ -12,18 +12,19 @@ from solera.tasks.arithmetic import is_held_out
 from solera.tasks.jsonl import prompt_digest, split_rows
 
 KeyOf = Callable[[Any], str]
-"""From text or chat messages to a key; the complaint goes on from the field's name."""
+"""From text or chat messages to a key. Error messages continue after the name of the field."""
 OWN = "text/"
-"""How keys of prompts begin that no task knows."""
+"""Prefix of the keys of prompts that no task knows."""
 HELD_OUT = "is one of the task's held-out problems, which are never trained on"
 
 
 class HeldOutError(SoleraError):
-    """A response to a problem that the task holds out."""
+    """A response to a held-out problem of the task."""
 
 
 def keys_of(task: TaskConfig) -> KeyOf:
-    """Keys of a resolved task; a prompt that it does not know gets one of its own, a held-out one is refused."""
+    """The keys of a resolved task. A prompt that the task does not know gets its own key; a held-out prompt is
+    refused."""
     if task.prompt is not None:
         return _keys_of_jsonl(task)
     kinds: dict[str, KeyOf] = {
@@ -38,7 +39,8 @@ def _keys_of_mixture(task: TaskConfig) -> KeyOf:
     sure = {name: key for name, key in parts.items() if key is not _key_of_gym}
 
     def key_of(prompt: Any) -> str:
-        """Any part may refuse it; gym, which has but a hash of the text, only what no other knows."""
+        """Every part may refuse a prompt. gym, which has only a hash of the text, refuses only prompts that no other
+        part knows."""
         keys = {name: part(prompt) for name, part in sure.items()}
         known = next((f"{name}/{key}" for name, key in keys.items() if not key.startswith(OWN)), None)
         if known is None and len(sure) < len(parts):
@@ -73,7 +75,7 @@ def _key_of_arithmetic(prompt: Any) -> str:
 
 
 def sum_in(text: str) -> tuple[int, int] | None:
-    """The two numbers whose sum a prompt asks for.
+    """The two numbers of the sum that a prompt asks for.
 
     >>> sum_in("37+45=")
     (37, 45)

@@ -1,4 +1,4 @@
-"""The grader `math`: whether two mathematical expressions are equal, by math-verify, in a process of its own."""
+"""The grader `math`: compares two mathematical expressions with math-verify, in a separate process."""
 
 import re
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from solera.tasks.judges import NoVerdictError, judges
 from solera.tasks.spelling import REPEATING_DECIMAL, repeating
 
 PLACES = 6
-"""Decimal places that are compared of a decimal, as 0.333333 with a third."""
+"""Decimal places that are compared, such as 0.333333 with a third."""
 LONGEST = 1000
-"""Characters of an expression; no answer is longer."""
+"""Longest expression, in characters; no answer is longer."""
 HUGE = 1e100
-"""From here on a number's digits are not written out."""
+"""Numbers above this are not written out in digits."""
 TAIL = 2000
-"""Characters at the end of a text in which an answer is looked for that nothing points to."""
+"""Characters at the end of a text that are searched for an answer if nothing marks it."""
 
 _SIGNS = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "÷": "\\div ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "°": "^\\circ ",
@@ -31,7 +31,7 @@ _CHANGING = (
     r"|minus|times|over|divided|mod|modulo|base|choose|root|sqrt|hal(?:f|ves)|thirds?|quarters?|fourths?|fifths?|more"
     r"|less|than|with|remainder|pi|infinity|[xyzi])\b"
 )
-"""Words after a number that make another of it."""
+"""Words after a number that change its value."""
 _RELATED = r"(?=.*(?:[<>=]|\\[lg]e))(.*?)"
 _CHANGES = f"(?!{_CHANGING})"
 _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
@@ -50,7 +50,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         (REPEATING_DECIMAL, repeating),
         (rf"{_TRIGONOMETRIC} ?(?:\\left)?\([^()]*\)", lambda angle: re.sub(_DEGREES, r"\\frac{\1\\pi}{180}", angle[0])),
         (rf"({_TRIGONOMETRIC}) ?{_DEGREES}", r"\1(\\frac{\2\\pi}{180})"),
-        # math-verify takes 2(\frac{1}{3}) for 7/3
+        # math-verify reads 2(\frac{1}{3}) as 7/3
         (r"(?<=[0-9])(?<!_[0-9]) ?(?=(?:\\left)? ?\( ?\\[dt]?frac)", r" \\cdot "),
         (r"(?i)^(?:about|approximately|around|exactly) ", ""),
         (rf"(?<=[0-9]) {_CHANGES}[A-Za-z]{{3,}}(?: [A-Za-z]{{2,}})*$", ""),
@@ -63,7 +63,7 @@ _SPELLINGS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], 
         (r"(?i)\\text ?\{\s*(?:the )?(?:final )?answer(?: is)?:?\s*\}", ""),
     )
 )
-"""What people write and math-verify does not read, or reads otherwise, as LaTeX."""
+"""Rewrite as LaTeX what people write and math-verify does not read, or misreads."""
 _CHOICE = re.compile(
     r"(?i:option |choice )?\(?([A-J])(?:\)(?:$|[\s~]|\\[ ,;:]|\\quad)|[.:]\s|$)"
     rf"(?!\s*(?:[-,&+=*/^<>]|\\(?:cup|cap|times|cdot|to|le|ge|subset)|(?:{_TEXT}\s*)?(?:and|or|not)\b))"
@@ -85,7 +85,7 @@ _HALF_LINES = {"<": r"(-\infty,{})", ">": r"({},\infty)", "\\le": r"(-\infty,{}]
 
 
 async def math(text: str, answer: object, finished: bool) -> bool:
-    """What the text states as its answer is equal to the answer, as mathematics or as words."""
+    """The answer stated in the text equals the expected one, as mathematics or as words."""
     final, wanted = final_answer(text), final_answer(str(answer), phrases=False).text
     somewhere = final.by == "whole"
     if somewhere:
@@ -95,7 +95,7 @@ async def math(text: str, answer: object, finished: bool) -> bool:
     if len(final.text) <= LONGEST and words(final.text) == words(wanted):
         return True
     try:
-        # math-verify reads LaTeX with a grammar. It evaluates only what consists of digits and operators.
+        # math-verify parses LaTeX with a grammar. It evaluates only what consists of digits and operators.
         verdict = await judges(__name__, "math").judge("grader", (wanted,), (final.text[-TAIL:], somewhere), False)
     except NoVerdictError:
         return False
@@ -103,7 +103,7 @@ async def math(text: str, answer: object, finished: bool) -> bool:
 
 
 def words(expression: str) -> str:
-    r"""What is left of an expression without layout, for answers that are words or stand there character for character.
+    r"""An expression without layout, for answers that are words or match character for character.
 
     >>> words(r"$\text{ Monday}$."), words(r"\left( \frac{1}{2}, 3\right)")
     ('monday', '(\\frac{1}{2},3)')
@@ -116,7 +116,7 @@ def words(expression: str) -> str:
 
 
 def prepare() -> None:
-    """Import the package and let it make its tables, before the clock of the first question runs."""
+    """Import the package and build its tables before the time of the first question starts."""
     import math_verify
 
     math_verify.verify(math_verify.parse(r"\boxed{1}"), math_verify.parse(r"\boxed{\frac{2}{2}}"))
@@ -128,7 +128,7 @@ def grader(answer: str) -> Callable[[str, bool], bool]:
 
 
 def equal(expression: str, is_text: bool, answer: str) -> bool:
-    """Whether math-verify finds the two equal; of a text it looks for the expression itself."""
+    """Whether math-verify finds the two equal. In a text, it looks for the expression itself."""
     from math_verify import verify
 
     if not is_text:
@@ -152,7 +152,7 @@ def equal(expression: str, is_text: bool, answer: str) -> bool:
 
 
 def _places(parsed: list[Any]) -> int:
-    """At which decimals are compared: more where all numbers are small, so that four of their digits count."""
+    """Number of decimals to compare: more if all numbers are small, so that four significant digits count."""
     from sympy import Basic, Float, Number
 
     expressions = [found for found in parsed if isinstance(found, Basic)]
@@ -165,7 +165,7 @@ def _places(parsed: list[Any]) -> int:
 
 
 def _misread(expression: str, answer: str) -> bool:
-    """Whether math-verify would read only a part of either, or a set for an interval."""
+    """Whether math-verify would read only part of either, or mistake a set for an interval."""
     expression, answer = (_without_dress(side) for side in (expression, answer))
     sides = (expression, answer), (answer, expression)
     return any(
@@ -175,7 +175,7 @@ def _misread(expression: str, answer: str) -> bool:
 
 
 def _same_time(expression: str, answer: str) -> bool | None:
-    """Whether two times of the day are the same; `None` where they are none. One may leave out AM or PM.
+    """Whether two times of day are equal; `None` if they are not times. One of them may omit AM or PM.
 
     >>> _same_time(r"\\text{6 PM}", r"\\text{6 AM}"), _same_time("6:30", r"6:30\\text{ p.m.}"), _same_time("6", "7")
     (False, True, None)
@@ -189,7 +189,7 @@ def _same_time(expression: str, answer: str) -> bool | None:
 
 
 def _repeating_lists(expression: str, answer: str) -> tuple[list[str], list[str]] | None:
-    """The elements of two lists, where an element stands in one of them twice: math-verify compares them as sets."""
+    """The elements of two lists, if one list contains an element twice: math-verify would compare them as sets."""
     lists = []
     for side in (expression, answer):
         plain = _without_dress(side.strip())
@@ -201,7 +201,7 @@ def _repeating_lists(expression: str, answer: str) -> tuple[list[str], list[str]
 
 
 def _same_elements(one: list[str], other: list[str]) -> bool:
-    """Whether each element of one list is equal to one of the other, each used once."""
+    """Whether the elements of two lists match one to one."""
     left = list(other)
     for element in one:
         match = next((candidate for candidate in left if equal(element, False, candidate)), None)
@@ -212,7 +212,7 @@ def _same_elements(one: list[str], other: list[str]) -> bool:
 
 
 def _without_dress(expression: str) -> str:
-    r"""The set or pair itself.
+    r"""The set or pair without its surroundings.
 
     >>> _without_dress(r"$x \in \left\lbrace 1,2\right\rbrace$.")
     '\\{ 1,2\\}'
@@ -225,7 +225,7 @@ def _without_dress(expression: str) -> str:
 
 
 def choice(expression: str) -> tuple[str, str]:
-    r"""The letter of an answer that is one of several, and what it says beside it.
+    r"""The letter of a multiple-choice answer, and the text beside it.
 
     >>> choice(r"\textbf{(B)}\ 12"), choice("(C)"), choice("2C")
     (('B', '12'), ('C', '(C)'), ('', '2C'))
@@ -238,7 +238,7 @@ def choice(expression: str) -> tuple[str, str]:
 
 
 def as_latex(expression: str) -> str:
-    r"""Signs and spellings as LaTeX has them.
+    r"""Rewrite signs and spellings as LaTeX.
 
     >>> as_latex("3½ × x²"), as_latex("1.5e3 ≥ √2")
     ('3\\frac{1}{2} \\times  x^{2}', '1.5\\times 10^{3} \\ge  \\sqrt{2}')
@@ -265,7 +265,7 @@ def _in_a_box(expression: str) -> str:
 
 
 def _union(expression: str) -> str:
-    """`x<1 or x>2` as intervals; math-verify takes it for a set of two inequalities."""
+    """`x<1 or x>2` as intervals; math-verify reads it as a set of two inequalities."""
     parts = [_INEQUALITY.fullmatch(part) for part in re.split(_TEXT + r"\s*or\s*\}|\bor\b", expression)]
     lines = [_HALF_LINES[part[2].replace("eq", "e")].format(part[3].strip()) for part in parts if part]
     of_one = len({part[1] for part in parts if part}) == 1
@@ -279,8 +279,8 @@ def _parsed(text: str) -> Any:
 
 
 def _decimal(found: Any) -> Any:
-    r"""`1.6\times 10^{-19}` as one number: a difference so small math-verify takes for none. `6.02\times 10^{23}` as
-    the whole number that it is: the nearest float is another."""
+    r"""`1.6\times 10^{-19}` as one number, because math-verify ignores so small a difference. `6.02\times 10^{23}` as a
+    whole number, because the nearest float differs from it."""
     from sympy import Expr, Float, Pow, Rational
 
     if not (isinstance(found, Expr) and found.is_number and found.has(Float) and found.has(Pow)):
@@ -293,7 +293,7 @@ def _decimal(found: Any) -> Any:
 
 
 def _with_i(found: Any) -> Any:
-    """The letter i as the imaginary unit, which math-verify takes for a variable; an inequality has none."""
+    """Read the letter i as the imaginary unit; math-verify reads it as a variable. Inequalities are left alone."""
     from sympy import Basic, I
     from sympy.core.relational import Relational
 

@@ -7,7 +7,7 @@ from solera.records import Prompt, Rollout
 
 
 class Mixture:
-    """The Task over other tasks, by name. A prompt's key begins with the name of its task."""
+    """A Task made of other tasks, by name. The key of a prompt begins with the name of its task."""
 
     def __init__(self, tasks: dict[str, Task], weights: dict[str, float]) -> None:
         self._tasks = tasks
@@ -24,7 +24,7 @@ class Mixture:
         return _renamed(name, self._tasks[name].prompt(turn))
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` of each task."""
+        """Return up to `count` problems of each task."""
         return [_renamed(name, prompt) for name, task in self._tasks.items() for prompt in task.held_out(count)]
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:

@@ -1,22 +1,22 @@
-r"""The grader `number`: which number a response comes to. `final.py` says where its statement stands.
+r"""The grader `number`: find the number that a response gives. `final.py` finds its statement.
 
 In a statement:
 
 - An equation gives its right side, and a term without one is evaluated: `48 + 24` is 72, never 48 or 24.
 - A number that is negated does not count: `not 72`, `\neq 72`, `72 is wrong`.
 - Remarks in brackets and reasons are ignored.
-- If the statement begins with a number, that number counts; else the one that a sentence concludes with (below).
-- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) are no number, nor are `5:30`, `x > 72` and
-  `2 h 30 min`.
+- If the statement begins with a number, that number counts; otherwise the result of a sentence (below).
+- Several numbers (`72 or 74`, `72, 74`, `70-74`, `between 70 and 74`) give no number, and neither do `5:30`,
+  `x > 72` and `2 h 30 min`.
 
-In a response without a statement the last sentence that has a number counts: the right side of its last equation, or
-what follows a word such as *so*; else, in its last clause, the last number that does not stand in an addition such as
+In a response without a statement, the last sentence with a number counts: the right side of its last equation, or what
+follows a word such as *so*. Otherwise it is the last number of its last clause that is not part of an addition such as
 *in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing words are
-ignored. There is no answer where a box or tag was left empty, nor where the response refuses or breaks off
-(`withheld.py`). Which number of a clause counts is in `clauses.py`.
+ignored. There is no answer if a box or tag was left empty, or if the response refuses or breaks off (`withheld.py`).
+`clauses.py` decides which number of a clause counts.
 
-After a statement, a last sentence that begins with *In total*, *Therefore* or the like and has one result counts in its
-place.
+If the last sentence after a statement begins with *In total*, *Therefore* or the like and has one result, it counts
+instead.
 """
 
 import re
@@ -47,7 +47,7 @@ LONGEST_STATEMENT = 1000
 LONGEST_PROSE = 6000
 """Characters at the end of a response without a statement that are read."""
 SHORT = 100
-"""Characters of an answer that an explanation may follow."""
+"""Longest answer, in characters, that an explanation may follow."""
 
 _FACTORIAL = re.compile(r"[\s(]*(-?)([0-9]{1,3}) ?![\s).]*")
 _UNKNOWN = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
@@ -55,7 +55,8 @@ _WITH_FACTORIAL = re.compile(r"[0-9] ?!(?!=)")
 
 
 def number(text: str, answer: str, finished: bool) -> bool:
-    """The number that the text comes to is the answer's. One at the very end of a text cut off may not be complete.
+    """The number that the text gives equals the answer. At the end of a truncated text, a number may be incomplete and
+    does not count.
 
     >>> number("so it costs $1,234.50.", "1234.5", True), number("3/4", "0.75", True), number("It is 42", "42", False)
     (True, True, False)
@@ -68,7 +69,7 @@ def number(text: str, answer: str, finished: bool) -> bool:
 
 
 def final_number(text: str) -> tuple[Fraction | None, bool]:
-    r"""The number a text comes to, and whether what follows it shows that it is complete.
+    r"""Return the number that a text gives, and whether the text after it shows that it is complete.
 
     >>> final_number(r"\boxed{\frac{3}{4}} in 2 steps"), final_number("1+1=2 #### 2 apples, 3 pears")[0]
     ((Fraction(3, 4), True), Fraction(2, 1))
@@ -77,8 +78,8 @@ def final_number(text: str) -> tuple[Fraction | None, bool]:
 
 
 def may_come_to(text: str, wanted: Fraction) -> bool:
-    """Quickly rule out most wrong answers: a text cannot come to a whole number that is not written in it, unless a
-    term that is not evaluated follows its last `=`.
+    """Rule out most wrong answers quickly: a text cannot give a whole number that it does not contain, unless an
+    unevaluated term follows its last `=`.
 
     >>> [may_come_to(text, Fraction(7200)) for text in ("It is 7,200.", "7.2k", "90 * 80", "90 * 80 = 721", "720 more")]
     [True, True, True, False, True]
@@ -92,15 +93,15 @@ def may_come_to(text: str, wanted: Fraction) -> bool:
 
 
 END, FEW_NUMBERS = 250, 5
-"""Characters at the end of a long response, and numbers in them, that are looked at before all of it is read."""
+"""Characters at the end of a long response, and numbers in them, that are checked before all of it is read."""
 SEPARATOR = r"[,. '_{}\\]{0,3}"
 """What may stand between two digits of one number."""
 
 
 @lru_cache(maxsize=4096)
 def _written(number: int) -> tuple[re.Pattern[str], list[str]]:
-    """How a whole number is written: in digits, with or without separators, or with one of these words. Zeros at its
-    end may be a word (`5 million`)."""
+    """How a whole number can be written: in digits, with or without separators, or with one of these words. Trailing
+    zeros may be a word (`5 million`)."""
     size, digits = abs(number), str(abs(number)).rstrip("0")
     if not size:
         return re.compile(""), []
@@ -110,7 +111,7 @@ def _written(number: int) -> tuple[re.Pattern[str], list[str]]:
 
 
 def _final_number(text: str, finished: bool = True, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
-    """With `wanted`, a text that cannot come to that number gives none, without being read to the end."""
+    """With `wanted`, a text that cannot give that number returns none early."""
     if "<<" in text:
         text = wording.ANNOTATION.sub("", text)
     if "?" in text:
@@ -133,12 +134,12 @@ def _final_number(text: str, finished: bool = True, wanted: Fraction | None = No
 
 @lru_cache(maxsize=4096)
 def answer_number(answer: str) -> Fraction | None:
-    """The number an answer stands for: asked once for every response to a problem."""
+    """The number of an expected answer. Cached, because every response to a problem needs it."""
     return final_number(answer)[0]
 
 
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
-    """What a statement says, unless what follows takes it back, denies it or goes on to a conclusion."""
+    """The value of a statement, unless the following text retracts it, denies it or continues to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
     if taken_back := retraction(after):
         return _whole(after[taken_back.end() :])
@@ -150,7 +151,7 @@ def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction |
 
 
 def _concluded(after: str, value: Fraction | None) -> tuple[Fraction | None, bool] | None:
-    """The result of the last sentence with a number, where that draws a conclusion and does not explain."""
+    """The result of the last sentence with a number, if it draws a conclusion and does not explain."""
     last = next(numeric_sentences(after), None)
     if last is None or not wording.CONCLUDING.match(last[0]) or wording.EXPLAINING.search(after):
         return None
@@ -163,7 +164,7 @@ def _concluded(after: str, value: Fraction | None) -> tuple[Fraction | None, boo
 
 
 def _read(statement: Final) -> Reading | None:
-    """What a statement says; `None` where it says nothing about the answer."""
+    """The value of a statement; `None` if it says nothing about the answer."""
     content = statement.text
     if simple := SIMPLE.fullmatch(content):
         return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
@@ -184,7 +185,7 @@ def _read(statement: Final) -> Reading | None:
 
 
 def _read_lines(lines: list[str]) -> Reading | None:
-    """A tag of several lines: its last line with a number, or its first where the others explain it."""
+    """For a tag with several lines: its last line with a number, or its first line if the others explain it."""
     first = _statement_value(lines[0])
     others = [line for line in lines[1:] if wording.has_number(line)]
     if first is not None and (
@@ -197,8 +198,8 @@ def _read_lines(lines: list[str]) -> Reading | None:
 
 
 def _special(expression: str) -> Reading | None:
-    """In a box `!` is a factorial, elsewhere the end of a sentence; a number in a term with one is not the result. A
-    number beside a variable, as in 24x, is none."""
+    """In a box `!` is a factorial, elsewhere it ends a sentence. A number in a term with a factorial is not the result,
+    and a number next to a variable, as in 24x, is not a number."""
     result = re.split("[=≈]", expression.replace("!=", "! =") if re.search("[0-9]!=", expression) else expression)[-1]
     if alone := _FACTORIAL.fullmatch(result):
         value = factorial(int(alone[2]))
@@ -213,7 +214,7 @@ def _special(expression: str) -> Reading | None:
 
 
 def _statement_value(content: str) -> Reading | None:
-    """The value that a statement gives; `None` where it holds no number, or only numbers that it denies."""
+    """The value that a statement gives; `None` if it has no number, or only numbers that it denies."""
     said = _without_asides(wording.without_steps(_spelt(content)))
     if wording.COMPARED.search(said) or wording.BOUND.match(said):
         return Reading(None)
@@ -231,8 +232,7 @@ def _statement_value(content: str) -> Reading | None:
 
 
 def _spelt(text: str) -> str:
-    """The text with one spelling for each number. A minus in front of all belongs to the number, though a space
-    follows it."""
+    """Rewrite every number in one spelling. A leading minus belongs to the number, even if a space follows it."""
     if not wording.DIGIT.search(text):
         text = with_digits(text)
     return plain(wording.HTML.sub(" ", wording.LEADING_MINUS.sub("-", text)))
@@ -246,7 +246,7 @@ def _without_asides(said: str) -> str:
 
 
 def _leads(said: str, found: Quantity) -> bool:
-    """Whether a statement begins with the number: with a few words and signs in front of it at most."""
+    """Whether a statement begins with the number, after a few words and signs at most."""
     before = said[: found.start].strip(" \t\n*_`\"'($\\{[<:~≈#“-")
     return (
         not before
@@ -260,7 +260,7 @@ def _leads(said: str, found: Quantity) -> bool:
 
 
 def _equation(said: str, found: list[Quantity]) -> Reading | None:
-    """The right side of the last equation. Where that is a term, and a number stands on the left, both must agree."""
+    """The right side of the last equation. If it is a term and the left side is a number, both must agree."""
     sides = list(wording.EQUALS.finditer(said))
     right = [item for item in found if item.start >= sides[-1].end()]
     left = [item for item in found if item.end <= sides[-1].start()]
@@ -290,7 +290,7 @@ def _has_one_unknown(said: str) -> bool:
 
 
 def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | None:
-    """The number behind the last word such as *so* or *which is*."""
+    """The number after the last word such as *so* or *which is*."""
     for result in reversed(list(wording.RESULT.finditer(said, start))):
         after = [item for item in found if item.start >= result.end()]
         if after:
@@ -298,24 +298,25 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
     return None
 
 
-# A response without a statement.
+# Responses without a statement.
 
 
 def _end(text: str) -> str:
-    """As much of a long text as surely holds the sentence that it comes to: the last numbers."""
+    """The end of a long text that surely holds the deciding sentence: the last numbers."""
     end = text[-END:]
     return end if len(text) > 2 * END and len(wording.NUMBER_END.findall(end)) >= FEW_NUMBERS else text
 
 
 def _cut_off_in_a_number(text: str) -> bool:
-    """Whether the sentence that a text breaks off in has a number: more of it, or another one, may have followed."""
+    """Whether the sentence in which a text breaks off has a number. If so, more digits or another number may have
+    followed."""
     line = text.rfind("\n") + 1
     start = max(text.rfind(end, line) for end in (". ", "! ", "? "))
     return wording.DIGIT.search(text, max(line, start + 1)) is not None
 
 
 def _whole(text: str, wanted: Fraction | None = None) -> tuple[Fraction | None, bool]:
-    """The value of a text without a statement. With `wanted`, another value may be left out."""
+    """The value of a text without a statement. With `wanted`, any other value may be returned as `None`."""
     text = text[-LONGEST_PROSE:]
     explained = wording.EXPLAINED.search(text, 0, SHORT + 20)
     if explained is not None and wording.DIGIT.search(text, 0, explained.start()):
@@ -341,7 +342,7 @@ def _last_value(text: str, wanted: Fraction | None) -> tuple[Fraction | None, bo
 
 
 def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
-    """A number with its unit that a response begins with, where only sentences without a result follow."""
+    """The number with unit at the start of a response, if only sentences without a result follow."""
     if len(text) > 2 * SHORT:
         return None
     said, complete = sentence(text, len(text) - len(text.lstrip()))
@@ -357,7 +358,7 @@ def _first_of_all(text: str) -> tuple[Fraction | None, bool] | None:
 
 
 def _only_tells(said: str) -> bool:
-    """Whether a sentence tells what to compute and not what it comes to: *multiply 12 by 4*."""
+    """Whether a sentence says what to compute, not what the result is: *multiply 12 by 4*."""
     told = wording.OPERATION.match(said)
     if told is None or wording.COMPUTED.search(said, told.end()):
         return False
@@ -372,7 +373,7 @@ def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
 
 
 def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
-    """What a sentence comes to; `None` where it holds no number. With `wanted`, another value may be left out."""
+    """The value of a sentence; `None` if it has no number. With `wanted`, any other value may be returned as `None`."""
     bold = wording.BOLD.findall(sentence)
     if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
         return _statement_value(bold[-1])

@@ -1,4 +1,4 @@
-"""Whether a piece of text offers several numbers, or one in several units: then it comes to no single number."""
+"""Detect text that offers several numbers, or one in several units; such text gives no single number."""
 
 import re
 

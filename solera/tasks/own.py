@@ -1,4 +1,4 @@
-"""A task of one's own: found by name, made with the model's codec, and its mistakes told in one line."""
+"""The user's own task: find it by name, create it with the model's codec, and report its mistakes in one line."""
 
 import inspect
 from collections.abc import Callable, Set
@@ -14,12 +14,12 @@ from solera.tasks.functions import check_file, is_spec, load_module, where
 from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
-"""What a task has."""
+"""Methods of a task."""
 TaskFactory = Callable[[Codec], Task]
 
 
 class Regrade(Protocol):
-    """What a rollout is worth besides what its task gave."""
+    """Returns the reward of a rollout besides what its task gave."""
 
     async def __call__(self, prompt: Prompt, rollout: Rollout) -> tuple[Reward, ...]: ...
 
@@ -32,7 +32,7 @@ def check_task(spec: str) -> None:
 
 
 def load_task(spec: str) -> TaskFactory:
-    """The class, or the function of a codec, that a spec names."""
+    """Return the class, or function of a codec, that a spec names."""
     check_task(spec)
     module, name = load_module(spec, "task.name"), spec.rpartition(":")[2]
     factory = getattr(module, name, None)
@@ -43,7 +43,7 @@ def load_task(spec: str) -> TaskFactory:
 
 
 def check_factory(factory: Any, what: str) -> TaskFactory:
-    """Refuse what cannot make a task, as far as can be seen without a codec; a complaint begins with `what`."""
+    """Refuse what cannot make a task, as far as this shows without a codec. Error messages begin with `what`."""
     if not callable(factory):
         called = type(factory).__name__
         hint = f": give the class itself, {called}" if not missing_methods(factory) else ""
@@ -58,7 +58,7 @@ def missing_methods(task: Any) -> list[str]:
 
 
 def check_methods(task: Any, what: str) -> None:
-    """Refuse a task, or the class of one, that lacks a method or whose `run` is not asynchronous."""
+    """Refuse a task, or a task class, that lacks a method or whose `run` is not asynchronous."""
     if missing := missing_methods(task):
         raise SoleraError(
             f"{what} has no {' and no '.join(missing)}; a task has {', '.join(METHODS.values())} (docs/tasks.md)"
@@ -69,7 +69,7 @@ def check_methods(task: Any, what: str) -> None:
 
 
 def make_task(factory: TaskFactory, codec: Codec) -> "OwnTask":
-    """The task for a model's codec."""
+    """Create the task for a model's codec."""
     name = getattr(factory, "__name__", type(factory).__name__)
     try:
         task = factory(codec)
@@ -83,7 +83,7 @@ def make_task(factory: TaskFactory, codec: Codec) -> "OwnTask":
 
 
 class OwnTask:
-    """The Task of a user, whose errors become one line that names the prompt, the method and the line of its file."""
+    """Wraps a user's Task. Its errors become one line that names the prompt, the method and the line in the file."""
 
     def __init__(self, task: Task, name: str, codec: Codec) -> None:
         self.task = task
@@ -130,7 +130,7 @@ class OwnTask:
         return replace(rollout, rewards=await self.regrade(self._shown(prompt), rollout))
 
     def _shown(self, prompt: Prompt) -> Prompt:
-        """With the prompt's text among its columns, which reward functions get."""
+        """Add the text of the prompt to its columns, for reward functions."""
         if "prompt" in prompt.data:
             return prompt
         text = self.codec.decode(np.array(prompt.token_ids, np.int32))
@@ -148,7 +148,7 @@ class OwnTask:
 
 
 def raised(error: Exception, source: Any) -> str:
-    """An error of a user's code, with the line of the file that `source`, an object or a class, is written in."""
+    """An error in a user's code, with the line of the file that defines `source`, an object or a class."""
     cls = source if inspect.isclass(source) or inspect.isroutine(source) else type(source)
     module = inspect.getmodule(cls)
     said = one_line(error) if str(error) else ""

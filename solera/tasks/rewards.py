@@ -1,4 +1,4 @@
-"""What a response is worth: graders and functions of one's own added up, and what its length costs."""
+"""Compute rewards: add up graders and the user's own functions, and apply penalties for length."""
 
 import asyncio
 import logging
@@ -30,17 +30,17 @@ OWN_GRADER = {
     "arithmetic": "verbatim", "jsonl": "exact", "gsm8k": "number", "math": "math", "countdown": "countdown",
     "gym": "gym",
 }  # fmt: skip
-"""The grader of each task where `reward.functions` is empty."""
+"""The default grader of each task, if `reward.functions` is empty."""
 OVERLONG, TRUNCATED = "overlong", "truncated"
 TAKEN = (OVERLONG, TRUNCATED, "mean", "zero_variance_fraction")
-"""Names that parts or metrics below `reward/` have already."""
+"""Names that parts or metrics below `reward/` already use."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Attempt(Rollout):
-    """A rollout as a reward function sees it: not yet graded, and with the text that its tokens spell."""
+    """A rollout as a reward function sees it: without rewards, and with its text."""
 
     text: str = ""
 
@@ -72,7 +72,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewards:
-    """The Grade of a run. Graders are called at once, functions of one's own in batches; length comes last."""
+    """The Grade of a run. Graders are called at once, the user's functions in batches; length penalties come last."""
 
     codec: Codec
     answer: str
@@ -87,7 +87,7 @@ class Rewards:
         return await self._grade(prompt, completion.token_ids_T, completion.finish_reason, attempt)
 
     async def of_rollout(self, prompt: Prompt, rollout: Rollout) -> tuple[Reward, ...]:
-        """What its task gave, and what its last turn is worth."""
+        """The rewards given by the task, and those of the last turn."""
         return await self._grade(prompt, last_turn(rollout), rollout.finish_reason, lambda: rollout, rollout.rewards)
 
     async def _grade(
@@ -117,7 +117,7 @@ class Rewards:
 
 
 def last_turn(rollout: Rollout) -> npt.NDArray[np.int32]:
-    """The tokens that the policy wrote last, without a break."""
+    """The tokens that the policy wrote last, without interruption."""
     for sequence in reversed(rollout.sequences):
         if sequence.spans:
             start, stop, _ = sequence.spans[-1]
@@ -134,8 +134,8 @@ def build_rewards(
     further: Sequence[Callable[..., Any]] = (),
     own_task: bool = False,
 ) -> Rewards:
-    """The rewards of a resolved config, and further functions, which count with weight 1. Where none is named, the
-    task's own grader judges; a task of one's own (`own_task`) has none."""
+    """Build the rewards of a resolved config, plus `further` functions with weight 1. If none is named, the task's
+    default grader is used; the user's own task (`own_task`) has none."""
     check_functions(config.reward)
     reward, limit = config.reward, config.sampling.max_tokens
     weights = dict(zip(reward.functions, reward.weights or [1.0] * len(reward.functions), strict=True))
@@ -167,23 +167,24 @@ def build_rewards(
 
 
 def own_grader(task: TaskConfig) -> str:
-    """The grader of a task where `reward.functions` is empty."""
+    """The default grader of a task, if `reward.functions` is empty."""
     return OWN_GRADER[kind_of_task(task.name)]
 
 
 def graders(config: Config) -> frozenset[str]:
-    """The graders in use, which compare with the answer column."""
+    """The graders in use that compare with the answer column."""
     return frozenset(config.reward.functions or (own_grader(config.task),)) & COMPARING
 
 
 def own_functions(config: Config, columns: Set[str]) -> list[OwnFunction]:
-    """The functions of one's own that the config names, for a task whose rows have these columns."""
+    """The user's functions named in the config, for a task whose rows have these columns."""
     specs = [spec for spec in config.reward.functions if not is_grader(spec)]
     return load(specs, columns, config.task.prompt or "prompt")
 
 
 def check_data(config: Config) -> dict[str, Set[str]]:
-    """What can be refused of a resolved config's rewards and data without a tokenizer; the columns of each task."""
+    """Check a resolved config's rewards and data as far as possible without a tokenizer; return the columns of each
+    task."""
     check_functions(config.reward)
     columns = dict[str, Set[str]]()
     for name, task in task_parts(config.task).items():
@@ -201,7 +202,7 @@ def check_data(config: Config) -> dict[str, Set[str]]:
 
 
 def check_own(config: Config, columns: Mapping[str, Set[str]]) -> None:
-    """What can be refused of functions of one's own, whose files are run for it; `columns` are those of each task."""
+    """Check the user's functions, which executes their files; `columns` are those of each task."""
     for name, task in task_parts(config.task).items():
         if kind_of_task(task.name) == "own":  # its columns are known once it has the model's codec
             load_task(task.name)
@@ -213,14 +214,14 @@ def check_own(config: Config, columns: Mapping[str, Set[str]]) -> None:
 
 
 def check_functions(reward: RewardConfig) -> None:
-    """What can be refused of the functions before they are imported."""
+    """Check the functions as far as possible before they are imported."""
     for spec in reward.functions:
         check_spec(spec)
     check_names(list(reward.functions))
 
 
 def check_names(specs: list[str]) -> None:
-    """Each function is a part of the reward and a metric, under a name of its own."""
+    """Each function is a part of the reward and a metric, under a unique name."""
     names = [part_name(spec) for spec in specs]
     for spec, name in zip(specs, names, strict=True):
         if name in TAKEN or names.count(name) > 1:
@@ -229,7 +230,7 @@ def check_names(specs: list[str]) -> None:
 
 
 def overlong(limit: int, buffer: int, penalty: float, length: int) -> float:
-    """DAPO's soft overlong punishment: 0 up to limit − buffer tokens, then linearly down to −penalty at the limit.
+    """DAPO's soft overlong punishment: 0 up to limit − buffer tokens, then linear down to −penalty at the limit.
 
     >>> [overlong(16, 4, 1.0, length) for length in (12, 13, 16)]
     [0.0, -0.25, -1.0]
@@ -239,7 +240,7 @@ def overlong(limit: int, buffer: int, penalty: float, length: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A response to be judged, and who waits for it."""
+    """A response to grade, and the future that waits for it."""
 
     attempt: Attempt
     prompt: Prompt
@@ -247,7 +248,7 @@ class Request:
 
 
 class Asked:
-    """A function of one's own. All requests made before the event loop comes round again are one batch."""
+    """A user's function. All requests made in one turn of the event loop form one batch."""
 
     def __init__(
         self, function: OwnFunction, weight: float, config: RewardConfig, problems: Problems, prompt_column: str
@@ -272,13 +273,13 @@ class Asked:
     def _begin(self) -> None:
         requests, self._pending = self._pending, []
         task = asyncio.get_running_loop().create_task(self._answer(requests))
-        self._running.add(task)  # the event loop itself would let it be collected
+        self._running.add(task)  # otherwise the event loop might let it be garbage-collected
         task.add_done_callback(self._running.discard)
 
     async def _answer(self, requests: list[Request]) -> None:
         try:
             rewards = await self._judge(requests)
-        except Exception as error:  # handed to whoever waits, or they would wait for ever
+        except Exception as error:  # passed on to the waiting tasks, which would otherwise wait forever
             for request in requests:
                 if not request.answer.done():
                     request.answer.set_exception(error)
@@ -311,7 +312,7 @@ class Asked:
         return [((), {name: batch[name] for name in takes})]
 
     def _spread(self, outcome: Outcome, requests: list[Request]) -> list[Outcome]:
-        """The outcome of one call for the whole batch, as one for each request."""
+        """Split the outcome of one call for the whole batch into one per request."""
         values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
         if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
             return [Outcome(value) for value in values]
@@ -358,7 +359,7 @@ class Asked:
 
 
 def _completion(text: str, prompt: Any) -> Any:
-    """As TRL gives it: text after a text, a message after messages."""
+    """The completion in TRL's form: text for a text prompt, messages for a prompt of messages."""
     return text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
 
 
@@ -367,7 +368,7 @@ def _response_ids(attempt: Attempt) -> list[int]:
 
 
 def as_number(value: Any) -> float | None:
-    """A number, a truth value, or an array of exactly one of these without axes; `None` for anything else."""
+    """Convert a number, a boolean, or a zero-dimensional array of one of these; `None` for anything else."""
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     if not isinstance(value, Real):
@@ -379,7 +380,7 @@ def as_number(value: Any) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A stranger's value in one short line, whatever its own description does."""
+    """Describe any value in one short line, even if its own `repr` fails."""
     try:
         if isinstance(value, BaseException):
             name = type(value).__name__

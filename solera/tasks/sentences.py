@@ -1,4 +1,4 @@
-"""The sentences of a response, and those among them that may hold its result."""
+"""Split a response into sentences, and find those that may hold its result."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ LONGEST_SENTENCE = 600
 
 
 def numeric_sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """Sentences with a number and whether they have ended, the last first. Checks and lines in brackets are left out
-    unless nothing else has a number; numbers of steps and items, and closing words, always."""
+    """Yield sentences with a number, last first, and whether they have ended. Checks and lines in brackets are left out
+    unless nothing else has a number. Numbers of steps and list items, and closing words, are always left out."""
     for with_checks in (False, True):
         any_found = False
         for line in _lines(text):
@@ -26,7 +26,7 @@ def numeric_sentences(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Lines with a number, the last first, without what marks an item of a list."""
+    """Lines with a number, last first, without list markers."""
     end = len(text)
     while end > 0:
         start = text.rfind("\n", 0, end - 1 if text[end - 1] == "\n" else end) + 1
@@ -41,7 +41,7 @@ def _unchecked(line: str) -> str:
 
 
 def sentences(text: str) -> Iterator[tuple[str, bool]]:
-    """Each sentence, and whether what follows shows that it has ended."""
+    """Each sentence, and whether the following text shows that it has ended."""
     start = 0
     for end in SENTENCE_END.finditer(text):
         if end[0] == "\n" or not re.match(r"\W{0,4}\s+[a-z]", text[end.end() : end.end() + 6]):

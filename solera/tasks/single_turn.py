@@ -1,4 +1,4 @@
-"""Tasks of one turn: a problem is shown, the policy answers once, the answer is graded."""
+"""Tasks with one turn: the policy sees a problem and answers once, and the answer is graded."""
 
 from collections.abc import Set
 from dataclasses import dataclass
@@ -8,39 +8,39 @@ from solera.protocols import Generate
 from solera.records import Completion, Prompt, Reward, Rollout
 
 GENERATED_COLUMNS = frozenset(("prompt", "answer"))
-"""Of problems that no file holds."""
+"""Place of problems that no file holds."""
 
 
 class Problems(Protocol):
-    """Where prompts come from. `Prompt.data` holds a problem's row: its columns, the prompt's own among them."""
+    """A source of prompts. `Prompt.data` holds the row of a problem: its columns, including the prompt."""
 
     @property
     def columns(self) -> Set[str]:
-        """Names of all columns that rows have."""
+        """Names of all columns in the rows."""
         ...
 
     def prompt(self, index: int) -> Prompt:
-        """Problem `index` of the endless training stream, the same at every call."""
+        """Return problem `index` of the endless training stream, the same at every call."""
         ...
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` problems that the training stream never shows."""
+        """Return up to `count` problems that the training stream never shows."""
         ...
 
     def place(self, prompt: Prompt) -> str:
-        """Where a user finds the problem: file and line, or its key."""
+        """Where the user can find the problem: file and line, or its key."""
         ...
 
 
 class Grade(Protocol):
-    """What a response is worth; nothing while no reward is known."""
+    """Return the rewards of a response; empty if none is known yet."""
 
     async def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Reward, ...]: ...
 
 
 @dataclass(frozen=True)
 class SingleTurn:
-    """The Task over any problems and any rewards."""
+    """A Task made of any problems and any rewards."""
 
     problems: Problems
     grade: Grade

@@ -1,6 +1,6 @@
-"""Rows of problems from where a user says they are: a file, a folder with one file a split, or a hub's name.
+"""Read problem rows from a file, a folder with one file per split, or a dataset on the hub.
 
-Only a hub's name, which must be written out, goes to the network; the package `datasets` is named here alone.
+Only an explicit hub name causes network access. This is the only file that imports the package `datasets`.
 """
 
 import json
@@ -17,17 +17,17 @@ SPLITS = ("train", "test")
 HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?")
 """OWNER/NAME, or OWNER/NAME:SUBSET."""
 TABLES = {".parquet": "parquet", ".csv": "csv"}
-"""Kinds of files that `datasets` reads, besides JSON lines, which we read ourselves."""
+"""File types that `datasets` reads, besides JSON lines, which Solera reads itself."""
 
 
 Lines = str | list[tuple[str, bytes]]
-"""A file of JSON lines by its path, or lines of JSON, each with its place."""
+"""The path of a file with JSON lines, or lines of JSON with their places."""
 
 
 def find_splits(path: str) -> dict[str, Lines]:
-    """The splits there are, by name; a single file is `train`."""
+    """Return the available splits by name. A single file is `train`."""
     place = Path(path).expanduser()
-    if os.path.isdir(place):  # unlike Path's, false for a name too long or with a NUL
+    if os.path.isdir(place):  # unlike Path's, false for a name that is too long or contains NUL
         files = {split: file for split in SPLITS for file in _files(place, split)}
         if not files:
             raise SoleraError(f"{path}: the folder holds neither train.jsonl nor test.jsonl")
@@ -38,7 +38,7 @@ def find_splits(path: str) -> dict[str, Lines]:
 
 
 def one_split(path: str, wanted: str) -> Lines:
-    """The wanted split, or the only one that is there."""
+    """Return the wanted split, or the only one."""
     splits = find_splits(path)
     if wanted not in splits and len(splits) > 1:
         raise SoleraError(f"{path}: there is no split {wanted}, but {', '.join(splits)}")
@@ -71,7 +71,7 @@ def _numbered(table: Any, place: str) -> Lines:
 
 
 def _load_copy(kind: str, shown: str, **options: Any) -> Any:
-    """From the cache alone, where the hub does not answer."""
+    """Load from the cache if the hub does not answer."""
     settings = _datasets(shown).config
     before, settings.HF_HUB_OFFLINE = settings.HF_HUB_OFFLINE, True
     try:
@@ -90,7 +90,7 @@ def _load(kind: str, shown: str, **options: Any) -> Any:
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset(kind, **options)
-    except Exception as error:  # whatever a network, a cache or a script of the data's author raises
+    except Exception as error:  # the network, the cache or the dataset's script may raise anything
         raise SoleraError(f"{shown}: cannot be loaded: {type(error).__name__}: {one_line(error)}") from error
 
 

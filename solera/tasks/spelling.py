@@ -1,4 +1,4 @@
-"""Ways to write a number, put into one before it is read."""
+"""Normalise the different ways to write a number."""
 
 import re
 import unicodedata
@@ -45,10 +45,10 @@ _SPELLINGS = tuple(
         ("twice", r"(?i)\btwice (?=\$?[0-9])", "2 * "),
     )
 )
-"""Ways to write a number that are put into one before it is read, and what a text must hold for each, in any case.
+"""Spellings that are normalised before a number is read, and what a text must contain for each, in any case.
 
-Those that every text is searched for begin with a character: Python goes from one to the next of these many times as
-fast as it tries a lookbehind everywhere.
+Patterns that are searched for in every text begin with a character: Python finds these many times faster than it tries
+a lookbehind at every position.
 """
 _SIGNS = str.maketrans("−–‐‑－．，⁄" + _WIDE, "-----.,/" + "0123456789")
 _OTHER_SIGN = re.compile(f"[{''.join(map(chr, _SIGNS))}]")
@@ -92,7 +92,8 @@ def _separate(fraction: re.Match[str]) -> str:
 
 
 def _fraction(fraction: re.Match[str]) -> str:
-    r"""`\frac{-3}{4}` is -3/4, `\frac{miles}{hour}` a unit; one of anything else is no number, nor are its parts."""
+    r"""`\frac{-3}{4}` is -3/4 and `\frac{miles}{hour}` is a unit. Any other fraction is not a number, and neither are
+    its parts."""
     minus, above, below = (part.strip() for part in fraction.groups())
     if not re.search("[0-9π√]", above + below):
         return f"{minus} "
@@ -132,7 +133,7 @@ MAGNITUDES = {
     "crore": 10**7, "k": 10**3, "mn": 10**6, "bn": 10**9,
 }  # fmt: skip
 _PARTS = {"hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
-"""One of so many parts, by how the word begins."""
+"""Fractions such as *third*, by the start of the word."""
 _COUNT = "|".join(_SMALL)
 _WORDS = re.compile(
     rf"(?i)\b(?:(?:an?|{_COUNT})(?=[- ](?:hundred|thousand|million|billion|half|third|quarter))|{_COUNT})"
@@ -143,11 +144,11 @@ _WORDS = re.compile(
 _POINTED = re.compile(
     r"(?i)\b(?:the|these|those|all|other|last|first|each|every|no|any|some|next|this|that|which|either) $"
 )
-"""Before a word that counts nothing: the two girls, no one."""
+"""Words after which a number word counts nothing: the two girls, no one."""
 
 
 def with_digits(text: str) -> str:
-    """Numbers written as words, in digits.
+    """Replace numbers written as words by digits.
 
     >>> with_digits("two hundred and five, seventy-two, three quarters, one and a half of the two")
     '205, 72, 3/4, 3/2 of the two'

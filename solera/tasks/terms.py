@@ -1,4 +1,4 @@
-"""The quantities in a piece of plain text: numbers, and terms of numbers, which are evaluated."""
+"""Find the quantities in plain text: numbers, and terms of numbers, which are evaluated."""
 
 import ast
 import operator
@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from solera.tasks.spelling import MAGNITUDES
 
 LONGEST_NUMBER = 400
-"""Characters, and largest exponent; nothing longer is read as a number, so that megabytes of digits cost nothing."""
+"""Longest number in characters, and largest exponent; this keeps megabytes of digits cheap."""
 MOST_OPERANDS = 60
 LONGEST_GAP = 40
 
@@ -53,7 +53,7 @@ _SIGNS = {
     "of": "*",
 }
 _CLOCK = (":", " : ", "'", "′")
-"""Between the numbers of a time, a ratio, or feet and inches."""
+"""Separators between the numbers of a time, a ratio, or feet and inches."""
 _SYMBOL = re.compile("[±√π+×÷*/^·-]")
 _SYMBOL_BEFORE = re.compile(r"(?:±\s?|[+×÷]\s?[A-Za-z]+\s|[√π]\s*\(?|(?:\b[B-Zb-z]|[√π])\s*[+*/^×·-]\s*)$")
 _SYMBOL_AFTER = re.compile(
@@ -71,7 +71,7 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A number or term in a text, and its place."""
+    """A number or term in a text, and its position."""
 
     text: str
     numbers: tuple[re.Match[str], ...]
@@ -90,7 +90,7 @@ class Quantity:
 
     @cached_property
     def value(self) -> Fraction | None:
-        """`None` where it is no single rational number, as 5:30, 70-74 and 72 + x."""
+        """`None` if it is not a single rational number, such as 5:30, 70-74 and 72 + x."""
         before = max(0, self.start - 16)
         if _SYMBOL.search(self.text, before, self.start) and _SYMBOL_BEFORE.search(self.text, before, self.start):
             return None
@@ -100,7 +100,7 @@ class Quantity:
 
 
 def quantities(text: str) -> list[Quantity]:
-    """All numbers and terms of a text.
+    """Find all numbers and terms of a text.
 
     >>> [str(found.value) for found in quantities("48 + 24 = 72 clips at 5:30 for 2 * (3 + 4) days")]
     ['72', '72', 'None', '14']
@@ -134,7 +134,7 @@ def _joined(text: str, one: re.Match[str], other: re.Match[str]) -> bool:
 
 
 def _term(text: str, group: tuple[re.Match[str], ...]) -> Fraction | None:
-    """The value of a term. A range such as 70-74 has none, nor has a time."""
+    """The value of a term. Ranges such as 70-74 and times have none."""
     values = [value_of(number) for number in group]
     if len(group) == 2 and group[1]["value"] == "00" and text[group[0].end() : group[1].start()] == ":":
         return values[0]  # 7:00
@@ -161,7 +161,7 @@ def _term(text: str, group: tuple[re.Match[str], ...]) -> Fraction | None:
 
 
 def _symbols(gap: str) -> str:
-    """The operators and brackets of what stands between two numbers."""
+    """The operators and brackets between two numbers."""
     operation = _OPERATION.fullmatch(gap)
     if operation is None:
         return ""

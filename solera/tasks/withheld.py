@@ -1,4 +1,4 @@
-"""Responses without a statement that hold numbers but give no answer: they refuse, break off or go in circles."""
+"""Detect responses without a statement that contain numbers but no answer: they refuse, break off or loop."""
 
 import re
 
@@ -7,10 +7,11 @@ from solera.tasks.final import SENTENCE_END, retraction
 from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
-"""Characters at the end of a response in which a refusal is looked for."""
+"""Characters at the end of a response that are searched for a refusal."""
 LONGEST_WORD = 12
 FEWEST_WORDS = 4
-"""Words of a last sentence without a number and a full stop that has broken off; shorter ones are closing words."""
+"""Number of words from which a last sentence without a number and full stop counts as broken off. Shorter ones are
+closing words."""
 
 _CANNOT = r"(?:can(?:['’]?t|not| not)|could(?:n['’]?t| not)|(?:am|are|was|were|is|['’]m|['’]re) (?:unable|not able) to)"
 _SOLVE = (
@@ -37,7 +38,8 @@ _REFUSING = (
     "no solution", "ambiguous", "depends", "pick ", "no se ", "no sé", "no lo ", "nicht", "ne sais", "ne peu", "无法",
     "不",
 )  # fmt: skip
-"""One of these is in every refusal: looked for first, since the pattern costs a hundred times as much."""
+"""Every refusal contains one of these words. They are searched first, because the pattern costs a hundred times as
+much."""
 _LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
 _CLAUSE_END = re.compile(r"[\n.!?,;:(—–-](?:(?<=\n)|\W*\w)")
 _NO_DIGITS = re.compile("[^0-9]*")
@@ -47,21 +49,21 @@ _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[
 _GUESSES = re.compile(rf"{_GUESS}[^\n0-9=]{{0,40}}{_GUESS}[^0-9=]*$")
 _ENTRY = r"\n[ \t]*(?:[-•*]|\(?(?:[0-9]{1,2}|[a-j])[.)])[ \t]+[$]?[0-9][0-9.,]*+[ \t]*"
 _LISTED = re.compile(rf"{_ENTRY}{_ENTRY}\s*$")
-"""A list of bare numbers at the end: options, or guesses."""
+"""A list of bare numbers at the end: options or guesses."""
 
 _DRESS = " \t\r\n*_`$\\"
 _HANGING = {
     "the", "an", "a", "of", "and", "or", "is", "are", "was", "were", "be", "will", "would", "which", "because",
     "since", "their", "my", "your", "our", "its", "if", "per", "than", "by", "equals", "=", "+", "×", "÷",
 }  # fmt: skip
-"""Words and signs that no sentence ends with."""
+"""Words and signs that never end a sentence."""
 _WAITING = {
     "to", "in", "on", "at", "for", "with", "from", "into", "between", "her", "his", "that", "this", "these", "how",
     "each", "all", "some", "has", "have", "can", "then", "so", "find", "calculate", "compute", "add", "subtract",
     "multiply", "divide", "need", "we", "she", "he", "they", "I", "get", "give", "gives", "make", "makes", "leave",
     "leaves", "means", "totals",
 }  # fmt: skip
-"""Words that a sentence with its number may end with, but no line without one."""
+"""Words that may end a sentence with a number, but never one without."""
 _ANNOUNCED = re.compile(
     r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
 )
@@ -70,7 +72,7 @@ _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hop
 
 
 def refuses(text: str) -> bool:
-    """A refusal or a retraction with no number behind it, unless a word such as *but* leads to one; or guesses.
+    """A refusal or retraction with no number after it, unless a word such as *but* leads to one; or guesses.
 
     >>> refuses("Ann has 7 cats. I don't know how many dogs."), refuses("I don't know the rule, but 3 + 4 = 7.")
     (True, False)
@@ -88,7 +90,7 @@ def refuses(text: str) -> bool:
 
 
 def _is_taken_back(after: str) -> bool:
-    """Whether what follows the last number retracts it. Most often no second clause follows."""
+    """Whether the text after the last number retracts it. Usually no second clause follows."""
     taken_back = retraction(after) if _CLAUSE_END.search(after) else None
     return taken_back is not None and "sorry" not in taken_back[0]
 
@@ -103,7 +105,7 @@ def _is_last_word(text: str, refusal: re.Match[str]) -> bool:
 
 
 def breaks_off(text: str) -> bool:
-    """Whether the last sentence has not ended and lacks its number, or repeats what was said again and again.
+    """Whether the last sentence is unfinished and lacks its number, or the text repeats itself.
 
     >>> breaks_off("48 in April, 24 in May. We find that the total number of"), breaks_off("So 48 + 24 = 72")
     (True, False)
@@ -136,7 +138,7 @@ def _closes(last: str) -> bool:
 
 
 def _last_sentence(text: str) -> tuple[int, bool]:
-    """Where the last sentence begins, and whether another one stands before it on its line."""
+    """Where the last sentence begins, and whether another one precedes it on the same line."""
     line = text.rfind("\n") + 1
     start = line
     for end in SENTENCE_END.finditer(text, max(line, len(text) - LONGEST_SENTENCE)):
@@ -145,7 +147,7 @@ def _last_sentence(text: str) -> tuple[int, bool]:
 
 
 def _in_circles(text: str, last: str) -> bool:
-    """Whether the last words begin a sentence that already stands there twice."""
+    """Whether the last words begin a sentence that already occurs twice."""
     if " " not in last or text.count(last) < 3:
         return False
     longer = [said.strip() for said, _ in sentences(text) if len(said.strip()) > len(last)]
@@ -163,7 +165,7 @@ _OPTION = re.compile(r"(?m)(?:^|(?<=[\s,;(]))\(?([A-J])[).:]\s+(\S[^\n]*?)(?=[,;
 
 
 def options(text: str) -> dict[str, str]:
-    """The options that a text lists, by their letter.
+    """The options that a text lists, by letter.
 
     >>> options("(A) 6\\n(B) 8 m"), options("Options: A. 20, B. 30.")
     ({'A': '6', 'B': '8 m'}, {'A': '20', 'B': '30'})
@@ -172,6 +174,6 @@ def options(text: str) -> dict[str, str]:
 
 
 def chosen_option(text: str) -> str | None:
-    """What the option says whose letter a text ends with: *The correct option is (C).*"""
+    """The text of the option whose letter a text ends with: *The correct option is (C).*"""
     chosen = _CHOSEN.search(text, max(0, len(text) - 80)) if re.search("[A-J]", text[-8:]) else None
     return options(text).get(chosen[1]) if chosen else None

@@ -1,4 +1,4 @@
-"""Words and signs that say what a number in a sentence is: the result, denied, one of several, an aside."""
+"""Words and signs that tell the role of a number in a sentence: result, denied, one of several, or aside."""
 
 import re
 
@@ -37,7 +37,7 @@ DENYING = (
     "not", "nor", "n't", "n’t", "never", "no longer", "neither", "≠", "!=", "=/=", "<>", "\\ne", "wrong", "incorrect",
     "instead", "rather", "false", "other than", "except", "unlike", "but", "mistake", "impossible", "too ",
 )  # fmt: skip
-"""A sentence without one of these denies no number."""
+"""A sentence without any of these words denies no number."""
 
 
 def may_deny(sentence: str) -> bool:
@@ -68,7 +68,7 @@ OPERATION = re.compile(
     r"(?i)\W*(?:(?:so|then|now|next|first|finally|and|we|you|i|let us|let['’]s|must|need to|have to|can|should|just"
     r"|simply|to find [^,0-9]{1,60}),? )*(?:multiply|add|subtract|divide)(?:ing)?\b"
 )
-"""A sentence that tells what to compute."""
+"""A sentence that says what to compute."""
 COMPUTED = re.compile(
     r"(?i)\b(?:is|are|was|were|gets?|got|gives?|gave|giving|makes?|made|making|leaves?|left|leaving|has|have|had|comes?"
     r"|becomes?|results?|totals?|yields?|obtain|find|reach)\b[^0-9]{0,40}[0-9]"
@@ -94,7 +94,7 @@ _ADDING = {
     "each", "by", "of", "the", "these", "those", "first", "last", "next", "another", "all", "between", "among", "age",
     "day", "week", "year", "month", "hour", "other", "remaining",
 }  # fmt: skip
-"""Words in front of a number that is an addition: *in 2 months*."""
+"""Words before a number that is only an addition: *in 2 months*."""
 COMPARISON = re.compile(r"(?i)\b(?:than|versus|vs\.?|compared (?:to|with)|against|instead of|unlike|while)[ *_$(\"]*$")
 _KEPT = (
     "total", "sum", "cost", "price", "number", "amount", "value", "profit", "age", "average", "loss", "area", "volume",
@@ -107,7 +107,7 @@ _LEFT_WITH = re.compile(r"\b(?:left|leaving \w+|ends? up|remains?|ended up) with
 
 
 def is_added(before: str) -> bool:
-    """Whether words end as those in front of an addition do: *in* and *boxes of*, but not *a total of*.
+    """Whether these words introduce an addition: *in* and *boxes of* do, *a total of* does not.
 
     >>> [is_added(before) for before in ("sold in ", "boxes of $", "a total of $", "is left with ", "it is ")]
     [True, True, False, False, False]
@@ -153,7 +153,7 @@ _NUMBERED = (
 
 
 def without_steps(text: str) -> str:
-    """A text without numbers of steps and the like: *Step 2*. The words are looked for first: the pattern is slow."""
+    """Remove numbers of steps and the like: *Step 2*. The words are searched first, because the pattern is slow."""
     folded = text.lower()
     return _STEP.sub(" ", text) if any(word in folded for word in _NUMBERED) else text
 
@@ -175,7 +175,7 @@ _CHECKING = ("check", "verif", "confirm", "proof", "note", "ps", "p.s", "sanity"
 
 
 def without_checks(text: str) -> str:
-    """A text without checks and notes: *Check: 72 - 24 = 48*. The words are looked for first: the pattern is slow."""
+    """Remove checks and notes: *Check: 72 - 24 = 48*. The words are searched first, because the pattern is slow."""
     folded = text.lower()
     return _CHECK.sub("", text) if any(word in folded for word in _CHECKING) else text
 
@@ -187,7 +187,7 @@ _OPERATING = (
 
 
 def may_hold_term(text: str) -> bool:
-    """Whether a lower-case text may hold a term that is not evaluated."""
+    """Whether a lower-case text may contain an unevaluated term."""
     return _OPERATOR.search(text) is not None or any(word in text for word in _OPERATING)
 
 
@@ -201,7 +201,7 @@ EXPLAINED = re.compile(
     r"(?i)\n[ \t*_#>]*(?:explanation|reasoning|working|workings|justification|breakdown|steps|why|how|details"
     r"|solution)[*_ \t]*(?::|\n)|\n[ \t*_#>]*(?:let me explain|here(?:['’]?s| is) (?:how|why|the))\b"
 )
-"""After a short answer: what explains it."""
+"""Words after a short answer that introduce an explanation."""
 _CHATTER = re.compile(
     r"(?i)\b(?:let me know|hope (?:this|that|it) helps|feel free|(?:other|more|further) questions|i(?:['’]m"
     r"| am) (?!not ).{0,30}(?:sure|certain|confident)|confidence|checked (?:it|this|my)"
@@ -222,7 +222,8 @@ _CHATTING = (
 
 
 def is_chatter(sentence: str) -> bool:
-    """Whether a sentence is about the answer or the reader. The words are looked for first: the pattern is slow."""
+    """Whether a sentence is about the answer or the reader. The words are searched first, because the pattern is
+    slow."""
     folded = sentence.lower()
     return any(word in folded for word in _CHATTING) and _CHATTER.search(sentence) is not None
 
@@ -244,7 +245,7 @@ NO_ANSWER = re.compile(
 
 
 def without_refuted_questions(text: str) -> str:
-    """The text without questions that it answers with no.
+    """Remove questions that the text itself answers with no.
 
     >>> without_refuted_questions("It has 3 parts. Is it 24? No, it is 72.")
     'It has 3 parts., it is 72.'

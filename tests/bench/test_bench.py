@@ -24,7 +24,7 @@ bench = partial(solera, "bench", COLUMNS="200")
 
 
 def test_a_bench_that_is_killed_leaves_what_it_measured_and_parts_add_up_to_no_more_than_the_whole(tmp_path):
-    path, ahead = tmp_path / "steps.json", "Solera, v = 2, written ahead"
+    path, ahead = tmp_path / "steps.json", "Solera, v = 2, overlap"
     variants = ["--v", "1", "2", "--overlap", "True"]
     with start("bench", *SMALL, *variants, "--rounds", 50, "--json", path, COLUMNS="200") as running:
         for name in ("Solera, v = 1", ahead):

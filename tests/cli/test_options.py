@@ -40,8 +40,8 @@ def test_the_help_of_a_field_is_one_paragraph():
 
 def test_an_option_that_turns_something_off_says_so():
     shown = " ".join(solera("bench", "--help", COLUMNS="80", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split())
-    assert "--no_compile `--no_compile` leaves our layers as they are;" in shown
-    assert "as in a run by default. --trl_step" in shown
+    assert "--no_compile `--no_compile` does not compile our layers." in shown
+    assert "compiled on a GPU, as in a run. --trl_step" in shown
 
 
 def test_shares_are_said_to_be_in_proportion():

@@ -1,8 +1,8 @@
-"""A sandbox for code that nobody has read, by means of the Linux kernel alone: no root, no helper program.
+"""A sandbox for untrusted code that uses only the Linux kernel: no root, no helper program.
 
-`confine` takes rights away from this process and from all that it starts later: files, network, programs, capabilities.
+`confine` takes rights away from this process and everything it starts later: files, network, programs, capabilities.
 `seal` then forbids new processes and signals. Neither can be undone. Each returns the protections that are missing
-here, in words, and never fails because of them: a caller decides whether to warn or to stop.
+here, in words, and never fails because of them: the caller decides whether to warn or to stop.
 
 A process that forks a child for each job calls `confine` once in itself, and `seal` in every child:
 
@@ -11,7 +11,7 @@ A process that forks a child for each job calls `confine` once in itself, and `s
         seal()
         exec(code)
 
-Call both while the process has one thread. Landlock does not reach threads that exist already.
+Call both while the process has one thread. Landlock does not apply to threads that exist already.
 """
 
 import ctypes
@@ -30,24 +30,24 @@ SYSTEM = (
     "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo", "/etc/localtime",
     "/etc/ld.so.cache", "/sys/devices/system/cpu", "/dev/null", "/dev/zero", "/dev/urandom",
 )  # fmt: skip
-"""What shared libraries and Python's own modules read on any machine."""
+"""Files that shared libraries and Python's modules read on any machine."""
 KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME")
-"""Environment variables that Python may need. No other is passed on: tokens and passwords live there."""
+"""Environment variables that Python may need. No other is passed on, because they may hold tokens and passwords."""
 _NO_NEW_PRIVILEGES, _PARENT_DEATH_SIGNAL, _KILL = 38, 1, 9
 _CAPABILITIES, _READ_ANY_FILE = 0x20080522, 1 << 2  # version 3 of the interface; CAP_DAC_READ_SEARCH
 
 
 def environment(**more: str) -> dict[str, str]:
-    """An environment for a process in the sandbox: what Python needs, and `more`. One thread for linear algebra, since
-    a forked process has only one."""
+    """The environment for a sandboxed process: what Python needs, and `more`. Linear algebra uses one thread, because a
+    forked process has only one."""
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
     return kept | {"HOME": "/nonexistent", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} | more
 
 
 def python_files() -> set[Path]:
-    """Files and folders that Python reads: its library, its packages, and the package of every module loaded so far.
+    """Files and folders that Python reads: its library, its packages, and the package of every loaded module.
 
-    Folders of `sys.path` that hold no installed packages are left out: the folder of the user's project is one.
+    Folders of `sys.path` without installed packages, such as the folder of the user's project, are left out.
     """
     installed = (sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
     packages = (entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages", "lib-dynload"))
@@ -65,10 +65,10 @@ def _file(module: object) -> str | None:
 
 
 def confine(readable: Iterable[Path], scratch: Path | None = None) -> list[str]:
-    """Limit this process and what it starts: it reads `readable` only, writes into `scratch` only, opens no socket,
-    runs no program, gains no rights and changes no other process but its own children.
+    """Restrict this process and everything it starts: it reads only `readable`, writes only into `scratch`, opens no
+    socket, runs no program, gains no rights and changes no process except its children.
 
-    Without `scratch` it writes nothing. In `scratch` the mode, owner and times of a file cannot be changed.
+    Without `scratch` it writes nothing. In `scratch`, the mode, owner and times of a file cannot be changed.
     """
     missing = []
     if not _no_new_privileges() or not _drop_capabilities():
@@ -86,7 +86,7 @@ def seal() -> list[str]:
     installed = seccomp.supported() and seccomp.install(seccomp.sealed(platform.machine()))
     if installed:
         return []
-    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # binds every user but root
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))  # applies to every user but root
     return ["the kernel or processor has no seccomp, so an answer can start processes"]
 
 
@@ -95,19 +95,19 @@ def _no_new_privileges() -> bool:
 
 
 def _control(option: int, value: int) -> bool:
-    """prctl(2), where there is one."""
+    """prctl(2), if available."""
     control = getattr(ctypes.CDLL(None), "prctl", None)
     zero = ctypes.c_ulong(0)
     return control is not None and control(option, ctypes.c_ulong(value), zero, zero, zero) == 0
 
 
 def _drop_capabilities() -> bool:
-    """Root is left without its powers, except that it may read files of other users: packages may belong to one."""
+    """Root loses its powers, except for reading files of other users, who may own the packages."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "capset"):
         return False
     header = struct.pack("Ii", _CAPABILITIES, 0)
-    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable; the lower 32 bits and then the upper
+    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable; first the lower 32 bits, then the upper
     if libc.capget(ctypes.create_string_buffer(header), held) != 0:
         return False
     kept = struct.unpack("6I", held.raw)[1] & _READ_ANY_FILE

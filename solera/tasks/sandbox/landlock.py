@@ -1,4 +1,4 @@
-"""Landlock: which files a process may open, from Linux 5.13 on. See landlock(7)."""
+"""Landlock restricts which files a process may open, from Linux 5.13 on. See landlock(7)."""
 
 import ctypes
 import os
@@ -7,20 +7,21 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every processor
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every processor
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _OF_A_FILE = _WRITE_FILE | _READ_FILE | _TRUNCATE
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights to files each version of Landlock knows. Later versions know as many as the fifth."""
+"""Number of file rights in each version of Landlock. Later versions have as many as the fifth."""
 _NETWORK_SINCE, _SCOPES_SINCE = 4, 6
 _EXECUTE, _SPECIAL_FILES, _DEVICES = 1 << 0, 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11, 1 << 15
 _NEVER = _EXECUTE | _SPECIAL_FILES | _DEVICES
-"""Not even in the scratch folder: programs, sockets, pipes, devices."""
+"""Forbidden even in the scratch folder: programs, sockets, pipes, devices."""
 
 
 def restrict(readable: Iterable[Path], scratch: Path | None) -> bool:
-    """Take the right to open any other file, to use TCP, and to signal processes outside. False without Landlock."""
+    """Remove the right to open any other file, to use TCP, and to signal processes outside. Returns False without
+    Landlock."""
     version = _version()
     if version < 1:
         return False
