@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from solera.models import ordered
+from solera.models.tiling import TILE
 
 NAME = "solera"
 
@@ -118,9 +119,9 @@ def _tiles(text_X4: np.ndarray) -> tuple[Tensor, Tensor]:
         and ((stop[continued] <= start[continues]) & (stop[continues] <= seen_until[continued])).all()
     ):
         raise ValueError("a prefix is a text that stands right before those that continue it")
-    count = -(-length // ordered.TILE)
+    count = -(-length // TILE)
     text = np.repeat(np.arange(len(length)), count)
-    first = start[text] + ordered.TILE * count_up(count)
+    first = start[text] + TILE * count_up(count)
     query_tiles = np.stack([first, stop[text], start[text], prefix_start[text], prefix_length[text]], 1)
     key_tiles = np.stack([first, stop[text], seen_until[text]], 1)
     keys, queries = prefix_length[text] + first - start[text], seen_until[text] - first

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from solera.models.ordered import TILE as PLACES
+from solera.models.tiling import TILE as PLACES
 
 TILE = 16_384
 LOG2_E = tl.constexpr(1.4426950408889634)

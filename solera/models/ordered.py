@@ -10,9 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TILE = 64
-"""Positions per program."""
-
 torch.library.define(
     "solera::attend_in_order",
     "(Tensor query_NHD, Tensor key_NGD, Tensor value_NGD, Tensor query_tiles, Tensor key_tiles, float scale)"

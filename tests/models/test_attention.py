@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from solera.models.attention import PackedTexts, Text
-from solera.models.ordered import TILE
+from solera.models.tiling import TILE
 from tests.conftest import VOCABULARY
 
 

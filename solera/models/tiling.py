@@ -1,0 +1,4 @@
+"""How positions are divided among the programs of an attention kernel."""
+
+TILE = 64
+"""Positions per program."""
