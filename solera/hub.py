@@ -16,10 +16,10 @@ def absent() -> str:
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
     if error is not None:
-        why = f"answers, but no secure connection comes about: {one_line(error)}"
+        why = f"answers, but a secure connection fails: {one_line(error)}"
     if isinstance(error, ssl.SSLCertVerificationError):
         why += " (SSL_CERT_FILE names the certificates to trust)"
-    return f"the hub {why}, and no copy is in its cache"
+    return f"the hub {why}, and there is no copy in its cache"
 
 
 def call() -> None:

@@ -11,70 +11,73 @@ from solera.batch import Batch, Scored, Update
 from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
 
 Metrics = Mapping[str, float]
-"""Names are `room/quantity`."""
+"""Names have the form `package/quantity`."""
 
 
 class Codec(Protocol):
-    """Text to token ids and back."""
+    """Converts text to token ids and back."""
 
     unknown_id: int | None
-    """The token that stands for what the vocabulary cannot spell; `None` where it can spell everything."""
+    """The token for text that the vocabulary cannot spell; `None` if it can spell everything."""
 
     chats: bool
     """Whether the model has a chat template."""
 
     max_length: int | None
-    """Most tokens that the model reads, prompt and responses together; `None` where it has no limit."""
+    """Maximum number of tokens that the model reads, prompt and responses together; `None` means no limit."""
 
     def encode(self, text: str) -> tuple[int, ...]: ...
 
     def response(self, text: str, ended: bool) -> tuple[int, ...]:
-        """What someone wrote after a prompt, with the end token where they had finished."""
+        """Encode a response, with the end token if `ended`."""
         ...
 
     def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        """A conversation through the model's chat template, up to where its next message begins."""
+        """Apply the model's chat template, up to the start of its next message."""
         ...
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
-        """The text without its final end token. Other special tokens stay visible, or they could pass a grader."""
+        """The text without its final end token. Other special tokens stay visible; otherwise they could slip past a
+        grader."""
         ...
 
 
 class Generate(Protocol):
-    """What a task calls to let the policy write: the whole text so far in, what follows out. Call it once a turn.
+    """The function that a task calls to let the policy write. It takes the whole text so far and returns the
+    continuation. Call it once per turn.
 
-    Where the text leaves less room than `sampling.max_tokens` in the model's context, the completion ends there, with
-    `finish_reason = "length"`; where it leaves none, the completion is empty. The episode should end then.
+    If the text leaves fewer tokens of the model's context than `sampling.max_tokens`, the completion stops at the end
+    of the context with `finish_reason = "length"`. If nothing is left, the completion is empty. The task should then
+    end the episode.
     """
 
     async def __call__(self, token_ids: tuple[int, ...]) -> Completion: ...
 
 
 class Task(Protocol):
-    """Where prompts and grades come from. One turn or many, with tools or without: `run` is the episode."""
+    """Supplies problems and grades responses. `run` is one episode, with one turn or many, with or without tools."""
 
     def prompt(self, index: int) -> Prompt:
-        """Problem `index` of the endless training stream, the same at every call."""
+        """Problem `index` of the endless training stream. Every call with the same index returns the same problem."""
         ...
 
     def held_out(self, count: int) -> list[Prompt]:
-        """Up to `count` problems that the training stream never shows."""
+        """Up to `count` held-out problems. The training stream never contains them."""
         ...
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
-        """One attempt. Rewards already known stand in the rollout; others may come to the store later.
+        """Run one attempt. The rollout contains the rewards that are known; others can be added to the store later.
 
-        The rollout must hold what `generate` was given and what it returned, token for token. Completions may be left
-        out of it, but not changed.
+        The rollout must contain the inputs and results of `generate`, token for token. It may leave out completions,
+        but not change them.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Versioned weights on their way: whose they are, and their tensors one by one. Their digests stay with the sender:
-    whoever takes them can name the values only by reading them."""
+    """Versioned weights in transit: their lineage, their version, and their tensors one by one. They carry no digests,
+    so a receiver can report the digests only after reading the values."""
 
     lineage: str
     version: int
@@ -82,23 +85,24 @@ class Weights:
 
 
 class Engine(Protocol):
-    """Who writes responses, with weights of its own."""
+    """Generates responses with its own copy of the weights."""
 
     dtype: str
-    """Type that its weights are held in, as torch writes it. Tensors are cast to it before they are sent."""
+    """Type in which it holds its weights, as torch spells it. Tensors are cast to it before they are sent."""
 
     def load(self, weights: Weights) -> Manifest:
-        """Take new weights; answers with what it now holds, its digests taken from its own memory after loading."""
+        """Load new weights. Returns a manifest of what it now holds, with digests computed from its own memory after
+        loading."""
         ...
 
     def weights(self) -> Weights:
-        """What it holds in memory of its own, to be given back to it when a run is resumed."""
+        """The weights it holds, so that they can be loaded again when a run is resumed."""
         ...
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        """Continue one text. The same weights and seed give the same tokens, whatever else is in flight.
+        """Continue one text. The same weights and seed give the same tokens, regardless of other requests.
 
-        A text that the model cannot read is refused with `BadRequestError`, and no other request with it.
+        A text that the model cannot read is refused with `BadRequestError`; other requests are not affected.
         """
         ...
 
@@ -174,61 +178,61 @@ class Supply(Protocol):
 
 
 class Store(Protocol):
-    """The ledger. Everything generated goes in; everything trained comes out."""
+    """Holds everything that was generated, and supplies everything that is trained on."""
 
     selective: bool
-    """Whether rollouts that have their rewards may be passed over."""
+    """Whether a draw may skip rollouts that have their rewards."""
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
-        """Write rollouts with the rewards they bring, all or none, by the next `flush` at the latest; returns ids by
-        which `draw` and `record` know them."""
+        """Write rollouts and their rewards, all or none, at the latest at the next `flush`. Returns the ids that `draw`
+        and `record` use for them."""
         ...
 
     def add_at_once(self, rollouts: list[Rollout]) -> list[int]:
-        """Write rollouts before this returns; their ids are final."""
+        """Write rollouts before returning. Their ids are final."""
         ...
 
     def add_reward(self, rollout_id: int, reward: Reward) -> None:
-        """A reward that came later. A higher revision of the same part replaces the earlier one. Refused for what
-        nothing learns from: a probe's, or what a resume set aside."""
+        """Add a reward that arrived later. A higher revision of the same part replaces the earlier one. Refuses
+        rollouts that training never uses: those of a probe, and those that a resume superseded."""
         ...
 
     def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
-        """Groups to write before that many can be drawn with a reserve left; 0 where enough are there."""
+        """Number of groups to generate before `groups` can be drawn with `reserve` left over; 0 if there are enough."""
         ...
 
     def draw(self, groups: int, group_size: int, now: PolicyVersion) -> list[Group]:
-        """Up to that many groups of rewarded rollouts, by the store's policy; none of a probe. `now` is what the
-        learner holds: ages are counted up to it."""
+        """Up to `groups` groups of rewarded rollouts, chosen by the store's policy, without probes. `now` is the
+        learner's version: ages are counted up to it."""
         ...
 
     def fetch(self, ids: list[int]) -> list[Rollout]:
-        """Those of them that have rewards, in the order of their ids."""
+        """The rollouts with these ids that have rewards, in the order of the ids."""
         ...
 
     def passed_over(self) -> Mapping[str, int]:
-        """Rollouts that the last draw could not take, by reason."""
+        """Number of rollouts that the last draw could not use, by reason."""
         ...
 
     def watermark(self) -> int:
-        """The last rollout's id; 0 where there is none."""
+        """The id of the last rollout; 0 if there is none."""
         ...
 
     def uses_before(self, version: int) -> tuple[int, int]:
-        """How many uses of earlier versions are recorded, and the sum of their rollouts' ids."""
+        """The number of recorded uses of earlier versions, and the sum of their rollouts' ids."""
         ...
 
     def record(self, uses: list[Use]) -> None:
-        """Note what one step learned from, all or none."""
+        """Record what one step trained on, all or none."""
         ...
 
     def flush(self) -> None:
-        """Write what `add` and `record` may have left for a moment when nobody waits."""
+        """Write what `add` and `record` may have deferred."""
         ...
 
 
 class Sink(Protocol):
-    """Where metrics go."""
+    """Receives metrics."""
 
     def log(self, step: int, metrics: Metrics) -> None: ...
 

@@ -95,6 +95,6 @@ def merge(config: Config, toml: str) -> Config:
     import dataclasses
     import tomllib
 
-    for room, values in tomllib.loads(toml).items():
-        config = dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
+    for section, values in tomllib.loads(toml).items():
+        config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
     return config

@@ -83,4 +83,4 @@ def test_a_run_goes_on_in_the_arithmetic_that_it_began_with(monkeypatch, chosen,
     model = SimpleNamespace(device=torch.device(device), can_take_plans=True)
     config, said = Config(model=ModelConfig(compute=chosen)), list[str]()
     assert compute_of(config, model, SimpleNamespace(), said.append, begun) == expected
-    assert said == ([f"{begun} is used, as when the run began"] if (chosen, device) == ("auto", "cuda") else [])
+    assert said == ([f"using {begun}, as at the start of the run"] if (chosen, device) == ("auto", "cuda") else [])

@@ -35,9 +35,9 @@ def test_train_help_explains_every_field():
     done = solera("train", "--help", COLUMNS="200")
     assert done.returncode == 0
     shown = {("model", "path"): "--model", ("task", "name"): "--task", ("objective", "name"): "--objective"}
-    for room in dataclasses.fields(Config):
-        for field in dataclasses.fields(room.default_factory):
-            assert shown.get((room.name, field.name), f"--{room.name}.{field.name}") + " " in done.stdout
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(section.default_factory):
+            assert shown.get((section.name, field.name), f"--{section.name}.{field.name}") + " " in done.stdout
     assert "Passes over each batch" in done.stdout
 
 
@@ -54,7 +54,7 @@ def test_version():
     ("arguments", "says"),
     [
         (["trian"], "unknown command 'trian'; did you mean train?"),
-        (["frobnicate"], "unknown command 'frobnicate'; known are train, eval, generate, data"),
+        (["frobnicate"], "unknown command 'frobnicate'; use one of train, eval, generate, data"),
         (["data", "exprot", "nowhere", "x"], "did you mean export?"),
         (["train", "--run.stepz", "3"], "did you mean --run.steps?"),
         (["train", "--beta", "0.1"], "did you mean --objective.beta?"),
@@ -80,7 +80,7 @@ def test_version():
         (["train", "--task", "sums"], "known are arithmetic, jsonl"),
         (
             ["train", "--task", "countdown"],
-            "holds 'M', which the model's tokenizer does not know: take another --model\n",
+            "holds 'M', which the model's tokenizer does not know: use another --model\n",
         ),
         (["train", "--learn.learning_rate", "1e-5"], "did you mean --learn.lr?"),
         (["train", "--learning_rate", "1e-5"], "did you mean --learn.lr?"),
@@ -96,18 +96,18 @@ def test_version():
         ),
         (
             ["train", "data.jsonl"],
-            "data.jsonl: a run is described by a TOML file; to train on this one: solera train --task",
+            "data.jsonl is data, not a TOML config; to train on it: solera train --task",
         ),
-        (["bench", "--json", "no/such/a.json"], "--json no/such/a.json: no file can be written into no/such"),
+        (["bench", "--json", "no/such/a.json"], "--json no/such/a.json: cannot write a file to no/such"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
         (["train", "--report.wandb", "project"], "pip install wandb"),
         (["report"], "arguments are required: RUN (see solera report --help)"),
         (["report", "nowhere"], "nowhere: no such folder"),
-        (["report", "."], "neither config.toml nor metrics.jsonl is in it"),
+        (["report", "."], "it has neither config.toml nor metrics.jsonl"),
         (["report", "nowhere", "--groups", "few"], "invalid int value: 'few'"),
         (["report", "nowhere", "--groups", "-1"], "--groups is -1; it must be at least 0"),
-        (["report", "nowhere", "--groops", "3"], "unrecognized arguments: --groops 3; did you mean --groups?"),
-        (["report", "nowhere", "--groups", "3", "4"], "unrecognized arguments: 4, behind --groups (see"),
+        (["report", "nowhere", "--groops", "3"], "unknown option --groops; did you mean --groups?"),
+        (["report", "nowhere", "--groups", "3", "4"], "unexpected argument 4 after --groups (see"),
         (["data", "reward", "nowhere", "--vlaue", "3"], "did you mean --value?"),
     ],
 )
@@ -141,7 +141,7 @@ for line in sys.stdin.read().splitlines():
 REFUSED_WITHOUT_TORCH = {
     "train --resume nowhere": "nowhere: no config.toml, so there is no run to resume here",
     "train --resume finished": "finished: the run is finished; its model is in finished/model",
-    "train --resume owned": "go on with solera.resume('owned', task=...)",
+    "train --resume owned": "resume it with solera.resume('owned', task=...)",
     "train --resume nameless": "nameless/config.toml: run.name is unset",
     "train --run.device cpu --model.compute float16": "model.compute is float16, which needs a GPU",
     "train --run.device cpu --run.gpu_memory 3": "run.gpu_memory is set, but this run is on a CPU: remove it",
@@ -149,14 +149,14 @@ REFUSED_WITHOUT_TORCH = {
     "train --report.wandb mine": "pip install wandb",
     "train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine": "PostgreSQL needs the package psycopg",
     "train --reward.functions own.py:one": "own.py:one takes (x); a reward function takes (rollout, row)",
-    "train --reward.functions own.py:no": "own.py:no: no is not there; functions of own.py: one",
+    "train --reward.functions own.py:no": "own.py:no: no does not exist; functions of own.py: one",
     "train --task jsonl --task.path sums.jsonl --reward.functions own.py:trl": "the columns are answer, level",
     "train --resume begun": "own.py:one takes (x); a reward function takes (rollout, row)",
     "eval embedded --reward.functions own.py:one": "own.py:one takes (x)",
-    "eval owned": "owned was trained with a task or rewards of its user's own code",
+    "eval owned": "owned was trained with a task or rewards from your own code",
     "data import finished nowhere.jsonl": "nowhere.jsonl: cannot be read: No such file or directory",
     "bench --model nosuch": "model 'nosuch': no such folder",
-    "bench --device cpu --gpu_memory 3": "--gpu_memory is set, but this runs on a CPU: remove it",
+    "bench --device cpu --gpu_memory 3": "--gpu_memory is set, but this benchmark runs on a CPU: remove it",
 }
 
 
@@ -205,7 +205,7 @@ def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     assert len(rows) == 4
     again = solera(*command, cwd=tmp_path)
     assert again.returncode == 2
-    assert "out/mine exists already: extend it (solera train --resume out/mine --run.steps N)" in again.stderr
+    assert "out/mine already exists: extend it (solera train --resume out/mine --run.steps N)" in again.stderr
 
 
 def test_an_unwritable_folder_is_one_line(tmp_path):

@@ -26,19 +26,21 @@ def test_its_configs_are_accepted(text):
 
 
 def test_its_fields_exist():
-    rooms = {name: {key.name for key in dataclasses.fields(room)} for name, room in get_type_hints(Config).items()}
+    sections = {
+        name: {key.name for key in dataclasses.fields(section)} for name, section in get_type_hints(Config).items()
+    }
     text = without_their_names()
-    named = re.findall(rf"`({'|'.join(rooms)})\.(?!toml|html|db)(\w+)", text)
+    named = re.findall(rf"`({'|'.join(sections)})\.(?!toml|html|db)(\w+)", text)
     assert len(named) > 100
-    assert [f"{room}.{key}" for room, key in named if key not in rooms[room]] == []
-    known = {key for keys in rooms.values() for key in keys}
+    assert [f"{section}.{key}" for section, key in named if key not in sections[section]] == []
+    known = {key for keys in sections.values() for key in keys}
     assigned = {*re.findall(r"`(\w+) = ", text), *re.findall(r"`(\w+)` = `", text)}
     assert {"dual_clip", "weight_high", "tolerance"} <= assigned
     assert assigned <= known
 
 
 def without_their_names() -> str:
-    """The page without the first column of the others' tables: some of them have rooms of the same names."""
+    """The page without the first column of the others' tables: some of them have sections of the same names."""
     start, stop = PAGE.index("## verl's options"), PAGE.index("## Names you may type")
     return PAGE[:start] + re.sub(r"^\|[^|]*\|", "", PAGE[start:stop], flags=re.MULTILINE) + PAGE[stop:]
 

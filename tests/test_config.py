@@ -14,15 +14,18 @@ from solera.run import running
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("\nsteps = 3\n[learn]", "f.toml:2: steps stands in no table; it belongs under [run]"),
+        ("\nsteps = 3\n[learn]", "f.toml:2: steps is outside any table; put it under [run]"),
         ("[steps]", "f.toml:1: unknown table [steps]"),
-        ("path = 'x'", "f.toml:1: path stands in no table; it belongs under [model] or [task]"),
+        ("path = 'x'", "f.toml:1: path is outside any table; put it under [model] or [task]"),
         ("[lern]\nlr = 1.0", "f.toml:1: unknown table [lern]; did you mean learn?"),
-        ("\n\n[learn]\nlr = 1.0\nlearning_rat = 1", "f.toml:5: unknown field learn.learning_rat; known are lr, warmup"),
+        (
+            "\n\n[learn]\nlr = 1.0\nlearning_rat = 1",
+            "f.toml:5: unknown field learn.learning_rat; use one of lr",
+        ),
         ("[learn]\nlearning_rate = 1", "f.toml:2: unknown field learn.learning_rate; did you mean lr?"),
         (
             "num_generations = 4",
-            "f.toml:1: num_generations stands in no table; here it is called group_size, and belongs under [collect]",
+            "f.toml:1: num_generations is outside any table; Solera calls it group_size: put it under [collect]",
         ),
         ("[learn]\npases = 2", "f.toml:2: unknown field learn.pases; did you mean passes?"),
         ("[run]\nsteps = 2.5", "f.toml:2: run.steps is 2.5 but must be a whole number"),
@@ -59,12 +62,12 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("room", "values", "says"),
+    ("section", "values", "says"),
     [
         ("sampling", {"top_p": 0.9}, "training needs the whole distribution: remove it"),
-        ("sampling", {"temperature": 0.0}, "use a value above 0"),
+        ("sampling", {"temperature": 0.0}, "use at least 0.001"),
         ("sampling", {"max_tokens": 0}, "sampling.max_tokens is 0; it must be at least 1"),
-        ("collect", {"group_size": 1}, "a group of one has nothing to be compared with: use 2 or more"),
+        ("collect", {"group_size": 1}, "a single response cannot be compared with others: use 2 or more"),
         ("collect", {"offset": -1}, "collect.offset is -1; it must be at least 0"),
         ("store", {"url": "mysql://host/x"}, "USER@HOST/DATABASE, or remove it"),
         (
@@ -72,11 +75,15 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
             {"url": "postgresql://a:b@host/x"},
             "remove it, and set PGPASSWORD in the environment",
         ),
-        ("draw", {"max_age": 8}, r"what the run writes reaches age 9 \(collect.offset \+ sync.period - 1\) before"),
-        ("draw", {"order": "newest"}, "draw.order acts with draw.policy other than fresh only"),
-        ("draw", {"fresh": 0.2}, 'draw.fresh acts with draw.policy = "replay" only'),
+        ("draw", {"max_age": 8}, r"the run's own rollouts reach age 9 \(collect.offset \+ sync.period - 1\) before"),
+        ("draw", {"order": "newest"}, "draw.order has no effect without draw.policy other than fresh"),
+        ("draw", {"fresh": 0.2}, 'draw.fresh has no effect without draw.policy = "replay"'),
         ("draw", {"policy": "replay", "fresh": 1.0}, "it must be at least 0 and below 1"),
-        ("draw", {"policy": "replay", "half_life": 3.0}, 'draw.half_life acts with draw.order = "priority" only'),
+        (
+            "draw",
+            {"policy": "replay", "half_life": 3.0},
+            'draw.half_life has no effect without draw.order = "priority"',
+        ),
         ("draw", {"policy": "mixed"}, "draw.shares is empty"),
         ("draw", {"policy": "mixed", "shares": ("self",)}, "each must be ORIGIN=NUMBER with a number above 0"),
         ("draw", {"policy": "mixed", "shares": ("self=1", "self=2")}, "no origin twice"),
@@ -87,27 +94,27 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("run", {"gpu_memory": 0.0}, "must be above 0"),
         ("learn", {"betas": (0.9, 1.0)}, r"both must be in \[0, 1\)"),
         ("learn", {"lr": 3.0}, "diverges above 1"),
-        ("sync", {"rule": "never", "period": 5}, "sync.period has no meaning with sync.rule = never"),
-        ("sync", {"rule": "adaptive", "set_point": 0.1, "period": 5}, "no meaning with sync.rule = adaptive"),
+        ("sync", {"rule": "never", "period": 5}, "sync.period has no effect with sync.rule = never"),
+        ("sync", {"rule": "adaptive", "set_point": 0.1, "period": 5}, "no effect with sync.rule = adaptive"),
         ("sync", {"rule": "adaptive"}, "sync.set_point is unset"),
         ("sync", {"rule": "adaptive", "set_point": 1.5}, "tv_token needs a value between 0 and 1"),
-        ("sync", {"rule": "adaptive", "set_point": 0.1, "v_min": 9, "v_max": 8}, "no v_max below v_min"),
-        ("sync", {"set_point": 0.1, "v_max": 8}, "sync.set_point/v_max acts with sync.rule = adaptive only"),
+        ("sync", {"rule": "adaptive", "set_point": 0.1, "v_min": 9, "v_max": 8}, "v_max not below v_min"),
+        ("sync", {"set_point": 0.1, "v_max": 8}, "sync.set_point/v_max has no effect without sync.rule = adaptive"),
         ("sync", {"on_fault": "ignore"}, "must be one of stop, retry"),
         ("diagnose", {"every": -1}, "diagnose.every is -1; it must be at least 0"),
         ("sync", {"period": 0}, "sync.period is 0; it must be at least 1"),
         ("evaluate", {"top_p": 0.0, "temperature": 1.0}, r"must be in \(0, 1\]"),
         ("evaluate", {"top_p": 0.5}, "no effect on greedy evaluation"),
         ("evaluate", {"samples": 0}, "evaluate.samples is 0; it must be at least 1"),
-        ("evaluate", {"samples": 4}, "greedy attempts at a problem are all alike: set evaluate.temperature above 0"),
+        ("evaluate", {"samples": 4}, "greedy attempts at a problem are identical: set evaluate.temperature above 0"),
         ("run", {"name": "a/b"}, "use letters, digits"),
         ("run", {"name": ".."}, "use letters, digits"),
         ("run", {"steps": 0}, "run.steps is 0"),
     ],
 )
-def test_impossible_values_are_refused_in_one_line(room, values, says):
+def test_impossible_values_are_refused_in_one_line(section, values, says):
     with pytest.raises(SoleraError, match=says) as refusal:
-        check(override(Config(), room, **values))
+        check(override(Config(), section, **values))
     assert "\n" not in str(refusal.value)
 
 
@@ -139,10 +146,10 @@ def test_lists_of_any_length_are_read_and_written_back():
     [
         ({"weights": (1.0,)}, "reward.weights has 1 numbers for 0 in reward.functions"),
         ({"functions": ("exact",), "weights": (float("nan"),)}, "must be a finite number"),
-        ({"timeout": 0.0}, "use seconds above 0"),
+        ({"timeout": 0.0}, "use a number of seconds above 0"),
         ({"truncated": "drop"}, "one of grade, mask, penalise"),
         ({"truncated": "penalise", "truncated_reward": float("-inf")}, "must be a finite number"),
-        ({"truncated": "mask", "truncated_reward": 0.5}, "acts with reward.truncated"),
+        ({"truncated": "mask", "truncated_reward": 0.5}, "has no effect without reward.truncated"),
         ({"overlong_buffer": -1}, "at least 0"),
         ({"overlong_buffer": 4, "overlong_penalty": -1.0}, "use a value above 0"),
     ],
@@ -156,11 +163,11 @@ def test_every_field_has_help_and_every_room_a_sentence():
     import inspect
     import re
 
-    for room in dataclasses.fields(Config):
-        assert room.default_factory.__doc__
-        body = inspect.getsource(room.default_factory)
-        for field in dataclasses.fields(room.default_factory):
-            assert re.search(rf'^    {field.name}: .*\n    """\S', body, re.MULTILINE), f"{room.name}.{field.name}"
+    for section in dataclasses.fields(Config):
+        assert section.default_factory.__doc__
+        body = inspect.getsource(section.default_factory)
+        for field in dataclasses.fields(section.default_factory):
+            assert re.search(rf'^    {field.name}: .*\n    """\S', body, re.MULTILINE), f"{section.name}.{field.name}"
 
 
 def test_a_file_is_read_by_its_name_as_well(tmp_path):
@@ -198,11 +205,13 @@ def test_every_setting_that_a_resume_may_change_is_one():
 def test_a_folder_that_exists_says_how_to_go_on_with_its_run(tmp_path):
     config = override(Config(), "run", root=str(tmp_path), name="x")
     (tmp_path / "x").mkdir()
-    with pytest.raises(SoleraError, match=r"x exists already: choose another --run\.name, or remove it$"):
+    with pytest.raises(SoleraError, match=r"x already exists: choose another --run\.name, or remove it$"):
         new_folder(config)
     (tmp_path / "x/config.toml").touch()
-    with pytest.raises(SoleraError, match=r"already: go on with it \(solera train --resume \S+/x\), choose another"):
+    with pytest.raises(SoleraError, match=r"already exists: resume it \(solera train --resume \S+/x\), choose another"):
         new_folder(config)
     (tmp_path / "x/model").mkdir()
-    with pytest.raises(SoleraError, match=r"already: extend it \(solera train --resume \S+/x --run\.steps N\), choose"):
+    with pytest.raises(
+        SoleraError, match=r"already exists: extend it \(solera train --resume \S+/x --run\.steps N\), choose"
+    ):
         new_folder(config)

@@ -76,7 +76,7 @@ def test_own_code_that_cannot_act_is_refused(tmp_path):
         return 0.0
 
     settings = replace(config(tmp_path), reward=solera.RewardConfig(functions=("verbatim",)))
-    with pytest.raises(solera.SoleraError, match="reward/verbatim is there twice"):
+    with pytest.raises(solera.SoleraError, match="reward/verbatim is listed twice"):
         solera.train(settings, rewards=[verbatim])
     for wrong in ({"regulariser": "k2"}, {"drop": "wrost"}, {"zero_variance_mask": "off"}, {"advantage": "wihten"}):
         with pytest.raises(solera.SoleraError, match=f"objective.{next(iter(wrong))} is"):
@@ -113,6 +113,6 @@ def test_a_term_sees_only_what_it_learns_from_and_any_number_is_a_reward(tmp_pat
 
     rows = sqlite3.connect(result.folder / "store.db").execute("select distinct typeof(value) from rewards").fetchall()
     assert rows == [("real",)]
-    with pytest.raises(solera.SoleraError, match="task or rewards of its user's own code"):
+    with pytest.raises(solera.SoleraError, match="task or rewards from your own code"):
         solera.evaluate_models([str(result.folder)])
     assert solera.evaluate_models([str(result.folder)], rewards=[length]).models[0].greedy.problems

@@ -61,7 +61,7 @@ def test_from_prompts_without_answers_to_a_trained_model(tmp_path, prompts):
     done = solera(*words(prompts, tmp_path / "out", "--samples", "8", "--export", "answers.jsonl"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "240 responses to 30 prompts" in done.stdout
-    assert solera("data", "verify", "out", cwd=tmp_path).stdout == "240 rollouts looked at: no faults\n"
+    assert solera("data", "verify", "out", cwd=tmp_path).stdout == "240 rollouts checked: no faults\n"
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert Counter(Counter(line["prompt"] for line in lines).values()) == {8: 30}
     assert all(line["rewards"] == [] and line["origin"] == "model:embedded" for line in lines)
@@ -127,7 +127,7 @@ def test_stopped_or_killed_it_goes_on_without_repeating_a_prompt(tmp_path, promp
     ask_to_stop(started, number, tmp_path / "out" / "store.db")
     _, said = started.communicate()
     assert started.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    assert number == signal.SIGKILL or "the same command goes on" in said
+    assert number == signal.SIGKILL or "run the same command to continue" in said
     before = rollouts_in(tmp_path / "out")
     assert 0 < len(before) < 6000 and len(before) % 3 == 0
     assert set(Counter(rollout.prompt_key for rollout in before).values()) == {3}
@@ -141,7 +141,7 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
     out, hot = tmp_path / "out", ("--temperature", "3")
     assert main(words(prompts, out, *hot, "--samples", "2", "--prompts", "4")) == 0
     assert main(words(prompts, out, *hot, "--samples", "16", "--prompts", "6")) == 0
-    assert "96 responses to 6 prompts" in (said := capfd.readouterr().out) and "8 of them before" in said
+    assert "96 responses to 6 prompts" in (said := capfd.readouterr().out) and "8 of them from before" in said
     assert main(words(prompts, tmp_path / "whole", *hot, "--samples", "16", "--prompts", "6")) == 0
 
     def written(folder: Path) -> set[tuple[str, tuple[int, ...]]]:
@@ -161,9 +161,12 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "name the model first"),
-        (["embedded", "--prompts", "3"], "say where the responses go: --out FOLDER"),
-        (["embedded", "--out", "out"], "arithmetic makes problems without end: say how many to answer, as --prompts"),
+        ([], "put the model before the options"),
+        (["embedded", "--prompts", "3"], "give a folder for the responses, --out FOLDER"),
+        (
+            ["embedded", "--out", "out"],
+            "arithmetic generates problems without end: set how many to answer, such as --prompts",
+        ),
         (["embedded", "--out", "out", "--prompts", "0"], "--prompts is 0; it must be at least 1"),
         (["embedded", "--out", "out", "--prompts", "1", "--samples", "-2"], "--samples is -2; it must be at least 1"),
         (["embedded", "--out", "out", "--prompts", "1", "--temperature", "0"], "sampling.temperature is 0.0"),
@@ -201,7 +204,7 @@ def test_chat_messages_go_through_the_models_template(tmp_path, capfd):
     file, out = write_prompts(tmp_path, [*rows, rows[1]]), tmp_path / "out"
     command = ["generate", str(model), "--task", "jsonl", "--task.path", str(file), "--out", str(out)]
     assert main([*command, "--samples", "2", "--max_tokens", "4", "--export", str(tmp_path / "all.jsonl")]) == 0
-    assert "1 of 4 prompts repeat others and are answered once" in " ".join(capfd.readouterr().err.split())
+    assert "1 of 4 prompts are duplicates and are answered only once" in " ".join(capfd.readouterr().err.split())
     lines = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert [line["prompt"] for line in lines] == [f"{i}1+{i}2=" for i in range(1, 4) for _ in range(2)]
     assert {line["origin"] for line in lines} == {"model:chatty"}
@@ -218,7 +221,7 @@ def test_a_runs_model_into_its_own_store_is_imported_with_its_lineage(short_run,
     lineage = next(rollout.lineage for rollout in own if rollout.origin == "self")
     assert {(r.lineage, r.version, r.age(6, lineage)) for r in added} == {(lineage, 4, 2)}
     assert main(command) == 0
-    assert "15 of them before" in capfd.readouterr().out and len(rollouts_in(folder)) == len(own) + 15
+    assert "15 of them from before" in capfd.readouterr().out and len(rollouts_in(folder)) == len(own) + 15
     shutil.rmtree(folder / "model")
     resume(folder)
     assert [r for r in rollouts_in(folder) if r.origin == "model:short"]
@@ -268,7 +271,7 @@ def test_a_folder_of_responses_is_not_resumed_and_nothing_held_out_is_no_task_to
     assert f"to train on them: solera train --store.data {out} --draw.policy offline" in said
     rows = write_prompts(tmp_path, [{"prompt": f"{i}", "answer": "1"} for i in range(9)])
     none = ["--task", "jsonl", "--task.path", str(rows), "--task.held_out_share", "0", "--run.root", str(tmp_path)]
-    assert "none of its 9 rows fell to task.held_out_share = 0.0: raise it" in refusal(capfd, "train", *none)
+    assert "task.held_out_share = 0.0 holds out none of its 9 rows: raise it" in refusal(capfd, "train", *none)
 
 
 def test_two_at_once_are_refused(prompts, tmp_path, capfd):

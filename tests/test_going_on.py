@@ -172,10 +172,10 @@ def test_a_store_that_another_resume_has_rewound_is_refused(stopped, whole, caps
     assert main(["data", "verify", str(stopped)]) == 0
     shutil.rmtree(stopped / "checkpoints/step-000004")
     shutil.move(stopped / "later", stopped / "checkpoints/step-000008")
-    with pytest.raises(SoleraError, match=rf"step 8 was written with {8 * USES_PER_STEP} uses .* holds 64: .*--from"):
+    with pytest.raises(SoleraError, match=rf"step 8 expects {8 * USES_PER_STEP} uses .* holds 64: .*--from"):
         running.resume(stopped)
     assert main(["data", "verify", str(stopped)]) == 1
-    assert "step 8 was written with 128 uses of rollouts in it, but it holds 64" in capsys.readouterr().err
+    assert "step 8 expects 128 uses of rollouts, but the store has 64" in capsys.readouterr().err
     assert_same_outcome(running.resume(stopped, start=0).folder, whole)
 
 
@@ -188,23 +188,21 @@ def test_a_store_whose_uses_are_of_other_rollouts_is_refused(stopped):
             "(select max(rollout_id) from uses where version = 7)",
             (last,),
         )
-    with pytest.raises(SoleraError, match="holds as many of other ones"):
+    with pytest.raises(SoleraError, match="holds as many, of other rollouts"):
         running.resume(stopped)
 
 
 def test_an_older_copy_of_the_store_is_refused(stopped, tmp_path):
     older = running.train(config(tmp_path, "older", steps=4)).folder
     shutil.copy(older / "store.db", stopped / "store.db")
-    with pytest.raises(
-        SoleraError, match=r"store\.db: the checkpoint of step 8 was written with \d+ rollouts in it, but"
-    ):
+    with pytest.raises(SoleraError, match=r"store\.db: the checkpoint of step 8 expects \d+ rollouts, but"):
         running.resume(stopped)
 
 
 def test_a_store_that_is_missing_is_told_where_the_run_can_begin_again(stopped, whole, tmp_path):
     (stopped / "store.db").unlink()
     status, said = solera(tmp_path, "train", "--resume", str(stopped))
-    assert status == 2 and "store.db: the checkpoint of step 8 was written with" in said
+    assert status == 2 and "store.db: the checkpoint of step 8 expects" in said
     (stopped / "store.db").unlink()
     shutil.rmtree(stopped / "checkpoints")
     status, said = solera(tmp_path, "train", "--resume", str(stopped))
@@ -240,12 +238,12 @@ def test_the_command_that_is_offered_goes_on_from_the_checkpoint_before(tmp_path
     flip(stopped / "checkpoints/step-000008" / name, 0.7)
     status, said = solera(tmp_path, "train", "--resume", str(stopped))
     assert status == 2
-    assert f"{Path(name).name} is damaged: it is not what was written" in said
+    assert f"{Path(name).name} is damaged: it does not match" in said
     offered = said.strip().rpartition(": solera ")[2].split()
     assert offered == ["train", "--resume", str(stopped), "--from", "6"]
     status, said = solera(tmp_path, *offered)
     assert status == 0
-    assert "step-000008 comes after step 6 and is removed" in said
+    assert "removed step-000008, which is after step 6" in said
     assert_same_outcome(stopped, whole)
     assert uses(stopped) == uses(whole)
 
@@ -274,7 +272,7 @@ def test_a_checkpoint_without_its_digests_is_refused_and_one_from_before_there_w
     (checkpoint / "state.json").write_text(json.dumps(state))
     assert_same_outcome(running.resume(stopped).folder, whole)
     said = " ".join(capsys.readouterr().err.split())
-    assert "step-000008 was written before digests were kept: whether it is damaged cannot be told" in said
+    assert "step-000008 was written by a version of Solera without checksums: it cannot be checked for damage" in said
 
 
 def test_eval_refuses_a_damaged_model(tmp_path, whole):
@@ -300,7 +298,7 @@ def test_eval_of_a_running_run_leaves_out_a_checkpoint_that_was_removed_meanwhil
 
     found = evaluate_models([str(folder)], checkpoints=True, advance=advance)
     assert [Path(model.candidate.name).name for model in found.models] == ["step-000004", "step-000008", "run"]
-    assert "step-000006 was removed meanwhile and is left out" in " ".join(capsys.readouterr().err.split())
+    assert "step-000006 was removed during the evaluation and is skipped" in " ".join(capsys.readouterr().err.split())
 
 
 def damaged_while_training(folder: Path, log: Path, damage: str, more: str) -> None:
@@ -341,7 +339,7 @@ def test_what_a_run_needs_is_missed_at_the_next_step(tmp_path, damage, more):
     assert child.exitcode == 1, said
     named = damage.removesuffix("*") if damage != "." else r""
     assert f"{folder}/{named}" in said and "was deleted or replaced while it was in use" in said
-    assert said.count("\n") == 1 and f"go on with: solera train --resume {folder}" in said
+    assert said.count("\n") == 1 and f"resume with: solera train --resume {folder}" in said
     if damage == ".":
         assert not folder.exists()
     else:
@@ -364,7 +362,7 @@ def test_lost_rows_of_metrics_are_told(stopped, whole, tmp_path, left, said):
         metrics.write_text("".join(lines[left]))
     status, output = solera(tmp_path, "train", "--resume", str(stopped))
     assert status == 0
-    assert f"note: {metrics} {said}: the run goes on without them\n" in output
+    assert f"note: {metrics} {said}: the run continues without them\n" in output
     (rows, weights), (all_rows, all_weights) = outcome(stopped), outcome(whole)
     assert rows == [row for row in all_rows if row in rows] and {8.0, 9.0, 10.0} <= {row["step"] for row in rows}
     assert all((weights[name] == all_weights[name]).all() for name in weights)
@@ -416,17 +414,20 @@ def test_an_extension_says_that_a_falling_learning_rate_changes(tmp_path, stoppe
     file.write_text(file.read_text().replace('decay = "constant"', 'decay = "linear"'))
     status, said = solera(tmp_path, "train", "--resume", str(stopped), "--run.steps", "12")
     assert status == 0
-    assert "learn.decay is linear: the learning rate now falls to zero at step 12 and not at 10" in said
+    assert "learn.decay is linear: the learning rate now falls to zero at step 12 instead of 10" in said
 
 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--learn.lr", "1e-5"], "a resume cannot change learn.lr: that would be another run"),
-        (["--sync.period=1", "--run.seed", "3", "--run.steps", "20"], "a resume cannot change run.seed, sync.period"),
+        (["--learn.lr", "1e-5"], "a resumed run cannot change learn.lr, because that would make it a different run"),
+        (
+            ["--sync.period=1", "--run.seed", "3", "--run.steps", "20"],
+            "a resumed run cannot change run.seed, sync.period",
+        ),
         (["--objective", "grpo"], "objective.name"),
-        (["--model", "x"], "a resume cannot change model.path"),
-        (["--task.level", "1"], "a resume cannot change task.level"),
+        (["--model", "x"], "a resumed run cannot change model.path"),
+        (["--task.level", "1"], "a resumed run cannot change task.level"),
         (["--run.steps", "7"], "checkpoint is of step 8, but run.steps is 7: set it to 8 or more"),
         (["--run.steps", "x"], "--run.steps is 'x' but must be a whole number"),
         (["--run.stesp", "20"], "did you mean --run.steps"),
@@ -450,7 +451,7 @@ def test_a_run_without_a_checkpoint_cannot_be_extended(tmp_path):
         config(tmp_path, "run", steps=2), checkpoint=dataclasses.replace(Config().checkpoint, every=0)
     )
     folder = running.train(never).folder
-    with pytest.raises(SoleraError, match=f"has left no checkpoint, .*: solera train --model {folder / 'model'}"):
+    with pytest.raises(SoleraError, match=f"has no checkpoint, .*: solera train --model {folder / 'model'}"):
         running.resume(folder, changes={"run.steps": 9})
 
 

@@ -78,8 +78,9 @@ def test_a_model_of_a_hub_that_does_not_answer_is_refused_in_one_line_before_tor
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     assert line == (
-        "solera: model owner/name: the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache: "
-        "give a folder, or fetch it where there is a network: hf download owner/name"
+        "solera: model owner/name: the hub cannot be reached (or HF_HUB_OFFLINE is set), and there is no copy in its "
+        "cache: "
+        "give a folder, or download it first: hf download owner/name"
     )
 
 
@@ -93,8 +94,9 @@ def test_data_of_a_hub_that_does_not_answer_is_refused_in_one_line(closed, tmp_p
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line == (
-        "solera: owner/sums:main: the hub cannot be reached (or HF_HUB_OFFLINE is set), and no copy is in its cache: "
-        "give a file or a folder, or load it once where there is a network"
+        "solera: owner/sums:main: the hub cannot be reached (or HF_HUB_OFFLINE is set), and there is no copy in its "
+        "cache: "
+        "give a file or a folder, or load it once with network access"
     )
 
 
@@ -105,7 +107,7 @@ def test_a_secure_connection_that_fails_is_told_as_that(hub, tmp_path, named):
     done = python("-m", "solera.cli", "train", *named, "--run.steps", "1", cache=tmp_path, HF_ENDPOINT=secure)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "owner/name: the hub answers, but no secure connection comes about: [SSL: " in line
+    assert "owner/name: the hub answers, but a secure connection fails: [SSL: " in line
     assert "cannot be reached" not in line
 
 

@@ -18,9 +18,9 @@ from solera.objectives.table import RANGES, TABLE, resolve
 from solera.run import evaluating
 
 FIELDS = [
-    (room.name, field.name, typing.get_type_hints(room.default_factory)[field.name])
-    for room in dataclasses.fields(Config)
-    for field in dataclasses.fields(room.default_factory)
+    (section.name, field.name, typing.get_type_hints(section.default_factory)[field.name])
+    for section in dataclasses.fields(Config)
+    for field in dataclasses.fields(section.default_factory)
 ]
 NO_VALUE = ["1979-05-27", "07:32:00", "{ a = 1 }", "[[1]]", "[{ a = 1 }]"]
 NO_NUMBER = ['"1"', '""', "true", "nan", "inf", "-inf", "1e999", "[1]", "[]", f"1{'0' * 400}"]
@@ -47,21 +47,21 @@ def kind(hint: typing.Any) -> type:
 def wrong_types() -> list[tuple[str, str, str]]:
     """Where a choice of words may also be a number, a number is right."""
     return [
-        (room, name, value)
-        for room, name, hint in FIELDS
+        (section, name, value)
+        for section, name, hint in FIELDS
         for value in WRONG[kind(hint)] + NO_VALUE
         if not (kind(hint) is str and float in typing.get_args(hint) and value in ("1", "1.5"))
     ]
 
 
-def written(room: str, name: str, value: str) -> list[tuple[str, int]]:
+def written(section: str, name: str, value: str) -> list[tuple[str, int]]:
     """The ways of writing a field in TOML, and the line each has it on."""
     return [
-        (f"# a comment\n\n[{room}]\n{name} = {value}\n", 4),
-        (f"\n{room}.{name} = {value}\n", 2),
-        (f'["{room}"]\n"{name}"={value}\n', 2),
-        (f"\r\n\r\n  [ {room} ] # {name} = 1\r\n\t{name}\t= {value}\r\n", 4),
-    ] + ([(f"\n\n{room} = {{ {name} = {value} }}", 3)] if "\n" not in value else [])
+        (f"# a comment\n\n[{section}]\n{name} = {value}\n", 4),
+        (f"\n{section}.{name} = {value}\n", 2),
+        (f'["{section}"]\n"{name}"={value}\n', 2),
+        (f"\r\n\r\n  [ {section} ] # {name} = 1\r\n\t{name}\t= {value}\r\n", 4),
+    ] + ([(f"\n\n{section} = {{ {name} = {value} }}", 3)] if "\n" not in value else [])
 
 
 OUT_OF_RANGE = {
@@ -100,8 +100,8 @@ def idle_objective_fields() -> list[tuple[str, str, str]]:
     idle = []
     for name in TABLE:
         acting = resolve(ObjectiveConfig(name))
-        for room, field, hint in FIELDS:
-            if room == "objective" and field not in ("name", "unknown_behaviour", "ref_period", "ref_ema"):
+        for section, field, hint in FIELDS:
+            if section == "objective" and field not in ("name", "unknown_behaviour", "ref_period", "ref_ema"):
                 (choice, *_) = typing.get_args(hint)
                 value = {bool: "true", int: "1", float: "0.5", str: f'"{(typing.get_args(choice) or ("",))[0]}"'}
                 if getattr(acting, field) is None:
@@ -175,8 +175,8 @@ def broken_toml() -> list[bytes]:
 
 
 UNKNOWN = [
-    ("[lern]\nlr = 1.0", 1, "did you mean learn"), ("\n[runs]", 2, "did you mean run"), ("a = 1", 1, "known are run"),
-    ("momentum = 0.9", 1, "known are run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
+    ("[lern]\nlr = 1.0", 1, "did you mean learn"), ("\n[runs]", 2, "did you mean run"), ("a = 1", 1, "use one of run"),
+    ("momentum = 0.9", 1, "use one of run"), ("\n'' = 1", 2, "unknown table"), ('"a\\nb" = 1', 1, "unknown table"),
     ("[run]\n[run.sub]\na = 1", 2, "run.sub"), ("[[run]]\nsteps = 1", 1, "run is a table"), ("run = 1", 1,
     "run is a table"),
     ("\n[[learn]]\n[[learn]]", 2, "learn is a table"), ("run = 'x'", 1, "run is a table"), ("run = []", 1,
@@ -189,7 +189,7 @@ UNKNOWN = [
 
 def misspelt() -> list[tuple[str, str, str]]:
     """Every field with a letter doubled: the right one is suggested."""
-    return [(room, name[:-1] + 2 * name[-1], name) for room, name, _ in FIELDS if len(name) > 2]
+    return [(section, name[:-1] + 2 * name[-1], name) for section, name, _ in FIELDS if len(name) > 2]
 
 
 def wrong_options() -> list[list[str]]:
@@ -197,9 +197,9 @@ def wrong_options() -> list[list[str]]:
     values = {bool: ["yes", "1", ""], int: ["x", "1.5", "", "nan", "9" * 30, "9" * 5000],
     str: ["", "a\nb", "\udcff", "\0"],
               float: ["x", "", "nan", "inf", "-inf", "1e999", "1,5"], tuple: ["nan", ""]}  # fmt: skip
-    for room, name, hint in FIELDS:
+    for section, name, hint in FIELDS:
         option = {"model.path": "--model", "task.name": "--task", "objective.name": "--objective"}.get(
-            f"{room}.{name}", f"--{room}.{name}"
+            f"{section}.{name}", f"--{section}.{name}"
         )
         if option != "--store.data":  # names of files, which are looked for later
             found += [[option, value] for value in rng.sample(values[kind(hint)], min(3, len(values[kind(hint)])))]
@@ -263,19 +263,19 @@ def refused_file(refused):
 
 
 def test_a_value_of_another_type_is_named_with_its_line(refused_file):
-    for number, (room, name, value) in enumerate(wrong_types()):
-        ways = written(room, name, value)
+    for number, (section, name, value) in enumerate(wrong_types()):
+        ways = written(section, name, value)
         toml, line = ways[number % len(ways)]
         said = refused_file(toml)
-        assert said.startswith(f"solera: run.toml:{line}: {room}.{name} "), (toml, said)
+        assert said.startswith(f"solera: run.toml:{line}: {section}.{name} "), (toml, said)
 
 
 def test_a_value_out_of_range_is_named_with_its_line(refused_file):
-    for number, (room, name, value) in enumerate(out_of_range()):
-        ways = written(room, name, value)
+    for number, (section, name, value) in enumerate(out_of_range()):
+        ways = written(section, name, value)
         toml, line = ways[number % len(ways)]
         said = refused_file(toml)
-        assert said.startswith(f"solera: run.toml:{line}: {room}.{name}"), (toml, said)
+        assert said.startswith(f"solera: run.toml:{line}: {section}.{name}"), (toml, said)
 
 
 def test_a_field_that_does_not_act_is_named_with_its_line(refused_file):
@@ -301,9 +301,9 @@ def test_what_is_not_known_is_refused_with_a_suggestion(refused_file):
     for toml, line, says in UNKNOWN:
         said = refused_file(toml)
         assert said.startswith(f"solera: run.toml:{line}: ") and says in said, (toml, said)
-    for room, wrong, right in misspelt():
-        assert f"run.toml:2: unknown field {room}.{wrong}; did you mean {right}?" in refused_file(
-            f"[{room}]\n{wrong} = 1"
+    for section, wrong, right in misspelt():
+        assert f"run.toml:2: unknown field {section}.{wrong}; did you mean {right}?" in refused_file(
+            f"[{section}]\n{wrong} = 1"
         )
 
 
@@ -332,9 +332,9 @@ def test_wrong_options_are_refused(refused):
             assert option.removeprefix("--").removesuffix("x")[:-1] in said, (arguments, said)
 
 
-def option_of(room: str, name: str) -> str:
+def option_of(section: str, name: str) -> str:
     short = {"model.path": "--model", "task.name": "--task", "objective.name": "--objective"}
-    return short.get(f"{room}.{name}", f"--{room}.{name}")
+    return short.get(f"{section}.{name}", f"--{section}.{name}")
 
 
 LONG = ["x" * 5000, "9" * 5000, "a b " * 2000, "\u00e4" * 3000]
@@ -343,8 +343,8 @@ LONG = ["x" * 5000, "9" * 5000, "a b " * 2000, "\u00e4" * 3000]
 def wrong_values() -> list[list[str]]:
     """For every option: a value too many, none, and values that are long, empty or of another kind."""
     found = []
-    for room, name, hint in FIELDS:
-        option, of = option_of(room, name), kind(hint)
+    for section, name, hint in FIELDS:
+        option, of = option_of(section, name), kind(hint)
         if of is not tuple:
             found += [[option], [option, "1.0", "2.0"], [option, "1", LONG[0]], [f"{option}=1", "2"]]
         if of in (int, float, bool):
@@ -364,7 +364,7 @@ def of_choices(hint):
 
 def test_every_option_is_named_where_its_values_are_wrong():
     for arguments in wrong_values():
-        said = complaint(Config, arguments, tyro.conf.FlagConversionOff)
+        said = complaint(Config(), arguments, tyro.conf.FlagConversionOff)
         option = arguments[0].partition("=")[0]
         assert said is not None and said.startswith((f"{option} is ", f"{option} takes ")), (arguments, said)
         assert len(said) < 300
@@ -384,7 +384,7 @@ def test_right_values_are_no_complaint():
     right += (
         " --model a/b --model.path c --reward.weights --task.level None --sync.rule never --learn.weight_decay -0.5"
     )
-    assert complaint(Config, right.split(), tyro.conf.FlagConversionOff) is None
+    assert complaint(Config(), right.split(), tyro.conf.FlagConversionOff) is None
 
 
 WRONG_COMMANDS = [

@@ -50,7 +50,7 @@ def test_a_run_from_before_whiten_epsilon_goes_on_with_1e_4(tmp_path):
     shutil.rmtree(older / "checkpoints" / "step-000004")
     done = solera("train", "--resume", str(older))
     assert done.returncode == 0, done.stderr
-    assert "has changed since the run began" not in done.stdout + done.stderr
+    assert "has changed since the run started" not in done.stdout + done.stderr
     (rows, weights), (expected_rows, expected) = outcome(older), outcome(whole)
     assert rows == expected_rows
     assert all(weights[name].equal(expected[name]) for name in expected)
@@ -85,7 +85,9 @@ def test_a_sweep_does_not_compare_runs_of_either_value(tmp_path):
     run.folder.mkdir(parents=True)
     text = re.sub(r".*whiten_epsilon.*\n", "", dump(run.config))
     (run.folder / "config.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(SoleraError, match=r"was made with objective\.whiten_epsilon = 0\.0001, and \S+ now says 1e-08"):
+    with pytest.raises(
+        SoleraError, match=r"was created with objective\.whiten_epsilon = 0\.0001, but \S+ now has 1e-08"
+    ):
         refuse_changed(read_plan(file))
     file.write_text(grid.format(tmp_path, "whiten_epsilon = 1e-4\n"), encoding="utf-8")
     refuse_changed(read_plan(file))

@@ -134,7 +134,7 @@ def test_with_collect_errors_it_costs_one_episode(folder, errors):
 def test_a_rollout_that_is_not_what_the_engine_wrote_stops_the_run(folder):
     done = command("train", "short.toml", "--task", "tasks.py:Forgets", cwd=folder)
     assert done.returncode == 2
-    assert "the rollout does not hold what the engine was given and what it wrote (token " in done.stderr
+    assert "the rollout does not match what the engine received and generated (token " in done.stderr
 
 
 def test_an_episode_that_outgrows_the_context_ends_cut_off(folder):
@@ -168,12 +168,12 @@ def test_a_run_with_a_named_task_is_resumed_and_evaluated_from_the_command_line(
     started.send_signal(signal.SIGINT)
     said = started.communicate(timeout=120)[1]
     assert started.returncode == 130
-    assert "go on with: solera train --resume runs/x" in said
+    assert "resume with: solera train --resume runs/x" in said
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     lost = command("train", "--resume", "../runs/x", cwd=elsewhere)
     assert lost.returncode == 2
-    assert f"there is no file tasks.py; the run was started in {folder}: go on from there" in lost.stderr
+    assert f"there is no file tasks.py; the run was started in {folder}: run the command there" in lost.stderr
     done = command("train", "--resume", "runs/x", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert [row["sync/version"] for row in metrics(folder) if "sync/version" in row] == [0] * 10 + [10] * 2
@@ -191,19 +191,19 @@ def test_a_run_with_a_named_task_is_resumed_and_evaluated_from_the_command_line(
     [
         (
             ["--task", "tasks.py:TwoTrys"],
-            "task.name: tasks.py:TwoTrys: TwoTrys is not there; tasks in the file: TwoTries",
+            "task.name: tasks.py:TwoTrys: TwoTrys does not exist; tasks in the file: TwoTries",
         ),
         (["--task", "tsaks.py:TwoTries"], "task.name: tsaks.py:TwoTries: there is no file tsaks.py"),
         (["--task", "nowhere.tasks:TwoTries"], "nowhere.tasks cannot be imported: ModuleNotFoundError"),
         (["--task", "tasks.py"], "file.py:Class"),
-        (["--task", "tasks.py:"], "a task of your own is written file.py:Class"),
+        (["--task", "tasks.py:"], "write your own task as file.py:Class"),
         (["--task", "own"], "file.py:Class"),
         (["--task", "tasks.py:brevity"], "task brevity: brevity(codec) raised TypeError"),
         (["--task", "tasks.py:TwoTries", "--task.level", "2"], "task.level is not used by tasks.py:TwoTries"),
         (["--task", "mixture", "--task.parts", "tasks.py:TwoTries"], "cannot be part of a mixture"),
         (["--task", "tasks.py:TwoTries", "--reward.functions", "gym"], "gym is the grader of tasks gym:NAME"),
         (["--collect.errors", "ignore"], "collect.errors"),
-        (["--collect.errors", "1e13"], "as a reward it must be at most 1e+12"),
+        (["--collect.errors", "1e13"], "as a reward it must be between -1e+12 and 1e+12"),
         (["--collect.retries", "-1"], "collect.retries is -1; it must be at least 0"),
     ],
 )
@@ -277,22 +277,22 @@ def length(rollout, row):
         ({"task": TwoTries(None)}, "takes the codec, not an instance: give the class itself, TwoTries"),
         ({"task": 3}, "task must be a class or a function that takes the codec, not an instance"),
         ({"task": lambda: None}, r"task <lambda>: <lambda>\(codec\) raised TypeError"),
-        ({"task": TextPassed}, r"TextPassed.run: what generate is given is text; .*codec.encode\(text\)"),
-        ({"task": PlainRewards}, r"rewards holds 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
+        ({"task": TextPassed}, r"TextPassed.run: the input of generate is text; .*codec.encode\(text\)"),
+        ({"task": PlainRewards}, r"rewards contains 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
         ({"task": NoRollout}, "run gave a float; it must give a solera.Rollout"),
         ({"task": NotAwaited}, r"turn 1 is a coroutine: write `await generate\(...\)`"),
-        ({"task": NoPrompt}, r"task NoPrompt: prompt\(0\) gave text; it must give a solera.Prompt"),
+        ({"task": NoPrompt}, r"task NoPrompt: prompt\(0\) returned text; it must return a solera.Prompt"),
         ({"task": NothingHeldOut}, r"held_out\(8\) gave no problem"),
         ({"task": "tasks.py:Nobody"}, "task.name: tasks.py:Nobody: there is no file tasks.py"),
         ({"task": "gsm9k"}, "task.name is 'gsm9k'; did you mean gsm8k"),
         ({"rewards": length}, r"rewards must be a list of functions or names, such as rewards=\[length\]"),
         ({"rewards": "exact"}, r"such as rewards=\['exact'\]"),
         ({"rewards": 1.0}, "rewards must be a list of functions or names"),
-        ({"rewards": [1.0]}, "rewards holds a float; each must be a reward function or the name of one"),
-        ({"rewards": ["exakt"]}, "'exakt' is none of the graders"),
+        ({"rewards": [1.0]}, "rewards contains a float; each must be a reward function or the name of one"),
+        ({"rewards": ["exakt"]}, "'exakt' is not one of the graders"),
         ({"objective": "gropo"}, "objective.name is 'gropo'.*did you mean grpo"),
-        ({"objective": length}, r"not a function: wrap it, solera.custom_objective\(term\)"),
-        ({"objective": 3}, "objective must be a name or what solera.custom_objective gives, not a int"),
+        ({"objective": length}, r"not a function: wrap it in solera.custom_objective\(term\)"),
+        ({"objective": 3}, "objective must be a name or the result of solera.custom_objective, not a int"),
         ({"rule": "evry"}, "sync.rule is 'evry' but must be one of every, never, adaptive"),
         ({"rule": 3}, r"rule must be a name or a function of \(state, version, diagnosis\), not a int"),
     ],
@@ -329,5 +329,5 @@ def test_a_task_and_rewards_from_python_together(tmp_path):
     (result.folder / "model").rename(result.folder / "was_model")
     with pytest.raises(solera.SoleraError, match="code of its own for task, rewards"):
         solera.resume(result.folder, task=TwoTries)
-    with pytest.raises(solera.SoleraError, match=r"a name that was given is not the one in the run's config\.toml"):
+    with pytest.raises(solera.SoleraError, match=r"a name that was given differs from the run's config\.toml"):
         solera.resume(result.folder, task=TwoTries, rewards=[length, "exact"], objective="grpo")

@@ -111,8 +111,8 @@ def test_a_prompt_without_a_name_or_with_odd_data_is_refused():
 @pytest.mark.parametrize(
     ("rewards", "complaint"),
     [
-        ((1.0,), r"rewards holds 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
-        ([Reward(1.0), 0.5], "rewards holds 0.5"),
+        ((1.0,), r"rewards contains 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
+        ([Reward(1.0), 0.5], "rewards contains 0.5"),
         (1.0, r"rewards must be a tuple, such as \(Reward\(1.0\),\), not a float"),
         (Reward(1.0), "rewards must be a tuple"),
         (None, "rewards must be a tuple"),

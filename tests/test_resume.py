@@ -143,7 +143,7 @@ def train_until_interrupted(folder: Path) -> None:
     try:
         running.train(config(folder.parent, folder.name, every=0))
     except running.InterruptedRunError as stopped:
-        os._exit(130 if str(stopped).endswith(f"go on with: solera train --resume {folder}") else 1)
+        os._exit(130 if str(stopped).endswith(f"resume with: solera train --resume {folder}") else 1)
 
 
 def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
@@ -322,7 +322,7 @@ def learn_beside_a_teacher_until_killed(folder: Path, every: int) -> None:
     running.train(beside_a_teacher(folder.parent, folder.name, every))
 
 
-@pytest.mark.parametrize(("every", "said"), [(0, "no checkpoint: begins again"), (3, "goes on from step 3")])
+@pytest.mark.parametrize(("every", "said"), [(0, "no checkpoint: starting again"), (3, "resuming from step 3")])
 def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, every, said):
     undisturbed = running.train(beside_a_teacher(tmp_path, "undisturbed", every)).folder
     child = PROCESSES.Process(target=learn_beside_a_teacher_until_killed, args=(tmp_path / "killed", every))

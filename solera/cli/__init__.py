@@ -1,4 +1,4 @@
-"""The command `solera`. Heavy imports wait until a command needs them, so that help answers at once."""
+"""The command `solera`. Heavy imports wait until a command needs them, so that `--help` answers at once."""
 
 import importlib
 import os
@@ -9,40 +9,41 @@ from solera.cli.characters import print_any_character
 from solera.errors import SoleraError
 
 COMMANDS = {
-    "train": "train a model, or go on with a run (--resume FOLDER)",
-    "eval": "evaluate models on held-out problems, and compare them",
-    "generate": "let a model answer prompts; rewards can come later",
-    "data": "rollouts and rewards in and out of a run's store",
-    "sweep": "train a grid of runs side by side, and compare them",
-    "report": "write a page to look into a run, or to compare several",
-    "algorithms": "list the objectives, or explain one of them (NAME)",
-    "bench": "time whole training steps, and TRL's beside them",
-    "lab": "exact answers on policies small enough to enumerate",
+    "train": "train a model, or resume a run (--resume FOLDER)",
+    "eval": "evaluate and compare models on held-out problems",
+    "generate": "generate responses to prompts; add rewards later",
+    "data": "import, export and check a run's rollouts and rewards",
+    "sweep": "train a grid of runs in parallel, and compare them",
+    "report": "write an HTML page about a run, or comparing several",
+    "algorithms": "list the objectives, or describe one (NAME)",
+    "bench": "time training steps, optionally against TRL",
+    "lab": "exact results on policies small enough to enumerate",
 }
-"""Each command is a file of this room with `run(arguments) -> exit status`."""
+"""Each command is a module of this package with `run(arguments) -> exit status`."""
 
 LONGEST_WORD, LONGEST = 400, 900
-"""Characters of a word and of a line that are shown: a value in it may have thousands."""
+"""Maximum length of a word and of a line in an error message. A value in it may have thousands of characters."""
 
 USAGE = """usage: solera COMMAND [OPTIONS]
 
-Group-relative policy optimisation on experience of any age and origin.
+Train language models with GRPO and its relatives, on fresh data, old data, and
+data written by other models.
 
 commands:
 {commands}
 
-`solera COMMAND --help` explains a command and every field it takes.
+`solera COMMAND --help` describes a command and all its options.
 
 options:
-  --help      show this
+  --help      show this help
   --version   show the version
-  --debug     before or after a command: show the whole traceback of an error
+  --debug     show the full traceback of an error (before or after a command)
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; returns the exit status: 0 done, 1 the machine's fault, 2 the user's mistake, 130 interrupted, 141
-    nobody reads the output any more."""
+    """Run a command and return the exit status: 0 success, 1 a system error, 2 a user's mistake, 130 interrupted, 141
+    the reader of the output is gone."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments
     print_any_character()
@@ -53,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     except SoleraError as error:
         return _complain(str(error), 2, debug)
     except BrokenPipeError:
-        # Python would try to write the rest once more when it exits, and complain about that.
+        # Otherwise Python tries to flush stdout again at exit and prints an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
@@ -62,13 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(str(stop) or "interrupted", 130, debug)
 
 
-def _complain(said: str, status: int, debug: bool) -> int:
-    """One line, whatever names and values stand in it; with `debug`, after the traceback."""
+def _complain(message: str, status: int, debug: bool) -> int:
+    """Print the message as one line, after the traceback if `debug` is set."""
     if debug:
         traceback.print_exc()
-    words = "".join(character if character.isprintable() else " " for character in said).split()
+    words = "".join(character if character.isprintable() else " " for character in message).split()
     line = " ".join(word if len(word) <= LONGEST_WORD else f"{word[:100]}..." for word in words)
-    if len(line) > LONGEST:  # what is wrong stands first, and what to do about it last
+    if len(line) > LONGEST:  # keep the start (what is wrong) and the end (what to do)
         line = f"{line[: LONGEST // 2]} ... {line[-LONGEST // 3 :]}"
     print(f"solera: {line}", file=sys.stderr)
     return status

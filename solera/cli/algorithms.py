@@ -1,4 +1,4 @@
-"""`solera algorithms`: the table of objectives, and one of them with all its fields."""
+"""`solera algorithms`: list the objectives, or show one with all its fields."""
 
 import dataclasses
 from typing import get_args, get_type_hints
@@ -8,14 +8,15 @@ from solera.config import ObjectiveConfig, help_of
 from solera.errors import SoleraError
 from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, Row, find, optional, resolve
 
-HELP = """Without a name, what each objective is for. With one, its formula, constants and reference, and all of its
-fields: what each means, the value it takes where it is left unset, and what it may be replaced by.
+HELP = """List all objectives and their purpose. With NAME, show one objective: its formula, constants and paper, and
+all its fields with their meaning, default and possible values.
 
-ℓ is the policy's log-probability of a token, b the author's, f the reference policy's, A the advantage; ρ = exp(ℓ−b) of
-a token, w of a whole response, s their geometric mean; sg stops the gradient. Losses are minimised.
+In the formulas, ℓ is the log-probability of a token under the current policy, b under the policy that wrote it, and f
+under the reference policy. A is the advantage. ρ = exp(ℓ−b) is the ratio of a token, w the ratio of a whole response,
+and s the geometric mean of ρ over a response. sg stops the gradient. Losses are minimised.
 """
-FURTHER = """rec_…_is weighs each token by its ratio, rec_…_nois does not; rec_…_wide has a wide clip.
-`solera algorithms NAME` shows an objective's formula, constants, reference and fields; `solera train --objective NAME`
+FURTHER = """rec_…_is weights each token by its ratio, rec_…_nois does not; rec_…_wide has a wide clip range.
+`solera algorithms NAME` shows the formula, constants, paper and fields of an objective. `solera train --objective NAME`
 trains with it."""
 
 
@@ -27,12 +28,12 @@ def run(arguments: list[str]) -> int:
     elif len(arguments) == 1:
         print(_page(arguments[0]))
     else:
-        raise SoleraError("algorithms takes one name, or none (see solera algorithms --help)")
+        raise SoleraError("algorithms takes at most one name (see solera algorithms --help)")
     return 0
 
 
 def _overview() -> str:
-    """One objective a line, so that all can be seen at once."""
+    """One objective per line, so that all fit on one screen."""
     width = max(map(len, TABLE)) + 2
     lines = []
     for name, row in TABLE.items():
@@ -56,11 +57,11 @@ def _page(name: str) -> str:
     row, resolved = find(name), resolve(ObjectiveConfig(name))
     explained, hints = help_of(ObjectiveConfig), get_type_hints(ObjectiveConfig)
     acting = {f.name: getattr(resolved, f.name) for f in dataclasses.fields(resolved) if f.name != "name"}
-    lines = [_summary(name, row), "", "fields, as --objective.FIELD or under [objective]:"]
+    lines = [_summary(name, row), "", "fields (set them with --objective.FIELD or under [objective]):"]
     for field, value in acting.items():
         if value is not None or field in optional(resolved):
             choices = [choice for hint in get_args(hints[field]) for choice in get_args(hint)]
-            among = f" (of {', '.join(map(str, choices))})" if choices else ""
+            among = f" (one of {', '.join(map(str, choices))})" if choices else ""
             lines += [
                 filled(f"  {field} {'is unset' if value is None else f'= {_word(value)}'}{among}", "    "),
                 filled(f"      {explained[field]}", " " * 6),
@@ -69,19 +70,19 @@ def _page(name: str) -> str:
 
 
 def _further(resolved: ObjectiveConfig) -> list[str]:
-    """Fields that begin to act with another choice."""
+    """Fields that take effect with another choice."""
     lines = []
     for field, choices in PARTS.items():
         present = getattr(resolved, field)
         for choice, brought in choices.items():
             idle = [name for name in brought if getattr(resolved, name) is None]
             if present is not None and choice != present and idle:
-                lines.append(filled(f"  {field} = {_word(choice)} brings {', '.join(idle)}", "    "))
+                lines.append(filled(f"  {field} = {_word(choice)} adds {', '.join(idle)}", "    "))
     if resolved.beta == 0:
-        lines.append(f"  beta above 0 brings {', '.join((*KL_FIELDS, *REFERENCE_UPDATES))}")
-    return ["", "with another choice:", *lines] if lines else []
+        lines.append(f"  beta above 0 adds {', '.join((*KL_FIELDS, *REFERENCE_UPDATES))}")
+    return ["", "fields that another choice adds:", *lines] if lines else []
 
 
 def _word(value: object) -> str:
-    """As in TOML."""
+    """The value as TOML writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

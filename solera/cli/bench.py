@@ -1,14 +1,14 @@
-"""`solera bench`: what a training step costs, part by part, and beside TRL's."""
+"""`solera bench`: the time of a training step, by part, optionally compared with TRL."""
 
 import signal
 import sys
 
-HELP = """Time whole training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step
-TRL's step runs on the same model, prompts and lengths, in turn, and the ratio is printed.
+HELP = """Time complete training steps on this machine: decoding, grading and storing, learning, sync. With --trl_step,
+also time TRL's step on the same model, prompts and lengths, in turn, and print the ratio.
 
   solera bench                                      the embedded model
-  solera bench --v 1 10 --rounds 3                  what a sync every step costs
-  solera bench --trl_step benchmarks/trl_step.py    TRL's step beside ours
+  solera bench --v 1 10 --rounds 3                  the cost of a sync every step
+  solera bench --trl_step benchmarks/trl_step.py    compare with TRL's step
 """
 
 
@@ -22,6 +22,7 @@ def run(arguments: list[str]) -> int:
     from solera.bench import bench
     from solera.report.console import results_console
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # else the process measured would go on
+    # Otherwise the measured process would keep running.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     bench.run(options, results_console(200))
     return 0

@@ -1,4 +1,4 @@
-"""Characters that a terminal may lack: formulas, intervals and the names of files are full of them."""
+"""Replacements for characters that the terminal's encoding lacks, such as those in formulas and file names."""
 
 import codecs
 import io
@@ -9,11 +9,11 @@ PLAIN = {
     "−": "-", "–": "-", "·": "*", "×": "x", "±": "+-", "²": "^2", "½": "1/2", "ℓ": "l", "Σ": "sum", "∇": "grad ",
     "≤": "<=", "≥": ">=", "→": "->", "⇄": "<->", "√": "sqrt", "°": " deg",
 }  # fmt: skip
-"""What stands for them, Greek letters aside."""
+"""Replacements, except for Greek letters."""
 
 
 def print_any_character() -> None:
-    """Let none that the terminal's encoding lacks end a command."""
+    """Print a replacement for any character that the terminal cannot encode, instead of failing."""
     codecs.register_error("solera", _in_place_of)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -26,7 +26,7 @@ def _in_place_of(error: UnicodeError) -> tuple[str, int]:
 
 
 def plain(character: str) -> str:
-    """A Greek letter's name, any other letter without its accent, or a question mark.
+    """The name of a Greek letter, any other letter without its accent, or a question mark.
 
     >>> [plain(character) for character in "ρé雪"]
     ['rho', 'e', '?']

@@ -1,4 +1,4 @@
-"""`solera data`: rollouts and rewards in and out of a run's store, while it runs or after."""
+"""`solera data`: import, export and check the rollouts and rewards in a run's store, during or after the run."""
 
 import sys
 from argparse import Namespace
@@ -10,37 +10,38 @@ from solera.errors import SoleraError, counted
 from solera.folder.files import writable
 from solera.folder.paths import CHECKPOINTS, CONFIG
 
-HELP = """Rollouts and rewards in and out of a run's store, while the run goes on or after. RUN is a run's folder, or
-one that `solera generate` has made.
+HELP = """Import, export and check the rollouts and rewards in a run's store, during or after the run. RUN is the folder
+of a run or of `solera generate`.
 
-  solera data stats RUN          what the store holds, as tables and a picture
-  solera data verify RUN         whether the store is whole
-  solera data import RUN FILE    rollouts of models, people, other runs
-  solera data export RUN FILE    every rollout with rewards and tokens
-  solera data reward RUN --id 1017 --value 1    a reward that came later
-  solera data reward RUN FILE                   many of them
+  solera data stats RUN          print and plot what the store holds
+  solera data verify RUN         check that the store is intact
+  solera data import RUN FILE    add rollouts of models, people or other runs
+  solera data export RUN FILE    write all rollouts with rewards and tokens
+  solera data reward RUN --id 1017 --value 1    add one reward
+  solera data reward RUN FILE                   add many rewards
 
-A FILE holds one JSON object a line, or is called *.parquet. `import` also takes the folder of another run, or of
-`solera generate`, and reads its store.
+FILE has one JSON object per line, or is a Parquet file (*.parquet). `import` also accepts the folder of another run or
+of `solera generate`, and reads its store.
 """
-STATS_HELP = """Tables by origin, age (in batches, as of now), reward and number of uses: how many rollouts there are
-and of how many prompts, how many wait for a reward, the mean reward of the others, how many were learned from, and how
-often in all. Probes, which nothing learns from, are left out."""
-EXPORT_HELP = """One JSON object a line for each rollout: id, key, origin, rewards and, of each sequence, token ids, the
-spans that a policy wrote and their log-probabilities. `import` takes such lines, `reward` their ids. Probes, which
-nothing learns from, are left out."""
-IMPORT_HELP = """One JSON object a line: prompt (text or chat messages), response (text), and where known reward (a
-number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or length), key (rollouts of
-one key are compared), response_ids and logp (token ids and their log-probabilities). Or several responses, a list of
-texts or objects, and rewards, a number or null for each. Or what `export` writes. A Parquet file has these as columns.
-A file can be imported again: what is there already stays as it is, its changed rewards are revised. All or none."""
-VERIFY_HELP = """Read all of the store and check the file itself, the checksum of every rollout, reward and use, and
-that none of them is missing; then compare it with the run's newest checkpoint. Each fault names the rollout and what is
-wrong with it. The exit status is 1 if there is one."""
-REWARD_HELP = """A reward takes the place of what its part held; the rollout's reward is the sum of its parts. The
-task's own grader gives the part called reward, which is meant where none is named; functions of reward.functions give
-parts of their own names. In a file, one JSON object a line: id, value, and where wanted part and source. All lines or
-none. Ids stand in what `export` writes."""
+STATS_HELP = """Print tables by origin, age (in batches, as of now), reward and number of uses. Each row shows the
+number of rollouts and of prompts, how many rollouts wait for a reward, the mean reward of the others, how many were
+used for training, and how often in total. Probes are not included, because training never uses them."""
+EXPORT_HELP = """Write one JSON object per line for each rollout: id, key, origin, rewards and, for each sequence, the
+token ids, the spans that a policy wrote and their log-probabilities. `import` accepts such lines, and `reward` their
+ids. Probes are not included, because training never uses them."""
+IMPORT_HELP = """A file has one JSON object per line. Required: prompt (text or chat messages) and response (text).
+Optional: reward (a number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or
+length), key (rollouts with the same key are compared), response_ids and logp (token ids and their log-probabilities).
+Instead of response, a line may have responses, a list of texts or objects, and rewards, a number or null for each.
+Lines that `export` wrote are accepted too. A Parquet file has these fields as columns. You can import a file again:
+known rollouts stay as they are, and changed rewards are updated. Either all lines are imported or none."""
+VERIFY_HELP = """Read the whole store. Check the file itself and the checksum of every rollout, reward and use, and that
+none of them is missing. Then compare the store with the run's newest checkpoint. Each fault is printed with the rollout
+and what is wrong with it. The exit status is 1 if there is a fault."""
+REWARD_HELP = """A rollout's reward is the sum of its parts. A new reward replaces the previous value of its part. The
+task's own grader writes the part called reward, which is also the default; each function of reward.functions writes a
+part of its own name. A file has one JSON object per line: id, value and, optionally, part and source. Either all lines
+are written or none. `export` shows the ids."""
 
 
 def run(arguments: list[str]) -> int:
@@ -58,32 +59,32 @@ def _parser() -> Parser:
     parsers = {
         name: actions.add_parser(name, help=does, description=description)
         for name, does, description in (
-            ("stats", "what the store holds, as tables and a picture", STATS_HELP),
-            ("verify", "whether the store is whole", VERIFY_HELP),
-            ("import", "rollouts from a file", IMPORT_HELP),
-            ("export", "rollouts into a file", EXPORT_HELP),
-            ("reward", "rewards that came later, or changed", REWARD_HELP),
+            ("stats", "print and plot what the store holds", STATS_HELP),
+            ("verify", "check that the store is intact", VERIFY_HELP),
+            ("import", "add rollouts from a file", IMPORT_HELP),
+            ("export", "write rollouts to a file", EXPORT_HELP),
+            ("reward", "add or change rewards", REWARD_HELP),
         )
     }
     for one in parsers.values():
         one.add_argument("run", type=Path, metavar="RUN", help="folder of a run, such as runs/NAME")
     parsers["stats"].add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="default: store.png in the run's folder"
+        "--plot", type=Path, metavar="FILE.png", help="file for the plot; default: store.png in the run's folder"
     )
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, Parquet, or a folder")
-    parsers["import"].add_argument("--origin", help="who wrote the lines that name nobody; default: file:NAME")
-    parsers["export"].add_argument("file", type=Path, metavar="FILE", help="where they go: JSON lines, or *.parquet")
-    parsers["export"].add_argument("--text", action="store_true", help="with the text of prompt and response")
+    parsers["import"].add_argument("--origin", help="origin of lines that name none; default: file:NAME")
+    parsers["export"].add_argument("file", type=Path, metavar="FILE", help="output file: JSON lines, or *.parquet")
+    parsers["export"].add_argument("--text", action="store_true", help="include the text of prompt and response")
     parsers["reward"].add_argument("file", type=Path, metavar="FILE", nargs="?", help="JSON lines, or Parquet")
     parsers["reward"].add_argument("--id", type=int, help="the rollout's id")
-    parsers["reward"].add_argument("--value", type=float, help="what it is worth")
+    parsers["reward"].add_argument("--value", type=float, help="the reward")
     parsers["reward"].add_argument(
-        "--part", help="the part that it is, such as style; needed where the rollout has others than reward"
+        "--part", help="the part to set, such as style; required if the rollout has parts other than reward"
     )
-    parsers["reward"].add_argument("--source", default="person", help="who says so (default: %(default)s)")
+    parsers["reward"].add_argument("--source", default="person", help="who gave the reward (default: %(default)s)")
     for name in ("import", "reward"):
         parsers[name].add_argument(
-            "--skip-bad", type=Path, metavar="FILE", help="take the good lines and set the bad ones aside in this file"
+            "--skip-bad", type=Path, metavar="FILE", help="import the good lines and write the bad ones to this file"
         )
     return parser
 
@@ -118,9 +119,9 @@ def _verify(chosen: Namespace) -> int:
     found = verify(place_in(chosen.run), *needs)
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
-    unsigned = f" ({found.unsigned} of them by an earlier Solera, with fewer checksums)" if found.unsigned else ""
+    unsigned = f" ({found.unsigned} from an earlier version of Solera, with fewer checksums)" if found.unsigned else ""
     faults = counted(len(found.complaints), "fault") if found.complaints else "no faults"
-    print(f"{counted(found.rollouts, 'rollout')} looked at{unsigned}: {faults}")
+    print(f"{counted(found.rollouts, 'rollout')} checked{unsigned}: {faults}")
     return 1 if found.complaints else 0
 
 
@@ -142,8 +143,8 @@ def _import(chosen: Namespace) -> int:
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
     revised = counted(done.rewards, "reward")
-    left = f", {done.held_out} left out that answer held-out problems" if done.held_out else ""
-    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} known already, {revised} revised{left}")
+    left = f", {done.held_out} skipped because they answer held-out problems" if done.held_out else ""
+    print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} already known, {revised} updated{left}")
     return _tell_bad(done.complaints, chosen.skip_bad)
 
 
@@ -189,5 +190,5 @@ def _tell_bad(complaints: list[str], target: Path | None) -> int:
     if len(complaints) > COMPLAINTS:
         print(f"solera: and {len(complaints) - COMPLAINTS} more", file=sys.stderr)
     if complaints:
-        print(f"solera: {counted(len(complaints), 'bad line')} set aside in {target}", file=sys.stderr)
+        print(f"solera: {counted(len(complaints), 'bad line')} written to {target}", file=sys.stderr)
     return 0

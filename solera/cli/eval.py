@@ -1,4 +1,4 @@
-"""`solera eval`: models attempted on held-out problems, as a table and as JSON."""
+"""`solera eval`: evaluate models on held-out problems, and print a table or write JSON."""
 
 import contextlib
 import json
@@ -28,17 +28,17 @@ from solera.objectives.table import resolve_config
 from solera.tasks.rewards import check_data, check_own
 
 PIPE_WIDTH = 200
-"""Off a terminal a wrapped table is hard to search in."""
+"""Table width if the output is not a terminal. A wrapped table is hard to search."""
 
-HELP = """Evaluate models on the held-out problems of a task, greedily and, with --samples, by sampling; compare each
-with the first, on the same problems. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder. Where
-one is a run's folder, the settings not given below are those of the (first) run's config.
+HELP = """Evaluate models on the held-out problems of a task, greedily and, with --samples, also by sampling. Each model
+is compared with the first one on the same problems. MODEL is a Hugging Face folder, a hub name, `embedded`, or a
+run's folder. If a MODEL is a run's folder, options that you do not set come from the config of the (first) run.
 
   solera eval embedded                           greedy pass@1 on arithmetic
   solera eval embedded runs/NAME --samples 16    and avg@16, pass@16, compared
   solera eval runs/NAME --samples 16 --k 1 4     pass@1 and pass@4 of 16 samples
   solera eval runs/NAME --checkpoints            every checkpoint, max and mean
-  solera eval runs/NAME --json result.json       every number, for a program
+  solera eval runs/NAME --json result.json       all numbers as JSON
 """
 
 
@@ -52,34 +52,34 @@ class EvalOptions:
     max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
         SamplingConfig.max_tokens
     )
-    """Longest response, the end token included."""
+    """Maximum length of a response, including the end token."""
     problems: Annotated[int, tyro.conf.arg(aliases=("--evaluate.problems",))] = EvaluateConfig.problems
-    """Held-out problems, the same for every model."""
+    """Number of held-out problems, the same for every model."""
     samples: Annotated[int, tyro.conf.arg(aliases=("--evaluate.samples",))] = EvaluateConfig.samples
-    """Sampled attempts at each problem, besides the greedy one: n of avg@n."""
+    """Sampled attempts per problem, in addition to the greedy one (n in avg@n)."""
     temperature: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.temperature",))] = None
-    """Of the sampled attempts. By default 1 (a run: what it trained with) where `samples` is above 1, else none are
-    sampled."""
+    """Temperature of the sampled attempts. Default: if `samples` is above 1, the temperature that the run trained with,
+    or 1 for other models; otherwise nothing is sampled."""
     top_p: Annotated[float, tyro.conf.arg(aliases=("--evaluate.top_p",))] = EvaluateConfig.top_p
-    """Share of the probability that may be sampled from."""
+    """Nucleus sampling: share of the probability to sample from."""
     threshold: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.threshold",))] = EvaluateConfig.threshold
-    """An attempt passes where its reward is at least this; by default 0.5, with a task gym:NAME 0.99."""
+    """An attempt passes if its reward is at least this. Default: 0.5, or 0.99 for a task gym:NAME."""
     seed: Annotated[int, tyro.conf.arg(aliases=("--run.seed",))] = RunConfig.seed
     """Seed of the sampled attempts."""
     errors: Annotated[Literal["stop", "missing"] | float, tyro.conf.arg(name="collect.errors")] = CollectConfig.errors
-    """When an episode fails: `stop`, leave it out (`missing`), or a number, its reward."""
+    """What to do if an episode fails: `stop`, leave it out (`missing`), or give it this number as its reward."""
     retries: Annotated[int, tyro.conf.arg(name="collect.retries")] = CollectConfig.retries
-    """How often an episode that fails is tried again, before `collect.errors` applies."""
+    """How many times to retry a failed episode before `collect.errors` applies."""
     device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(aliases=("--run.device",))] = RunConfig.device
-    """`auto` takes a GPU where there is one."""
+    """`auto` uses a GPU if there is one."""
     threads: Annotated[int, tyro.conf.arg(aliases=("--run.threads",))] = RunConfig.threads
-    """CPU threads; 0 takes one for models under five million parameters, else all."""
+    """CPU threads. 0 uses one thread for models under five million parameters, otherwise all cores."""
     k: tuple[int, ...] = ()
-    """Each k of pass@k, up to `samples`; by default `samples` itself."""
+    """Values of k for pass@k, up to `samples`. Default: `samples`."""
     checkpoints: bool = False
-    """Evaluate all checkpoints in a run's folder besides its finished model, with their max and mean."""
+    """Evaluate all checkpoints in a run's folder as well as its final model, with their maximum and mean."""
     json: str | None = None
-    """File for the result: settings, estimates, counts of every problem, comparisons."""
+    """File for the result: settings, estimates, counts per problem, and comparisons."""
 
 
 PLACES = {
@@ -88,13 +88,13 @@ PLACES = {
     "temperature": "evaluate", "top_p": "evaluate", "threshold": "evaluate", "seed": "run", "device": "run",
     "threads": "run", "errors": "collect", "retries": "collect",
 }  # fmt: skip
-"""The table of the config that each option belongs to; `None`: it is a table itself."""
+"""The config section of each option. `None` means that the option is a section itself."""
 
 
 def run(arguments: list[str]) -> int:
     count = next((i for i, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     if not count and not {"-h", "--help"} & set(arguments):
-        raise SoleraError("eval: name the models first, then the options (see solera eval --help)")
+        raise SoleraError("eval: no model given; put the models before the options (see solera eval --help)")
     models, base = arguments[:count], settings(arguments[:count])
     options = _options(base, arguments[count:])
     if options.task.name != base.task.name:  # a run's data, rewards and threshold belong to its own task
@@ -119,18 +119,18 @@ def _options(base: Config, arguments: list[str]) -> EvalOptions:
 
 
 def options_of(config: Config) -> EvalOptions:
-    """The options' defaults: what the config says."""
-    values = {name: getattr(getattr(config, room) if room else config, name) for name, room in PLACES.items()}
+    """The default options: the values of the config."""
+    values = {name: getattr(getattr(config, section) if section else config, name) for name, section in PLACES.items()}
     return EvalOptions(**{**values, "temperature": config.evaluate.temperature or None})
 
 
 def composed(config: Config, options: EvalOptions) -> Config:
-    """The config with the options in their places."""
+    """The config with the options applied."""
     if options.temperature is None:
         options = replace(options, temperature=config.sampling.temperature if options.samples > 1 else 0.0)
-    for name, room in PLACES.items():
+    for name, section in PLACES.items():
         value = {name: getattr(options, name)}
-        config = override(config, room, **value) if room else replace(config, **value)
+        config = override(config, section, **value) if section else replace(config, **value)
     return config
 
 

@@ -1,4 +1,4 @@
-"""`solera generate`: a model answers prompts, and the responses wait in a store for rewards."""
+"""`solera generate`: generate responses and store them, so that rewards can be added later."""
 
 import contextlib
 import shlex
@@ -32,78 +32,78 @@ from solera.store.lines import ORIGIN
 from solera.tasks.jsonl import split_rows
 
 SAY_EVERY = 10.0
-"""Seconds between two lines about the progress, where there is no terminal to draw a bar on."""
-HELP = """Let a model answer prompts, several times each. The responses go into a store, with the probabilities they
-were sampled with and without rewards. Rewards can come later, from people or programs. Then a training run can learn
-from them. MODEL is a Hugging Face folder, a hub name, `embedded`, or a run's folder: then its task and sampling are the
-defaults below.
+"""Seconds between two progress lines if there is no terminal for a progress bar."""
+HELP = """Generate several responses to each prompt and save them in a store, with their log-probabilities and without
+rewards. People or programs can add rewards later. Then a training run can learn from them. MODEL is a Hugging Face
+folder, a hub name, `embedded`, or a run's folder; a run's task and sampling settings become the defaults below.
 
   solera generate embedded --task jsonl --task.path prompts.jsonl --out answers
   solera generate runs/NAME --prompts 500 --samples 8 --out runs/more
 
-A file of prompts has one JSON object a line with a field `prompt`, text or chat messages; it needs no answers. Then:
+A file of prompts has one JSON object per line with a field `prompt`, which is text or chat messages. It needs no
+answers. Next steps:
 
-  solera data export answers answers.jsonl --text    to be judged
+  solera data export answers answers.jsonl --text    read and judge them
   solera data reward answers rewards.jsonl    {"id": 17, "value": 1.0}
   solera train --store.data answers --draw.policy offline
 
-Ctrl-C stops after the responses being written. The same command goes on where it stopped; with more --samples or
---prompts it adds what is missing.
+Ctrl-C stops after the current responses. The same command continues where it stopped. With more --samples or --prompts
+it adds what is missing.
 """
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """What is written, and where it goes."""
+    """What to generate, and where to save it."""
 
     out: str | None = None
-    """Required. Where the responses go: a new folder; a folder that this command has made, to go on; or a run's folder,
-    whose store then takes them in as imported."""
+    """Required. Folder for the responses: a new folder, a folder that this command made earlier (to continue), or a
+    run's folder, whose store then imports the responses."""
     task: tyro.conf.FlagConversionOff[TaskConfig] = field(default_factory=TaskConfig)
     samples: int = CollectConfig.group_size
-    """Responses to each prompt."""
+    """Responses per prompt."""
     prompts: int | None = None
-    """The first so many problems of the task. Unset: all that a file has; a task that makes problems without end needs
-    a number."""
+    """Use the first so many problems of the task. Unset uses all problems of a file; a task that generates problems
+    without end needs a number."""
     held_out: bool = False
-    """Answer the task's held-out problems in place of those to train on. Training refuses such responses."""
+    """Answer the task's held-out problems instead of its training problems. Training refuses such responses."""
     max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
         SamplingConfig.max_tokens
     )
-    """Longest response, the end token included."""
+    """Maximum length of a response, including the end token."""
     temperature: Annotated[float, tyro.conf.arg(name="sampling.temperature", aliases=("--temperature",))] = (
         SamplingConfig.temperature
     )
-    """Divides the logits before sampling."""
+    """Sampling temperature."""
     origin: str | None = None
-    """Who wrote the responses, as the store says it; by default model: and the name of the model or run."""
+    """Origin recorded in the store. Default: model: and the name of the model or run."""
     export: str | None = None
-    """File for all responses of the store at the end, with their text: JSON lines, or *.parquet."""
+    """At the end, export all responses of the store, with their text, to this file: JSON lines, or *.parquet."""
     url: Annotated[str | None, tyro.conf.arg(name="store.url", aliases=("--url",))] = StoreConfig.url
-    """A PostgreSQL database for the store, postgresql+psycopg://USER@HOST/DATABASE; unset: a file in the folder."""
+    """PostgreSQL database for the store, postgresql+psycopg://USER@HOST/DATABASE. Unset uses a file in the folder."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     seed: Annotated[int, tyro.conf.arg(name="run.seed", aliases=("--seed",))] = RunConfig.seed
-    """Another seed gives other responses."""
+    """Seed of the sampled responses."""
     device: Annotated[Literal["auto", "cpu", "cuda"], tyro.conf.arg(name="run.device", aliases=("--device",))] = (
         RunConfig.device
     )
-    """`auto` takes a GPU where there is one."""
+    """`auto` uses a GPU if there is one."""
     threads: Annotated[int, tyro.conf.arg(name="run.threads", aliases=("--threads",))] = RunConfig.threads
-    """CPU threads; 0 takes one for models under five million parameters, else all."""
+    """CPU threads. 0 uses one thread for models under five million parameters, otherwise all cores."""
 
 
 def run(arguments: list[str]) -> int:
     named = bool(arguments) and not arguments[0].startswith("-")
     if not named and not {"-h", "--help"} & set(arguments):
-        raise SoleraError("generate: name the model first, then the options (see solera generate --help)")
+        raise SoleraError("generate: no model given; put the model before the options (see solera generate --help)")
     model, rest = (arguments[0], arguments[1:]) if named else ("", arguments)
     base = settings([model] if named else [])
     options = _options(base, rest)
-    if options.task.name != base.task.name:  # a run's data and template belong to its own task
+    if options.task.name != base.task.name:  # a run's data and template fit only its own task
         base = replace(base, task=TaskConfig(options.task.name))
         options = _options(base, rest)
     elif named and "task" in read_own_code(Path(model)):
-        raise SoleraError(f"{model} was trained on a task of its user's own code: name another, as --task jsonl")
+        raise SoleraError(f"{model} was trained on a task in your own code: choose another, such as --task jsonl")
     order = _order(author_of(model), base, options)
     target = writable(Path(options.export), f"--export {options.export}") if options.export is not None else None
     return _generate(order, target)
@@ -118,9 +118,9 @@ def _options(base: Config, arguments: list[str]) -> GenerateOptions:
 
 
 def _order(author: Author, base: Config, options: GenerateOptions) -> Order:
-    """Everything that can be refused before torch is loaded, which takes seconds, is refused here."""
+    """Check everything that can be checked before torch is loaded, which takes seconds."""
     if options.out is None:
-        raise SoleraError("generate: say where the responses go: --out FOLDER")
+        raise SoleraError("generate: --out is missing: give a folder for the responses, --out FOLDER")
     for name, number in (("samples", options.samples), ("prompts", options.prompts)):
         if number is not None and number < 1:
             raise SoleraError(f"--{name} is {number}; it must be at least 1")
@@ -135,7 +135,7 @@ def _order(author: Author, base: Config, options: GenerateOptions) -> Order:
 
 
 def _config(author: Author, base: Config, options: GenerateOptions, out: Path) -> Config:
-    """The settings that the responses are written with, as a run's config: the commands for stores read it."""
+    """The settings of the responses as a run's config, which the `solera data` commands read."""
     task = options.task
     if task.name == "jsonl" and task.held_out_path is None and task.held_out_share is None:
         task = replace(task, held_out_share=0.0)  # every prompt of the file
@@ -157,7 +157,9 @@ def _check_task(config: Config, options: GenerateOptions) -> None:
     if config.task.prompt is not None:
         split_rows(config.task)
     elif options.prompts is None and not options.held_out:
-        raise SoleraError(f"{config.task.name} makes problems without end: say how many to answer, as --prompts 1000")
+        raise SoleraError(
+            f"{config.task.name} generates problems without end: set how many to answer, such as --prompts 1000"
+        )
 
 
 def _generate(order: Order, target: Path | None) -> int:
@@ -173,7 +175,7 @@ def _generate(order: Order, target: Path | None) -> int:
     from solera.report.console import Attempting
     from solera.run.interruption import Interruption
 
-    stopping = "asked to stop: the responses being written are finished first; once more leaves at once"
+    stopping = "stopping after the current responses; press Ctrl-C again to stop at once"
     with Interruption(lambda _: say(stopping)) as interruption, Attempting(notes) as bar:
         progress = _lines(say) if not notes.is_terminal else lambda made, total: bar(order.author.name, made, total)
         written = generating.generate(order, say, interruption.wanted, progress)
@@ -184,7 +186,7 @@ def _generate(order: Order, target: Path | None) -> int:
 
 
 def _lines(say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """A line now and then, for a log."""
+    """Print a line from time to time, for a log."""
     done, said = 0, monotonic()
 
     def advance(made: int, total: int) -> None:
@@ -192,7 +194,7 @@ def _lines(say: Callable[[str], None]) -> Callable[[int, int], None]:
         done += made
         if monotonic() - said >= SAY_EVERY:
             said = monotonic()
-            say(f"{done} of {total} responses written")
+            say(f"{done} of {total} responses generated")
 
     return advance
 
@@ -207,10 +209,10 @@ def _export(order: Order, target: Path) -> None:
 
 
 def _tell(order: Order, written: Written) -> None:
-    known = f", {written.before} of them before" if written.before else ""
+    known = f", {written.before} of them from before" if written.before else ""
     total = counted(written.before + written.now, "response")
     if not written.finished:
-        print(f"solera: stopped; {total} in {order.out}{known}; the same command goes on", file=sys.stderr)
+        print(f"solera: stopped; {total} in {order.out}{known}; run the same command to continue", file=sys.stderr)
         return
     print(
         f"{total} to {counted(written.prompts, 'prompt')} in {order.out}{known}\n"
@@ -222,7 +224,7 @@ def _tell(order: Order, written: Written) -> None:
 
 
 def _training(order: Order) -> list[str]:
-    """The command that learns from the responses once they are rewarded; what are its defaults is left out."""
+    """The command that trains on the responses once they are rewarded. Options with default values are left out."""
     config, default = order.config, Config()
     command = ["solera", "train", "--store.data", str(order.out), "--draw.policy", "offline"]
     if order.author.path != default.model.path:

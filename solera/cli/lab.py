@@ -1,12 +1,12 @@
-"""`solera lab`: exact answers on policies small enough to enumerate."""
+"""`solera lab`: exact results on policies small enough to enumerate."""
 
-HELP = """What an objective does to a policy so small that every response can be written down: no model, no sampling
-error, minutes on one core. Tables on the console; plots and every number in a folder.
+HELP = """Show what an objective does to a policy that is so small that all responses can be enumerated. There is no
+model and no sampling error; it takes minutes on one core. Tables are printed; plots and all numbers go into a folder.
 
   solera lab                                all experiments
   solera lab --quick                        with fewer problems and updates
-  solera lab bias --objectives grpo topr    one of them, with two objectives
-  solera lab bias --lags 0 8                on fresh and on stale data
+  solera lab bias --objectives grpo topr    one experiment, two objectives
+  solera lab bias --lags 0 8                fresh and stale data
 """
 
 
@@ -17,7 +17,7 @@ def run(arguments: list[str]) -> int:
     from solera.lab.options import LabOptions, check
 
     if {"-h", "--help"} & set(arguments):
-        arguments = ["--help"]  # with an experiment named, tyro would leave them all out
+        arguments = ["--help"]  # if an experiment is named, tyro leaves the experiments out of the help
     options = check(parse(LabOptions(), arguments, "lab", "", HELP, tyro.conf.FlagCreatePairsOff))
     from solera.lab import laboratory
     from solera.report.console import results_console

@@ -1,13 +1,13 @@
-"""`solera report`: a page to look into one run, or to compare several."""
+"""`solera report`: an HTML page about one run, or comparing several."""
 
 from pathlib import Path
 
 from solera.cli.options import Parser
 from solera.folder.paths import REPORT
 
-HELP = """Write one self-contained HTML page about one or several runs, which may be finished, running or killed. The
-page says in a sentence what each run comes to, and shows curves, the age of the data, weight syncs, groups with their
-responses, rewards and expected answers, and how the configs differ."""
+HELP = """Write one self-contained HTML page about one or more runs. They may be finished, running or killed. For each
+run, the page has a one-sentence summary and shows curves, the age of the data, weight syncs, and groups with their
+responses, rewards and expected answers. It also lists the differences between the configs."""
 
 
 def run(arguments: list[str]) -> int:
@@ -18,11 +18,11 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, such as runs/NAME")
     parser.add_argument(
         "--out", type=Path, metavar="FILE",
-        help="where the page goes; by default report.html, in the run's folder where there is one run, else here",
+        help="output file; default: report.html, in the run's folder for one run, in the current folder for several",
     )  # fmt: skip
     parser.add_argument(
         "--groups", type=int, default=GROUPS, metavar="N",
-        help="most groups of each run to put into the page, spread over its steps (default: %(default)s)",
+        help="maximum number of groups to show per run, spread over its steps (default: %(default)s)",
     )  # fmt: skip
     chosen = parser.parse_args(arguments)
     if chosen.groups < 0:

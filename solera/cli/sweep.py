@@ -1,4 +1,4 @@
-"""`solera sweep`: a grid of runs from one file, side by side, resumable, with one report."""
+"""`solera sweep`: a grid of runs from one file, run in parallel, resumable, with one report."""
 
 import argparse
 import os
@@ -15,33 +15,34 @@ if TYPE_CHECKING:
 
     from solera.sweep.plan import Plan, PlannedRun
 
-HELP = """Train every cell of a grid with every seed, and compare them: means, spread over seeds, paired tests, curves.
+HELP = """Train every cell of a grid with every seed, and compare the cells: means, spread over seeds, paired tests and
+curves.
 
-  solera sweep FILE.toml            start, or go on with what is not finished
-  solera sweep FILE.toml --quick    first a small one: the file's [quick]
-  solera sweep FILE.toml --retry    try failed runs again as well
-  solera sweep FILE.toml --report   the report of what there is
+  solera sweep FILE.toml            start, or continue what is not finished
+  solera sweep FILE.toml --quick    a small test run: the file's [quick]
+  solera sweep FILE.toml --retry    also try failed runs again
+  solera sweep FILE.toml --report   report on the results so far
   solera sweep FILE.toml --only algorithm=grpo --only regime=lag10    these only
 """
 
-EXAMPLE = """A file is an ordinary run's tables and these:
+EXAMPLE = """The file has the tables of an ordinary run and these:
 
   [sweep]
   seeds = 5                          # a number of seeds, or a list
-  baseline = { algorithm = "grpo" }  # by default the first choice below
-  measure = "final"                  # of final, best, mean accuracy: ranked by
+  baseline = { algorithm = "grpo" }  # default: the first choice below
+  measure = "final"                  # rank by final, best or mean accuracy
   exclude = [{ algorithm = "reinforce", regime = "never" }]
 
-  [axis.algorithm]                   # compared: names, and the fields they set
+  [axis.algorithm]                   # what is compared: names and their fields
   grpo = { objective.name = "grpo" }
   reinforce = { objective.name = "reinforce" }
 
-  [axis.regime]                      # circumstances: each has a table
+  [axis.regime]                      # conditions: each gets its own table
   on_policy = { sync.period = 1 }
   lag10 = { sync.period = 1, collect.offset = 10 }
   never = { sync.rule = "never" }
 
-  [run]                              # what all cells share
+  [run]                              # shared by all cells
   steps = 100
 
   [quick]                            # --quick: any field, fewer choices
@@ -49,9 +50,9 @@ EXAMPLE = """A file is an ordinary run's tables and these:
   keep = { regime = ["on_policy"] }
   run.steps = 10
 
-Every cell is checked before the first run starts. All goes into sweeps/NAME: runs/ (ordinary run folders), logs/,
-report.html, report.md, curves.png, results.json. Ctrl-C: the runs finish their batch, save and leave; the same command
-goes on. The exit status is 0 where all runs are finished, 1 where some failed, 130 where it was stopped."""
+Every cell is checked before the first run starts. Everything is written to sweeps/NAME: runs/ (ordinary run folders),
+logs/, report.html, report.md, curves.png, results.json. On Ctrl-C the runs finish their batch, save and exit; the same
+command continues. The exit status is 0 if all runs are finished, 1 if some failed, 130 if the sweep was stopped."""
 
 
 def run(arguments: list[str]) -> int:
@@ -64,16 +65,16 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the sweep")
     parser.add_argument(
         "--jobs", type=int, metavar="N",
-        help="runs side by side; by default one a core, fewer where the file sets run.threads; with a GPU, as many as "
-        "its memory holds: often 1",
+        help="number of parallel runs; default: one per core, fewer if the file sets run.threads; on a GPU, set it to "
+        "as many as fit into memory, often 1",
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="with the changes of [quick], in sweeps/NAME-quick")
+    parser.add_argument("--quick", action="store_true", help="apply [quick] and write to sweeps/NAME-quick")
     parser.add_argument(
         "--only", action="append", default=[], metavar="AXIS=CHOICE",
-        help="run only the cells with this choice; may be given several times",
+        help="run only the cells with this choice; can be repeated",
     )  # fmt: skip
     parser.add_argument("--retry", action="store_true", help="try failed runs again")
-    parser.add_argument("--report", action="store_true", help="start nothing, write the report")
+    parser.add_argument("--report", action="store_true", help="write the report without starting any run")
     chosen = parser.parse_args(arguments)
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs is {chosen.jobs}; it must be at least 1")
@@ -99,13 +100,13 @@ def _sweep(chosen: argparse.Namespace) -> int:
     stopped = not run_all(plan, wanted, jobs, chosen.retry, console, main)
     complete = _report(plan, wanted, console)
     if stopped:
-        print("solera: stopped; the same command goes on", file=sys.stderr)
+        print("solera: stopped; run the same command to continue", file=sys.stderr)
         return 130
     return 0 if complete else 1
 
 
 def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> bool:
-    """Write the report, of all cells; whether the wanted runs are finished."""
+    """Write the report on all cells. Return whether all wanted runs are finished."""
     from solera.sweep.report import state_words, write
     from solera.sweep.results import collect
 
@@ -115,6 +116,6 @@ def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> boo
 
 
 def _fitting(plan: "Plan") -> int:
-    """As many runs as leave a core to each thread."""
+    """As many runs as there are cores for their threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(cell.config.run.threads for cell in plan.cells))

@@ -1,4 +1,4 @@
-"""`solera train`: from a TOML file and options to a run."""
+"""`solera train`: start or resume a run from a TOML file and options."""
 
 import contextlib
 import shlex
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from solera.run.running import Result
 
 DATA = (".jsonl", ".parquet")
-"""What problems come in, and no config."""
-HELP = """Train a model. Fields come from FILE.toml where one is given, then from the options below; the resolved
-config, the metrics, the store of all rollouts, a plot, a report and the trained model land in the run's folder.
+"""Endings of data files, which are not configs."""
+HELP = """Train a model. Settings come from FILE.toml, if given, and then from the options below. The run's folder gets
+the resolved config, the metrics, the store of all rollouts, a plot, a report and the trained model.
 
   solera train                                    embedded model, 20 seconds
   solera train recipes/demo.toml --run.seed 7     a recipe with another seed
   solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
-  solera train --resume runs/NAME                 go on from the last checkpoint
+  solera train --resume runs/NAME                 resume from the last checkpoint
   solera train --resume runs/NAME --run.steps 500 extend it, finished or not
   solera train --resume runs/NAME --from 40       go back to step 40; later
                                                   checkpoints are removed
 
-A resume may change these settings, and no others: {safe}.
+A resumed run can change only these settings: {safe}.
 
-`solera algorithms` lists the objectives, `solera algorithms NAME` shows one with all its fields.
+`solera algorithms` lists the objectives; `solera algorithms NAME` shows one with all its fields.
 """
 
 
@@ -45,7 +45,7 @@ def run(arguments: list[str]) -> int:
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     if file and file.suffix.lower() in DATA:
         command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])
-        raise SoleraError(f"{file}: a run is described by a TOML file; to train on this one: {command}")
+        raise SoleraError(f"{file} is data, not a TOML config; to train on it: {command}")
     base = configuration.load(file) if file else configuration.Config()
     config, marker = base, tyro.conf.FlagConversionOff
     if arguments:
@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _resume(arguments: list[str]) -> int:
-    """Refuse what can be refused before torch is loaded, which takes seconds; then go on."""
+    """Check what can be checked before torch is loaded, which takes seconds. Then resume."""
     import tyro
 
     from solera.folder.files import alone
@@ -71,7 +71,7 @@ def _resume(arguments: list[str]) -> int:
     folder, start = Path(named or ""), _step(step)
     if arguments and not arguments[0].startswith("-"):
         command = shlex.join(["solera", "train", "--resume", str(folder)])
-        raise SoleraError(f"{arguments[0]}: --resume takes no file, for the run's config is in its folder: {command}")
+        raise SoleraError(f"{arguments[0]}: --resume takes no file, because the run's folder has its config: {command}")
     before, changes = settings_of(folder), {}
     if arguments:
         after = parse(before, arguments, "train", "--resume FOLDER", _help(), tyro.conf.FlagConversionOff)
@@ -95,9 +95,9 @@ def _take(arguments: list[str], option: str, wanted: str) -> tuple[str | None, l
 
 
 def _step(text: str | None) -> int | None:
-    """A step, or the name of its checkpoint's folder."""
+    """A step number, given as a number or as the name of its checkpoint folder."""
     if text is not None and not text.removeprefix("step-").isdecimal():
-        raise SoleraError(f"--from is {text!r} but must be the step of a checkpoint, such as 40")
+        raise SoleraError(f"--from is {text!r}; it must be the step of a checkpoint, such as 40")
     return None if text is None else int(text.removeprefix("step-"))
 
 
@@ -121,7 +121,7 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
     console.print(
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
         f"{result.seconds:.0f} s\n"
-        f"over all evaluations best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
+        f"all evaluations: best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
         f"plot   {result.plot}\nreport {result.report}\nmodel  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
@@ -129,7 +129,7 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
 
 
 def _refuse_early(config: "Config") -> None:
-    """What can be refused before torch is loaded, which takes seconds."""
+    """Check what can be checked before torch is loaded, which takes seconds."""
     from solera.models.source import obtain
     from solera.objectives.table import resolve_config
     from solera.tasks.rewards import check_data, check_own
@@ -142,7 +142,7 @@ def _refuse_early(config: "Config") -> None:
 
 
 def _refuse_places(config: "Config") -> None:
-    """Data that cannot be read, and places where the run cannot write."""
+    """Refuse data that cannot be read, and places that the run cannot write to."""
     from solera.folder.beginning import new_folder
     from solera.report.sinks import need_wandb
     from solera.store.database import place_of, refuse_taken

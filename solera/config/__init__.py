@@ -1,6 +1,6 @@
-"""What a run is: frozen dataclasses, one for each room, every default stated once.
+"""What a run is: frozen dataclasses, one for each section, every default stated once.
 
-A run is described by a TOML file with one table for each class of `rooms`, and by command-line overrides of the same
+A run is described by a TOML file with one table for each class of `sections`, and by command-line overrides of the same
 names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
 """
 
@@ -20,7 +20,8 @@ from solera.config.reading import (
     read_toml,
     typed_fields,
 )
-from solera.config.rooms import (
+from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
+from solera.config.sections import (
     CheckpointConfig,
     CollectConfig,
     Config,
@@ -43,7 +44,6 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [

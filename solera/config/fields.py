@@ -1,4 +1,4 @@
-"""One field of a room: its type and limits, its option, its help text."""
+"""One field of a section: its type and limits, its option, its help text."""
 
 import ast
 import difflib
@@ -25,16 +25,16 @@ LARGEST_REWARD = 1e12
 """In either direction: squares and sums of such rewards are finite in float32."""
 
 
-def short(room: str, field_name: str) -> Any:
-    """A field whose option is also its room's name: `--model X` for `--model.path X`."""
-    return tyro.conf.arg(name=room, prefix_name=False, aliases=(f"--{room}.{field_name}",))
+def short(section: str, field_name: str) -> Any:
+    """A field whose option is also its section's name: `--model X` for `--model.path X`."""
+    return tyro.conf.arg(name=section, prefix_name=False, aliases=(f"--{section}.{field_name}",))
 
 
-def check_types(values: Any, name: str, room: Any) -> None:
+def check_types(values: Any, name: str, section: Any) -> None:
     """The same types from Python as from a file."""
-    if not isinstance(values, room):
-        raise SoleraError(f"{name} is {values!r} but must be a solera.{room.__name__}")
-    for key, hint in get_type_hints(room).items():
+    if not isinstance(values, section):
+        raise SoleraError(f"{name} is {values!r} but must be a solera.{section.__name__}")
+    for key, hint in get_type_hints(section).items():
         value = getattr(values, key)
         try:
             if value is not None or type(None) not in get_args(hint):
@@ -110,7 +110,7 @@ SYNONYMS = {
 
 def perhaps(word: str, known: Any) -> str:
     """What a wrong word may have been meant to be, or all that there is."""
-    return alike(word, known, 1) or f"; known are {', '.join(known)}"
+    return alike(word, known, 1) or f"; use one of {', '.join(known)}"
 
 
 def alike(word: str, known: Any, most: int = 3) -> str:
@@ -127,14 +127,14 @@ def alike(word: str, known: Any, most: int = 3) -> str:
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
-def help_of(room: type) -> dict[str, str]:
+def help_of(section: type) -> dict[str, str]:
     """What stands under each field of a config class.
 
     >>> from solera.config import LearnConfig
     >>> help_of(LearnConfig)["passes"]
-    "Passes over each batch: the papers' i."
+    'Passes over each batch (i in the papers).'
     """
-    (definition,) = ast.parse(inspect.getsource(room)).body
+    (definition,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(definition, ast.ClassDef)
     explained = {}
     for field_node, text_node in itertools.pairwise(definition.body):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from solera.config.fields import SYNONYMS, perhaps, shown_in, typed
-from solera.config.rooms import Config
+from solera.config.sections import Config
 from solera.errors import SoleraError
 
 Place = Callable[..., str]
@@ -56,13 +56,13 @@ def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
     named = re.match(r"(\w+)\.(\w+)\b", str(error))
     if named is None:
         return error
-    room, key = named.groups()
+    section, key = named.groups()
     text = _text(file)
-    if key not in tomllib.loads(text).get(room, {}):
+    if key not in tomllib.loads(text).get(section, {}):
         return error
-    if getattr(getattr(load(file), room), key) != getattr(getattr(config, room), key):  # an option replaced it
+    if getattr(getattr(load(file), section), key) != getattr(getattr(config, section), key):  # an option replaced it
         return error
-    return SoleraError(f"{file}:{_line(text, (room, key))}: {error}")
+    return SoleraError(f"{file}:{_line(text, (section, key))}: {error}")
 
 
 def parse(text: str, source: str) -> Config:
@@ -87,26 +87,26 @@ def places(text: str, source: str) -> Place:
 
 
 def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
-    """Fields of TOML tables over a config; `place(room, field)` says where each is written."""
-    rooms = get_type_hints(Config)
+    """Fields of TOML tables over a config; `place(section, field)` says where each is written."""
+    sections = get_type_hints(Config)
     values = {}
     for name, table in tables.items():
-        if name not in rooms:
+        if name not in sections:
             ours = SYNONYMS.get(name, name)
-            homes = [f"[{room}]" for room, hint in rooms.items() if ours in get_type_hints(hint)]
+            homes = [f"[{section}]" for section, hint in sections.items() if ours in get_type_hints(hint)]
             if homes and not isinstance(table, dict):
-                called = "it belongs" if ours == name else f"here it is called {ours}, and belongs"
-                raise SoleraError(f"{place(name)}: {name} stands in no table; {called} under {' or '.join(homes)}")
-            raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, rooms)}")
+                called = "put it" if ours == name else f"Solera calls it {ours}: put it"
+                raise SoleraError(f"{place(name)}: {name} is outside any table; {called} under {' or '.join(homes)}")
+            raise SoleraError(f"{place(name)}: unknown table [{name}]{perhaps(name, sections)}")
         if not isinstance(table, dict):
             raise SoleraError(f"{place(name)}: {name} is a table: write [{name}] and its fields below")
-        values[name] = dataclasses.replace(getattr(config, name), **typed_fields(rooms[name], name, table, place))
+        values[name] = dataclasses.replace(getattr(config, name), **typed_fields(sections[name], name, table, place))
     return dataclasses.replace(config, **values)
 
 
-def typed_fields(room: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
-    """The fields of one table, known to the class `room` and of its types."""
-    hints = get_type_hints(room)
+def typed_fields(section: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
+    """The fields of one table, known to the class `section` and of its types."""
+    hints = get_type_hints(section)
     values = {}
     for key, value in table.items():
         if key not in hints:
@@ -142,8 +142,8 @@ def _keys(dotted: str) -> tuple[str, ...]:
 def dump(config: Config) -> str:
     """The config as TOML that `parse` reads back. Unset fields stand as comments, so that the file is complete."""
     lines = []
-    for room, fields in itertools.groupby(fields_of(config).items(), lambda field: field[0].partition(".")[0]):
-        lines.append(f"[{room}]")
+    for section, fields in itertools.groupby(fields_of(config).items(), lambda field: field[0].partition(".")[0]):
+        lines.append(f"[{section}]")
         for name, value in fields:
             key = name.partition(".")[2]
             lines.append(f"# {key} is {UNSET}" if value == UNSET else f"{key} = {value}")
@@ -152,16 +152,16 @@ def dump(config: Config) -> str:
 
 
 def fields_of(config: Config) -> dict[str, str]:
-    """Every field as it stands in a file, room by room.
+    """Every field as it stands in a file, section by section.
 
     >>> fields_of(Config())["learn.warmup"], fields_of(Config())["run.name"]
     ('10', 'unset')
     """
-    rooms = {room.name: getattr(config, room.name) for room in dataclasses.fields(config)}
+    sections = {section.name: getattr(config, section.name) for section in dataclasses.fields(config)}
     return {
-        f"{name}.{key.name}": UNSET if (value := getattr(room, key.name)) is None else _toml(value)
-        for name, room in rooms.items()
-        for key in dataclasses.fields(room)
+        f"{name}.{key.name}": UNSET if (value := getattr(section, key.name)) is None else _toml(value)
+        for name, section in sections.items()
+        for key in dataclasses.fields(section)
     }
 
 
@@ -171,10 +171,10 @@ def _toml(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def override(config: Config, room: str, **values: Any) -> Config:
-    """A copy with some fields of one room replaced.
+def override(config: Config, section: str, **values: Any) -> Config:
+    """A copy with some fields of one section replaced.
 
     >>> override(Config(), "run", steps=5).run.steps
     5
     """
-    return dataclasses.replace(config, **{room: dataclasses.replace(getattr(config, room), **values)})
+    return dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})

@@ -5,7 +5,8 @@ import re
 from typing import get_type_hints
 
 from solera.config.fields import LARGEST_REWARD, check_types, shown
-from solera.config.rooms import (
+from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
+from solera.config.sections import (
     Config,
     DrawConfig,
     LoraConfig,
@@ -15,7 +16,6 @@ from solera.config.rooms import (
     shares_of,
     writes,
 )
-from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
 from solera.errors import SoleraError
 
 MOST_THREADS = 1024
@@ -38,9 +38,9 @@ Every other one would make it another run."""
 def check(config: Config) -> None:
     """Refuse values that cannot work, each with one line that says what to change."""
     if not isinstance(config, Config):
-        raise SoleraError(f"a run is described by a solera.Config, not by {config!r} (solera.load reads a TOML file)")
-    for name, room in get_type_hints(Config).items():
-        check_types(getattr(config, name), name, room)
+        raise SoleraError(f"the config must be a solera.Config, not {config!r} (solera.load reads a TOML file)")
+    for name, section in get_type_hints(Config).items():
+        check_types(getattr(config, name), name, section)
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
@@ -90,14 +90,17 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
     return [
         *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
           for name, value, least in at_least),
-        (c.sampling.top_p == 1.0, f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: "
-         "remove it (evaluate.top_p is free)"),
-        (c.sampling.temperature >= COLDEST, f"sampling.temperature is {c.sampling.temperature}; training samples: use "
-         f"a value above 0, {COLDEST} at least"),
-        (c.collect.group_size >= (1 if c.objective.name == "sft" else 2), f"collect.group_size is "
-         f"{c.collect.group_size}; a group of one has nothing to be compared with: use 2 or more"),
-        (isinstance(c.collect.errors, str) or abs(c.collect.errors) <= LARGEST_REWARD, f"collect.errors is "
-         f"{c.collect.errors}; as a reward it must be at most {LARGEST_REWARD:g} in size"),
+        (c.sampling.top_p == 1.0,
+         f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: remove it "
+         "(evaluate.top_p may be below 1)"),
+        (c.sampling.temperature >= COLDEST,
+         f"sampling.temperature is {c.sampling.temperature}; training needs sampling: use at least {COLDEST}"),
+        (c.collect.group_size >= (1 if c.objective.name == "sft" else 2),
+         f"collect.group_size is {c.collect.group_size}; a single response cannot be compared with others: "
+         "use 2 or more"),
+        (isinstance(c.collect.errors, str) or abs(c.collect.errors) <= LARGEST_REWARD,
+         f"collect.errors is {c.collect.errors}; as a reward it must be between -{LARGEST_REWARD:g} and "
+         f"{LARGEST_REWARD:g}"),
         (c.learn.minibatches <= c.collect.prompts, f"learn.minibatches is {c.learn.minibatches}, but a batch has only "
          f"{c.collect.prompts} groups and groups are never split: use at most that many"),
         (c.run.gpu_memory is None or c.run.gpu_memory > 0, f"run.gpu_memory is {c.run.gpu_memory}; it must be above 0"),
@@ -106,24 +109,25 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *_sync_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
-        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST, f"evaluate.temperature is "
-         f"{c.evaluate.temperature}; use 0, which is greedy, or {COLDEST} at least"),
-        (c.evaluate.samples == 1 or c.evaluate.temperature > 0, f"evaluate.samples is {c.evaluate.samples}, but greedy "
-         "attempts at a problem are all alike: set evaluate.temperature above 0, or take one sample"),
+        (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST,
+         f"evaluate.temperature is {c.evaluate.temperature}; use 0 (greedy) or at least {COLDEST}"),
+        (c.evaluate.samples == 1 or c.evaluate.temperature > 0,
+         f"evaluate.samples is {c.evaluate.samples}, but greedy attempts at a problem are identical: set "
+         "evaluate.temperature above 0, or use one sample"),
         (0 < c.evaluate.top_p <= 1, f"evaluate.top_p is {c.evaluate.top_p}; it must be in (0, 1]"),
         *_reward_rules(c),
-        (c.lora.rank > 0 or c.lora == LoraConfig(), "lora.alpha, targets and export act with lora.rank above 0 "
-         "only: set that or remove them"),
+        (c.lora.rank > 0 or c.lora == LoraConfig(),
+         "lora.alpha, targets and export have no effect without lora.rank above 0: set that or remove them"),
         (c.lora.alpha > 0, f"lora.alpha is {c.lora.alpha}; use a value above 0"),
-        (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or all-linear"),
+        (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or use all-linear"),
         *_store_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
          and len(c.run.name.encode()) <= LONGEST_NAME),
-         f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, {LONGEST_NAME} bytes at most "
-         "(run.root is the folder above it)"),
+         f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, at most {LONGEST_NAME} "
+         "bytes (run.root is the folder above it)"),
     ]  # fmt: skip
 
 
@@ -131,17 +135,19 @@ def _sync_rules(config: Config) -> list[tuple[bool, str]]:
     sync, point, adapts = config.sync, config.sync.set_point, config.sync.rule == "adaptive"
     unused = [n for n in ("metric", "set_point", "v_min", "v_max") if getattr(sync, n) != getattr(SyncConfig, n)]
     return [
-        (sync.rule == "every" or sync.period == SyncConfig.period, f"sync.period has no meaning with sync.rule = "
-         f"{sync.rule}: remove one of them"),
-        (adapts or not unused, f"sync.{'/'.join(unused)} acts with sync.rule = adaptive only: set that or remove it"),
-        (not adapts or point is not None, "sync.set_point is unset; sync.rule = adaptive needs the divergence to sync "
-         "at, such as --sync.set_point 0.03 for tv_token"),
+        (sync.rule == "every" or sync.period == SyncConfig.period,
+         f"sync.period has no effect with sync.rule = {sync.rule}: remove one of them"),
+        (adapts or not unused,
+         f"sync.{'/'.join(unused)} has no effect without sync.rule = adaptive: set that or remove it"),
+        (not adapts or point is not None,
+         "sync.set_point is unset; sync.rule = adaptive needs a target divergence, such as --sync.set_point "
+         "0.03 for tv_token"),
         (point is None or 0 < point < (float("inf") if sync.metric == "kl" else 1), f"sync.set_point is {point}; "
          f"{sync.metric} needs a value {'above 0' if sync.metric == 'kl' else 'between 0 and 1'}"),
-        (1 <= sync.v_min <= sync.v_max, f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and "
-         "no v_max below v_min"),
-        (not adapts or config.diagnose.probe_prompts > 0, "sync.rule = adaptive measures on a probe: set "
-         "diagnose.probe_prompts above 0"),
+        (1 <= sync.v_min <= sync.v_max,
+         f"sync.v_min is {sync.v_min} and sync.v_max {sync.v_max}; use 1 or more, and v_max not below v_min"),
+        (not adapts or config.diagnose.probe_prompts > 0,
+         "sync.rule = adaptive needs a probe: set diagnose.probe_prompts above 0"),
     ]  # fmt: skip
 
 
@@ -151,13 +157,13 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
         (share is None or 0 <= share < 1, f"task.held_out_share is {share}; it must be at least 0 and below 1"),
         (len(reward.weights) in (0, len(reward.functions)), f"reward.weights has {len(reward.weights)} numbers for "
          f"{len(reward.functions)} in reward.functions: give one for each"),
-        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use seconds above 0"),
+        (reward.timeout > 0, f"reward.timeout is {reward.timeout}; use a number of seconds above 0"),
         (reward.truncated == "penalise" or reward.truncated_reward == RewardConfig.truncated_reward,
-         'reward.truncated_reward acts with reward.truncated = "penalise" only: set that or remove it'),
+         'reward.truncated_reward has no effect without reward.truncated = "penalise": set that or remove it'),
         (reward.overlong_buffer <= limit, f"reward.overlong_buffer is {reward.overlong_buffer}, more than "
          f"sampling.max_tokens = {limit}"),
         (reward.overlong_buffer > 0 or reward.overlong_penalty == RewardConfig.overlong_penalty,
-         "reward.overlong_penalty acts with reward.overlong_buffer above 0 only: set that or remove it"),
+         "reward.overlong_penalty has no effect without reward.overlong_buffer above 0: set that or remove it"),
         (reward.overlong_penalty > 0, f"reward.overlong_penalty is {reward.overlong_penalty}; use a value "
          "above 0"),
     ]  # fmt: skip
@@ -167,11 +173,11 @@ def _store_rules(config: Config) -> list[tuple[bool, str]]:
     url, name = config.store.url, config.run.name
     data, bad = config.store.data, config.store.skip_bad
     return [
-        (bad is None or len(data) > 0, "store.skip_bad acts with store.data only: set that or remove it"),
+        (bad is None or len(data) > 0, "store.skip_bad has no effect without store.data: set that or remove it"),
         (url is None or not holds_password(url), NO_PASSWORD),
         (url is None or is_database_url(url), NO_URL),
-        (url is None or name is None or len(name.encode()) <= 63, f"run.name has {len((name or '').encode())} bytes; "
-         "as the name of a PostgreSQL schema it may have 63"),
+        (url is None or name is None or len(name.encode()) <= 63,
+         f"run.name has {len((name or '').encode())} bytes; a PostgreSQL schema name may have at most 63"),
     ]  # fmt: skip
 
 
@@ -188,19 +194,19 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
         ("leftovers", writes(draw), "policy that generates (fresh, replay, or mixed with a share of self)"),
     ]  # fmt: skip
     return [
-        *((acts or getattr(draw, name) == getattr(DrawConfig, name), f"draw.{name} acts with draw.{other} only: set "
-           "that or remove it") for name, acts, other in acts_with),
+        *((acts or getattr(draw, name) == getattr(DrawConfig, name),
+         f"draw.{name} has no effect without draw.{other}: set that or remove it") for name, acts, other in acts_with),
         (0 <= draw.fresh < 1, f"draw.fresh is {draw.fresh}; it must be at least 0 and below 1 (policy fresh is 1)"),
         (0 < draw.half_life < math.inf, f"draw.half_life is {draw.half_life}; use a value above 0"),
-        (draw.policy != "mixed" or len(draw.shares) > 0, 'draw.shares is empty: say what each origin contributes, such '
-         'as ["self=0.5", "model:teacher=0.5"]'),
+        (draw.policy != "mixed" or len(draw.shares) > 0,
+         'draw.shares is empty: give the share of each origin, such as ["self=0.5", "model:teacher=0.5"]'),
         (len(shares) == len(draw.shares) and all(o and 0 < share < math.inf for o, share in shares.items()),
          f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
         (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
          f"collect.group_size = {size} members"),
-        (draw.max_age is None or not writes(draw) or draw.max_age >= reached, f"draw.max_age is {draw.max_age}, but "
-         f"what the run writes reaches age {reached} (collect.offset + sync.period - 1) before it is drawn, and would "
-         "be passed over: raise it, or sync more often"),
+        (draw.max_age is None or not writes(draw) or draw.max_age >= reached,
+         f"draw.max_age is {draw.max_age}, but the run's own rollouts reach age {reached} (collect.offset + "
+         "sync.period - 1) before they are drawn and would be skipped: raise it, or sync more often"),
         (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
         (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
          f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),

@@ -1,4 +1,4 @@
-"""What each task takes from the room `task`, and the parts of a mixture."""
+"""What each task takes from the section `task`, and the parts of a mixture."""
 
 import dataclasses
 import re
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.config.fields import LARGEST, perhaps, shown
-from solera.config.rooms import TaskConfig
+from solera.config.sections import TaskConfig
 from solera.errors import SoleraError
 
 _FILE_FIELDS: dict[str, Any] = {"path": None, "answer": "answer", "held_out_path": None, "held_out_share": 0.1}
@@ -64,7 +64,7 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     chosen = {} if task.held_out_path is None else {"held_out_share": None}
     task = dataclasses.replace(task, **{key: value for key, value in (own | chosen).items() if key in unset})
     if task.template is not None and "{prompt}" not in task.template:
-        raise SoleraError(f"task.template is {shown(task.template)}, without {{prompt}}, the place of the problem")
+        raise SoleraError(f"task.template is {shown(task.template)}; it must contain {{prompt}} for the problem")
     task_parts(task)
     return task
 
@@ -75,17 +75,17 @@ def _check_task(task: TaskConfig) -> None:
     if task.name in ("gsm8k", "math") and not (task.path or task.held_out_path):
         known = {"gsm8k": "openai/gsm8k:main", "math": "HuggingFaceH4/MATH-500"}[task.name]
         raise SoleraError(
-            "task.path is unset, and nothing is fetched unasked: name a folder with train.jsonl and test.jsonl, a file "
-            f"or a hub name such as {known} (for evaluation alone: task.held_out_path)"
+            "task.path is unset: give a folder with train.jsonl and test.jsonl, a file, or a hub name such "
+            f"as {known} (for evaluation only, set task.held_out_path)"
         )
     if task.held_out_path is not None and task.held_out_share is not None:
-        raise SoleraError("task.held_out_path and task.held_out_share both say what is held out: choose one")
+        raise SoleraError("task.held_out_path and task.held_out_share both set what is held out: choose one")
     lowest, highest = {"arithmetic": (1, 4), "countdown": (2, 6)}.get(task.name, (0, LARGEST))
     if task.level is not None and not lowest <= task.level <= highest:
         levels = f"levels {lowest} to {highest}" if highest < LARGEST else f"levels from {lowest}"
         raise SoleraError(f"task.level is {task.level}; {task.name} has {levels}")
     if task.name == "mixture" and not task.parts:
-        raise SoleraError('task.parts is empty: name the tasks of the mixture, such as ["gsm8k=FOLDER", "gym:gcd@1"]')
+        raise SoleraError('task.parts is empty: list the tasks of the mixture, such as ["gsm8k=FOLDER", "gym:gcd@1"]')
     if task.weights and (len(task.weights) != len(task.parts) or not all(weight > 0 for weight in task.weights)):
         raise SoleraError(
             f"task.weights is {list(task.weights)} for {len(task.parts)} parts: give one number above 0 for each"
@@ -116,12 +116,12 @@ def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
         stem = Path(path).stem.partition(":")[0]
         label = name if not path or stem == base else f"{base} {stem}"
         if at and not re.fullmatch("[0-9]{1,3}", level):
-            raise SoleraError(f"task.parts: {text}: after @ stands a level, a whole number")
+            raise SoleraError(f"task.parts: {text}: after @ there must be a level, a whole number")
         if kind_of_task(base) == "own":
-            raise SoleraError(f"task.parts: {text}: a task of your own cannot be part of a mixture")
+            raise SoleraError(f"task.parts: {text}: your own task cannot be part of a mixture")
         if base == "mixture" or label in parts:
             raise SoleraError(
-                f"task.parts: {text}: {'a mixture in a mixture' if base == 'mixture' else 'is there twice'}"
+                f"task.parts: {text}: {'a mixture cannot contain a mixture' if base == 'mixture' else 'listed twice'}"
             )
         try:
             parts[label] = resolve_task(TaskConfig(base, level=int(level) if at else None, path=path or None))

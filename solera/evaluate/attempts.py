@@ -124,7 +124,10 @@ class Exam:
     def _ungraded(self, responses: int) -> str:
         if not self.functions:
             return "the task graded none of its held-out problems"
-        return f"{', '.join(self.functions)} gave no number for any of {responses} responses; is a return missing?"
+        return (
+            f"{', '.join(self.functions)} returned no number for any of {responses} responses; is a return "
+            "statement missing?"
+        )
 
 
 def attempt_seed(seed: int, index: int, number: int) -> int:

@@ -24,9 +24,9 @@ class Candidate:
 def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
     """Each model found or refused; with `checkpoints`, all that a run's folder holds in its place."""
     if not models:
-        raise SoleraError("evaluation: name at least one model: a folder, a hub name, embedded, or a run's folder")
+        raise SoleraError("evaluation: give at least one model: a folder, a hub name, embedded, or a run's folder")
     if checkpoints and not any(map(is_run, models)):
-        raise SoleraError("checkpoints are those of a run's folder (with config.toml in it), and none is named")
+        raise SoleraError("--checkpoints needs a run's folder (one with config.toml), but none was given")
     found = list[Candidate]()
     for model in models:
         if not is_run(model):
@@ -37,7 +37,9 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
         elif _finished(model).is_dir():
             found.append(Candidate(model, str(_finished(model))))
         else:
-            raise SoleraError(f"{model}: the run has no finished model yet; its checkpoints go with --checkpoints")
+            raise SoleraError(
+                f"{model}: the run has no finished model yet; evaluate its checkpoints with --checkpoints"
+            )
     return found
 
 
@@ -81,8 +83,8 @@ def refuse_own_code(models: list[str]) -> None:
     for model in filter(is_run, models):
         if {"task", "rewards"} & set(read_own_code(Path(model))):
             raise SoleraError(
-                f"{model} was trained with a task or rewards of its user's own code: evaluate it from Python with "
-                f"solera.evaluate_models([{model!r}], task=...) or rewards=[...]"
+                f"{model} was trained with a task or rewards from your own code: evaluate it from Python "
+                f"with solera.evaluate_models([{model!r}], task=...) or rewards=[...]"
             )
 
 

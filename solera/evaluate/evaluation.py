@@ -13,7 +13,7 @@ from solera.evaluate.candidates import Candidate
 from solera.evaluate.statistics import Difference, Estimate, estimate, paired
 
 GREEDY = "pass@1 greedy"
-ROOMS = ("task", "reward", "sampling", "evaluate")
+SECTIONS = ("task", "reward", "sampling", "evaluate")
 """Tables of the config that decide what is measured."""
 
 
@@ -93,7 +93,7 @@ class Evaluation:
         """Plain data: settings, estimates, counts of every problem, comparisons."""
         return {
             "settings": {
-                **{room: dataclasses.asdict(getattr(self.config, room)) for room in ROOMS},
+                **{section: dataclasses.asdict(getattr(self.config, section)) for section in SECTIONS},
                 "seed": self.config.run.seed,
                 "k": self.models[0].k,
             },
@@ -118,14 +118,14 @@ def check_k(k: tuple[int, ...], config: Config) -> None:
     samples = config.evaluate.samples
     for value in k:
         if value < 1:
-            raise SoleraError(f"pass@{value} is of no attempt: k must be at least 1")
+            raise SoleraError(f"pass@{value}: k must be at least 1")
         if value > samples:
             raise SoleraError(
-                f"pass@{value} cannot be had from {counted(samples, 'attempt')} at a problem: raise --samples "
-                "(evaluate.samples)"
+                f"pass@{value} cannot be computed from {counted(samples, 'attempt')} per problem: raise "
+                "--samples (evaluate.samples)"
             )
     if k and config.evaluate.temperature == 0:
-        raise SoleraError("pass@k is of sampled attempts: set --temperature (evaluate.temperature) above 0")
+        raise SoleraError("pass@k needs sampled attempts: set --temperature (evaluate.temperature) above 0")
 
 
 def extremes(models: list[Examined]) -> dict[str, Extremes]:

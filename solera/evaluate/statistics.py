@@ -47,9 +47,9 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     0.5
     """
     if not (0 <= c <= n and k >= 1):
-        raise SoleraError(f"pass@k of {c} passed attempts among {n} with k = {k}: it takes 0 ≤ passed ≤ n and k ≥ 1")
+        raise SoleraError(f"pass@k of {c} passed attempts among {n} with k = {k}: it needs 0 ≤ passed ≤ n and k ≥ 1")
     if k > n:
-        raise SoleraError(f"pass@{k} needs at least {k} attempts at a problem; there are {n}")
+        raise SoleraError(f"pass@{k} needs at least {k} attempts per problem; there are {n}")
     ways = math.comb(n, k)
     return (ways - math.comb(n - c, k)) / ways
 

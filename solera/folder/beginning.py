@@ -45,20 +45,21 @@ class Beginning:
         if self.problems != begun.problems:
             which = f" ({files} has changed)" if files else ""
             said.append(
-                f"the task's problems are not those that the run began with{which}: its accuracies do not compare"
+                f"the task's problems have changed since the run started{which}: accuracies before and "
+                "after cannot be compared"
             )
         elif files:
-            said.append(f"{files} has changed since the run began: it goes on with other rows to train on")
+            said.append(f"{files} has changed since the run started: it continues with different training rows")
         return said
 
     def edited(self, settings: Mapping[str, str]) -> list[str]:
         """What is to be said where these are other settings, of those that are known of both."""
         fields = "; ".join(
-            f"{name} is another" if name in MAY_HOLD_SECRETS else f"{name} is {settings[name]}, was {value}"
+            f"{name} has another value" if name in MAY_HOLD_SECRETS else f"{name} is {settings[name]}, was {value}"
             for name, value in self.settings.items()
             if settings.get(name, value) != value
         )
-        return [f"config.toml has changed since the run began: {fields}"] if fields else []
+        return [f"config.toml has changed since the run started: {fields}"] if fields else []
 
 
 def digest_of(keys: Iterable[str]) -> str:
@@ -74,7 +75,7 @@ def read_beginning(folder: Path) -> Beginning | None:
             beginning, rows=dict(beginning.rows), settings=dict(beginning.settings)
         )
     except (ValueError, TypeError) as error:
-        raise SoleraError(f"{file}: the file is damaged: put it back, or remove it") from error
+        raise SoleraError(f"{file}: the file is damaged: restore it, or remove it") from error
 
 
 def read_own_code(folder: Path) -> list[str]:
@@ -85,7 +86,10 @@ def read_own_code(folder: Path) -> list[str]:
     except ValueError:
         names = None
     if not isinstance(names, list) or not all(name in OWN_PARTS for name in names):
-        raise SoleraError(f"{file}: the file is damaged; it lists which of {', '.join(OWN_PARTS)} were given")
+        raise SoleraError(
+            f"{file}: the file is damaged; it must list which of {', '.join(OWN_PARTS)} came from your own "
+            "code: restore it"
+        )
     return names
 
 
@@ -96,8 +100,8 @@ def new_folder(config: Config) -> Path:
     if os.path.lexists(folder):
         more = " --run.steps N" if (folder / MODEL).exists() else ""
         command = f"solera train --resume {folder}{more}"
-        go_on = f"{'extend' if more else 'go on with'} it ({command}), " if (folder / CONFIG).is_file() else ""
-        raise SoleraError(f"{folder} exists already: {go_on}choose another --run.name, or remove it")
+        go_on = f"{'extend' if more else 'resume'} it ({command}), " if (folder / CONFIG).is_file() else ""
+        raise SoleraError(f"{folder} already exists: {go_on}choose another --run.name, or remove it")
     return folder
 
 

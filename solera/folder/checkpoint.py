@@ -148,7 +148,7 @@ def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
     try:
         torch.save(tensors, path)
     except RuntimeError as error:  # torch knows of a full disk only that less was written than it gave
-        raise OSError(errno.EIO, f"cannot be written, as on a full disk: {one_line(error)}", str(path)) from error
+        raise OSError(errno.EIO, f"cannot be written (is the disk full?): {one_line(error)}", str(path)) from error
 
 
 def _accuracy(folder: Path) -> float | None:

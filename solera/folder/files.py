@@ -51,11 +51,11 @@ def writable(target: Path, named: str) -> Path:
     """The file, refused before the work is done and not after it; `named` is how its user calls it."""
     try:
         if target.is_dir():
-            raise SoleraError(f"{named}: this is a folder; name a file")
+            raise SoleraError(f"{named}: this is a folder; give a file")
         beside(target).touch()
         beside(target).unlink()
     except OSError as error:
-        raise SoleraError(f"{named}: no file can be written into {target.parent}: {error.strerror}") from error
+        raise SoleraError(f"{named}: cannot write a file to {target.parent}: {error.strerror}") from error
     return target
 
 
@@ -84,7 +84,7 @@ def make_folder(folder: Path, files: Mapping[str, str]) -> Path:
         publish(unfinished, folder)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
-        said = f"the folder cannot be made: {error.strerror}"
+        said = f"the folder cannot be created: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             raise OSError(error.errno, said, str(folder)) from error
         raise SoleraError(f"{folder}: {said}") from error
@@ -115,7 +115,7 @@ def check_sealed(folder: Path) -> bool:
         if not (folder / name).is_file():
             raise DamagedError(f"{name} is missing")
         if _digest(folder / name) != digest:
-            raise DamagedError(f"{name} is damaged: it is not what was written, by {DIGESTS}")
+            raise DamagedError(f"{name} is damaged: it does not match {DIGESTS}")
     return True
 
 
@@ -149,7 +149,7 @@ def refuse_gone(path: Path, opened: os.stat_result) -> None:
     except (FileNotFoundError, NotADirectoryError):
         same = False
     if not same:
-        raise OSError(errno.ENOENT, "the file was deleted or replaced while it was in use: put it back", str(path))
+        raise OSError(errno.ENOENT, "the file was deleted or replaced while it was in use: restore it", str(path))
 
 
 @contextmanager

@@ -62,5 +62,5 @@ def obtain(path: str) -> str:
         if copy := hub.copy_of(source):
             return copy
         raise SoleraError(
-            f"model {path}: {error}: give a folder, or fetch it where there is a network: hf download {source}"
+            f"model {path}: {error}: give a folder, or download it first: hf download {source}"
         ) from error

@@ -146,13 +146,16 @@ def _attention(run: RunFolder) -> Iterator[str]:
         yield f"Weights had to be sent twice at {counted(round(faults), 'sync')}: the first delivery was damaged."
     if (far := late(run, "mismatch/logp")) is not None and far > _rounding(run):
         yield (
-            f"Engine and learner disagree about fresh responses by {far:.2g} nats a token: look for another "
-            "temperature, chat template or precision in the engine."
+            f"Engine and learner disagree about fresh responses by {far:.2g} nats per token: check for a "
+            "different temperature, chat template or precision in the engine."
         )
     if (clipped := late(run, "clip/fraction")) is not None and clipped > MUCH_CLIPPED:
         yield f"The clip silenced {percent(clipped)} of the tokens towards the end: sync sooner, or widen the clip."
     if (far := late(run, "divergence/tv_sequence")) is not None and far > FAR:
-        yield f"The policy is far from who wrote its data: total variation {far:.2f} towards the end. Sync sooner."
+        yield (
+            f"The policy is far from the policies that wrote its data: total variation {far:.2f} towards the "
+            "end. Sync sooner."
+        )
     if not solved:
         yield from _teaches_little(run)
     if (cut := late(run, "response/truncated")) is not None and cut > MUCH_TRUNCATED:
@@ -180,7 +183,7 @@ def _teaches_little(run: RunFolder) -> Iterator[str]:
     """Groups in which no response is better than another; where that is nearly all of them, a note says so already."""
     flat = late(run, FLAT)
     if flat is not None and MUCH_MASKED < flat < NEARLY_ALL:
-        yield f"{percent(flat)} of the groups had equal rewards towards the end and teach nothing."
+        yield f"{percent(flat)} of the groups had equal rewards towards the end, so nothing is learned from them."
 
 
 def _rounding(run: RunFolder) -> float:

@@ -45,7 +45,7 @@ def tables(evaluation: Evaluation, width: int) -> list[Table]:
         together = max(1, (width - _width(named)) // (_width(size) - 1))
         result = [_columns(heads, lines[i : i + together], size) for i in range(0, len(lines), together)]
     problems = counted(len(evaluation.models[0].greedy.problems), "held-out problem")
-    result[-1].caption = f"{problems}; in brackets 95 % intervals"
+    result[-1].caption = f"{problems}; 95 % intervals in brackets"
     return result
 
 
@@ -126,7 +126,7 @@ def ungraded(evaluation: Evaluation) -> list[str]:
     lines = []
     for model in evaluation.models:
         if count := sum(attempts.ungraded for attempts in _kinds(model)):
-            lines.append(f"{model.name}: {counted(count, 'attempt')} came back without a reward: left out")
+            lines.append(f"{model.name}: {counted(count, 'attempt')} without a reward: not counted")
     return lines
 
 

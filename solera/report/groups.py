@@ -31,23 +31,23 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
         return []
     url = run.setting("store", "url")
     if url is None and not (run.path / STORE).is_file():
-        run.notes.append("store.db is missing: there are no groups to look into.")
+        run.notes.append("store.db is missing: there are no groups to show.")
         return []
     try:
         with reading(place_of(url, run.path, run.setting("run", "name"))) as opened:
             chosen = list(_chosen(opened, count, _group_size(run)))
             if not chosen:
-                run.notes.append("the store: nothing was learned from yet, so there are no groups to look into.")
+                run.notes.append("the store: training has not used any rollout yet, so there are no groups to show.")
                 return []
             if any(used.guessed for used in chosen):
                 run.notes.append(
-                    "the store: an earlier Solera wrote it and did not record which responses formed a group. The "
-                    "groups shown are guessed."
+                    "the store: an earlier version of Solera wrote it and did not record which responses "
+                    "formed a group. The groups shown are a guess."
                 )
             text, expected = text_reader(run), _expected(run, chosen)
             return [_plain(opened.with_sequences(used), text, expected.get(used.group.prompt_key)) for used in chosen]
     except SoleraError as error:
-        run.notes.append(f"There are no groups to look into: {error}.")
+        run.notes.append(f"There are no groups to show: {error}.")
         return []
 
 

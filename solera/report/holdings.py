@@ -7,8 +7,8 @@ from solera.report.plot import COLOURS, INK
 from solera.store.statistics import Line, Statistics
 
 TITLES = {
-    "origin": "Who wrote it?", "age": "How old is it by now? (batches)", "reward": "What is it worth?",
-    "uses": "How often was it learned from?",
+    "origin": "Origin", "age": "Age now (batches)", "reward": "Reward",
+    "uses": "Number of uses",
 }  # fmt: skip
 
 

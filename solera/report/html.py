@@ -23,7 +23,7 @@ UPLOT = "1.6.32"
 def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Path:
     """Write the page about these runs' folders, with up to `groups` groups of each run to look into."""
     if target.is_dir():
-        raise SoleraError(f"{target}: is a folder; name the file to write, such as {target / 'report.html'}")
+        raise SoleraError(f"{target}: is a folder; give the file to write, such as {target / 'report.html'}")
     distinct = {folder.resolve(): folder for folder in folders}
     return write_whole(target, render(_data([read_run(folder) for folder in distinct.values()], groups)))
 

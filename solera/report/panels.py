@@ -58,16 +58,17 @@ PANELS = (
     Panel(
         "How old is the data it learns from?",
         {"age/mean": "mean age", "age/max": "oldest response"},
-        "Batches learned from since a response was written. Marks below the axis are weight syncs.",
+        "Training batches since a response was generated. Marks below the axis are weight syncs.",
         stepped=True,
         syncs=True,
         read_out={"sync/version": "engine holds version"},
         pictured=True,
     ),
     Panel(
-        "How far is the policy from who wrote the data?",
+        "How far is the policy from the data's policies?",
         {"divergence/tv_sequence": "TV of responses", "divergence/tv_token": "TV of tokens"},
-        "Total variation between the policy that meets the batch and its authors: 0 is on-policy, 1 nothing in common.",
+        "Total variation between the policy before the batch and the policies that wrote it: 0 is "
+        "on-policy, 1 means nothing in common.",
         pictured=True,
         floor=0.01,
     ),
@@ -84,13 +85,14 @@ PANELS = (
     Panel(
         "Engine error",
         {"mismatch/logp": "mean difference of log-probabilities"},
-        "Between engine and learner, on responses that the same weights wrote: what is left is arithmetic, not age.",
+        "Between engine and learner, on responses that the same weights generated. The rest is rounding, not age.",
     ),
     Panel(
         "Did the update help?",
         {"improvement/estimate": "improvement"},
-        "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered by the "
-        "engine's policy: certified where all of it lies above 0, harmful where it lies below, else inconclusive.",
+        "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered "
+        "by the engine's policy: certified if the whole interval is above 0, harmful if it is below, "
+        "otherwise inconclusive.",
         apart=True,
         intervals={"improvement/estimate": ("improvement/low", "improvement/high")},
         read_out={
@@ -106,14 +108,14 @@ PANELS = (
     Panel(
         "How far did the update leave the policy from the engine's?",
         {"probe/tv_sequence": "TV of responses", "probe/tv_token": "TV of tokens"},
-        "The same as above, after the update, on the probe.",
+        "As above, after the update, measured on the probe.",
         apart=True,
         read_out={"probe/kl": "KL", "probe/chi2": "χ²", "probe/ess": "effective sample size"},
     ),
     Panel(
-        "What teaches nothing?",
-        {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups of equal reward"},
-        "Tokens whose gradient the clip silenced; groups in which no response was better than another.",
+        "What is not learned from?",
+        {"clip/fraction": "tokens clipped", "reward/zero_variance_fraction": "groups with equal rewards"},
+        "Tokens whose gradient the clip removed; groups in which no response was better than another.",
         pictured=True,
     ),
     Panel(
@@ -124,36 +126,40 @@ PANELS = (
             "tokens/trained": "trained on",
             "tokens/effective": "effective",
         },
-        "Tokens of a step. Effective are those trained on times their effective sample size.",
+        "Tokens of a step. Effective tokens are those trained on, multiplied by their effective sample size.",
         read_out={
-            "waste/zero_variance": "lost: group of equal rewards",
+            "waste/zero_variance": "lost: group with equal rewards",
             "waste/dropped": "lost: dropped",
             "waste/truncated": "lost: cut off and masked",
             "waste/ungraded": "lost: without a grade",
             "waste/left_out": "lost: below the objective's threshold",
-            "waste/stale": "lost: too far from who wrote them",
+            "waste/stale": "lost: too far from the policy that wrote them",
             "tokens/probe": "written for a probe",
         },
     ),
     Panel(
         "Loss",
         {"learn/loss": "loss"},
-        "The loss that was minimised, penalties included. It need not fall while the policy improves.",
+        "The loss, including penalties. It can stay level while the policy improves.",
     ),
-    Panel("Entropy of the policy", {"policy/entropy": "entropy"}, "Nats a token. Near 0 nothing new is tried."),
+    Panel(
+        "Entropy of the policy",
+        {"policy/entropy": "entropy"},
+        "Nats per token. Near 0 the policy explores nothing new.",
+    ),
     Panel("Gradient norm", {"learn/grad_norm": "before clipping"}, "Mean over the step's optimiser steps."),
     Panel("Learning rate", {"learn/lr": "learning rate"}, stepped=True),
-    Panel("Length of a response", {"response/length": "tokens"}, "Mean, the end token included."),
-    Panel("Responses cut off", {"response/truncated": "share"}, "Share that the limit of tokens cut off."),
+    Panel("Length of a response", {"response/length": "tokens"}, "Mean, including the end token."),
+    Panel("Responses cut off", {"response/truncated": "share"}, "Share cut off at the token limit."),
 )
 
 FAMILIES = {
-    "eval/pass@1/": ("Which part of the mixture does it learn?", "Held-out accuracy on the problems of each part."),
-    "origin_tokens/": ("Who wrote what it learns from?", "Share of the tokens in the loss, by who wrote them."),
+    "eval/pass@1/": ("Accuracy by part of the mixture", "Held-out accuracy on the problems of each part."),
+    "origin_tokens/": ("Where does the data come from?", "Share of the tokens in the loss, by origin."),
     "origin_weight/": ("Whose text moves the policy?", "Share of the gradient: the sum of |∂loss/∂log π| over tokens."),
-    "origin_clipped/": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip silenced."),
+    "origin_clipped/": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip removed."),
     "age_tokens/": ("How old are its tokens?", "Share of the tokens in the loss, by age in batches."),
-    "age_weight/": ("How old is what moves the policy?", "Share of the gradient, by age."),
+    "age_weight/": ("How old are the tokens that move the policy?", "Share of the gradient, by age."),
     "age_clipped/": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
 }
 """Panels with a curve for every metric whose name begins so; left out where there would be one curve."""
@@ -190,7 +196,7 @@ def _reward_parts(logged: list[str]) -> list[Panel]:
     parts = {name: name.removeprefix(REWARD) for name in sorted(logged) if name.startswith(REWARD)}
     parts = {name: label for name, label in parts.items() if name not in NO_PARTS}
     whole = {"reward/mean": "whole reward"} if "reward/mean" in logged else {}
-    explains = "Mean of each part over the responses that have it, its weight applied."
+    explains = "Mean of each part over the responses that have it, multiplied by its weight."
     return [Panel("What is the reward made of?", whole | parts, explains)] if parts else []
 
 

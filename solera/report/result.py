@@ -49,6 +49,6 @@ def _why_nothing(rows: list[dict[str, float]]) -> str:
     if not rewards and any(row.get("waste/truncated") for row in rows):
         return "every response was cut off and masked (raise sampling.max_tokens, or change reward.truncated)"
     if not rewards:
-        return "no rewards arrived (`solera data reward` adds them to the store while a run goes on)"
-    advice = "harder problems, or a reward that tells answers apart?" if any(rewards) else "easier problems?"
-    return f"in no batch did a group's rewards differ ({advice})"
+        return "no rewards arrived (`solera data reward` adds them to the store during a run)"
+    advice = "harder problems, or a reward that distinguishes the answers?" if any(rewards) else "easier problems?"
+    return f"no batch had a group with different rewards ({advice})"

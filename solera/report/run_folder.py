@@ -32,9 +32,9 @@ class RunFolder:
     def finished(self) -> bool:
         return (self.path / MODEL).is_dir()
 
-    def setting(self, room: str, name: str) -> Any:
+    def setting(self, section: str, name: str) -> Any:
         """A field of the config as it was written; `None` where it is unset or unknown."""
-        return self.config.get(room, {}).get(name)
+        return self.config.get(section, {}).get(name)
 
     @property
     def generates(self) -> bool:
@@ -57,7 +57,7 @@ def read_run(path: Path) -> RunFolder:
     if not path.is_dir():
         raise SoleraError(f"{path}: no such folder; give the folder of a run, such as runs/NAME")
     if not (path / CONFIG).is_file() and not (path / METRICS).is_file():
-        raise SoleraError(f"{path}: neither config.toml nor metrics.jsonl is in it, so it is not the folder of a run")
+        raise SoleraError(f"{path}: it has neither config.toml nor metrics.jsonl, so it is not a run's folder")
     notes: list[str] = []
     config, rows = _config(path / CONFIG, notes), _rows(path / METRICS, notes)
     _note_edits(path, config, notes)
@@ -81,7 +81,7 @@ def _note_edits(path: Path, config: dict[str, dict[str, Any]], notes: list[str])
         return
     if begun is not None and config:
         named = (name.partition(".") for name in begun.settings)
-        given = {f"{room}.{name}": config.get(room, {}).get(name) for room, _, name in named}
+        given = {f"{section}.{name}": config.get(section, {}).get(name) for section, _, name in named}
         written = {name: UNSET if v is None else json.dumps(v, ensure_ascii=False) for name, v in given.items()}
         notes.extend(f"{sentence}. The settings shown are the last." for sentence in begun.edited(written))
 
@@ -99,13 +99,13 @@ def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        notes.append("config.toml is missing: settings are not known.")
+        notes.append("config.toml is missing: the settings are unknown.")
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         notes.append(f"config.toml cannot be read: {error}.")
         return {}
-    rooms = {room: table for room, table in tables.items() if isinstance(table, dict)}
-    return {room: {name: _plain(value) for name, value in table.items()} for room, table in rooms.items()}
+    sections = {section: table for section, table in tables.items() if isinstance(table, dict)}
+    return {section: {name: _plain(value) for name, value in table.items()} for section, table in sections.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -125,9 +125,9 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     rows = [_row(line) for line in lines]
     damaged = [number for number, row in enumerate(rows, 1) if row is None and lines[number - 1].strip()]
     if damaged == [len(lines)]:
-        notes.append(f"The last line of metrics.jsonl (line {len(lines)}) was cut off and is left out.")
+        notes.append(f"The last line of metrics.jsonl (line {len(lines)}) was cut off and is skipped.")
     elif damaged:
-        notes.append(f"metrics.jsonl: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}.")
+        notes.append(f"metrics.jsonl: {len(damaged)} damaged lines are skipped; the first is line {damaged[0]}.")
     found = sorted((row for row in rows if row is not None), key=lambda row: row["step"])
     if not found:
         notes.append("metrics.jsonl holds no step yet: there are no curves.")

@@ -8,17 +8,22 @@ from solera.protocols import Metrics
 ENOUGH = 0.5
 """Share of the groups asked for from which on a batch is not spoken of."""
 REMEDIES = {
-    "unrewarded": "wait for a reward: give it with solera data reward",
+    "unrewarded": "wait for a reward: add it with solera data reward",
     "too_old": "are older than draw.max_age: raise it, or sync more often",
-    "used_up": "were learned from draw.max_uses times: raise it, or import more",
-    "incomplete": "lie in groups without enough rewarded members: import more answers to each prompt, or lower "
-    "draw.min_rewarded or collect.group_size",
-    "leftover": "are left over from groups that lacked rewards when their batch was drawn: see that every response "
-    'gets a reward, lower draw.min_rewarded, or, if rewards come late, set draw.leftovers to "keep"',
-    "flat": "lie in groups whose rewards are nearer to each other than draw.min_spread: lower it",
+    "used_up": "were used draw.max_uses times: raise it, or import more",
+    "incomplete": (
+        "are in groups without enough rewarded members: import more answers to each prompt, or lower "
+        "draw.min_rewarded or collect.group_size"
+    ),
+    "leftover": (
+        "are left over from groups that lacked rewards when their batch was drawn: make sure that every "
+        "response gets a reward, lower draw.min_rewarded, or, if rewards come late, set draw.leftovers to "
+        '"keep"'
+    ),
+    "flat": "are in groups whose rewards differ by less than draw.min_spread: lower it",
 }
-NO_MORE = "the store holds no more: import more, or lower collect.prompts"
-UNGRADED = "the others have no reward: see that every response gets one, or give it with solera data reward"
+NO_MORE = "the store has no more: import more, or lower collect.prompts"
+UNGRADED = "the others have no reward: make sure that every response gets one, or add it with solera data reward"
 UNMET = (
     "answer prompts that another origin of draw.shares did not answer often enough: let it answer the task's own "
     'prompts, or set draw.mix to "between"'

@@ -119,7 +119,7 @@ def missing_rows(path: Path, version: int) -> str | None:
     if not lost:
         return None
     which = f"step {lost[0]}" if len(lost) == 1 else f"steps {lost[0]} to {lost[-1]}"
-    return f"{path} has lost {counted(len(lost), 'row')} of {version} ({which}): the run goes on without them"
+    return f"{path} is missing {counted(len(lost), 'row')} of {version} ({which}): the run continues without them"
 
 
 def _row(line: bytes, place: str) -> dict[str, float]:

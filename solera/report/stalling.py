@@ -33,8 +33,9 @@ def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
         return None
     reward = sum(row["reward/mean"] for row in batches) / WINDOW
     return (
-        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on average), and "
-        "nothing tells their responses apart: too hard, too easy, or the same answer to every problem (docs/tasks.md)"
+        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on "
+        "average), so there is nothing to learn from them: the problems are too hard or too easy, or every "
+        "answer is the same (docs/tasks.md)"
     )
 
 

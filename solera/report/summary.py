@@ -156,20 +156,22 @@ def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
 def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
     """What fields would have been with nothing given but what the task and the objective are."""
     plain, config = dataclasses.asdict(Config()), Config()
-    for room, names in CHOOSING.items():
-        config = override(config, room, **{name: run.setting(room, name) or plain[room][name] for name in names})
+    for section, names in CHOOSING.items():
+        config = override(
+            config, section, **{name: run.setting(section, name) or plain[section][name] for name in names}
+        )
     try:
         chosen = dataclasses.asdict(resolve_config(config))
     except SoleraError:  # an objective of another version of the package
         return plain
-    for room, names in CHOOSING.items():
-        chosen[room] |= {name: plain[room][name] for name in names}
+    for section, names in CHOOSING.items():
+        chosen[section] |= {name: plain[section][name] for name in names}
     return chosen
 
 
 def _flat(tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return {
-        f"{room}.{name}": list(value) if isinstance(value, tuple) else value
-        for room, table in tables.items()
+        f"{section}.{name}": list(value) if isinstance(value, tuple) else value
+        for section, table in tables.items()
         for name, value in table.items()
     }

@@ -67,7 +67,7 @@ def text_reader(run: RunFolder) -> TextReader:
             return _load(source if Path(source).is_dir() else find(source))
         except Exception as error:  # nothing narrower is raised by tokenizers; the reason goes onto the page
             reasons.append(f"{source}: {one_line(error)}")
-    run.notes.append(f"Texts are shown as token ids, for no tokenizer could be loaded ({'; '.join(reasons)}).")
+    run.notes.append(f"Texts are shown as token ids, because no tokenizer could be loaded ({'; '.join(reasons)}).")
     return TextReader(lambda token_ids: " ".join(map(str, token_ids)))
 
 

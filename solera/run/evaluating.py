@@ -52,13 +52,13 @@ def evaluate_models(
     config = resolve_config(config)
     check_k(k, config)
     for run in other_tasks(models, config):
-        say(console, f"{run} was trained on another task; every model is given the same problems here")
+        say(console, f"{run} was trained on another task; all models get the same problems here")
     if not k and config.evaluate.samples > 1:
         k = (config.evaluate.samples,)
     guard = Guard(config.collect.errors, config.collect.retries, partial(say, console))
     examined = tuple(_examine_all(chosen, config, k, advance, own, guard))
     if not examined:
-        raise SoleraError(f"{', '.join(models)}: every checkpoint was removed meanwhile: try again")
+        raise SoleraError(f"{', '.join(models)}: all checkpoints were removed during the evaluation: try again")
     result = Evaluation(config, examined)
     say_if_fewer(console, config, min(len(model.greedy.problems) for model in result.models))
     return result
@@ -79,7 +79,7 @@ def _examine_all(
             if candidate.run is None or Path(candidate.path).exists():
                 raise
             guard.say(
-                f"{candidate.name} was removed meanwhile and is left out"
+                f"{candidate.name} was removed during the evaluation and is skipped"
             )  # a running run keeps only its last ones
 
 

@@ -130,7 +130,7 @@ def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> lis
         wanted = count or config.evaluate.problems
         found = task.held_out(wanted) if order.held_out else [task.prompt(index) for index in range(wanted)]
     if not found:
-        raise SoleraError(f"{config.task.path}: no prompt in it is {'' if order.held_out else 'not '}held out")
+        raise SoleraError(f"{config.task.path}: it has no {'held-out' if order.held_out else 'training'} prompts")
     return found
 
 
@@ -140,7 +140,10 @@ def _different(prompts: list[Prompt], say: Say) -> list[Prompt]:
     for prompt in prompts:
         distinct.setdefault(prompt.key, prompt)
     if len(distinct) < len(prompts):
-        say(f"{len(prompts) - len(distinct)} of {counted(len(prompts), 'prompt')} repeat others and are answered once")
+        say(
+            f"{len(prompts) - len(distinct)} of {counted(len(prompts), 'prompt')} are duplicates and are "
+            "answered only once"
+        )
     return list(distinct.values())
 
 
@@ -175,8 +178,8 @@ def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[
     reader = loading.load_reader(config.model.path)
     if reader.codec.tokenizer.get_vocab() != codec.tokenizer.get_vocab():
         raise SoleraError(
-            f"{order.out}: the run's model, {config.model.path}, has another tokenizer than {order.author.path}: write "
-            "into a folder of its own (--out), and export the text"
+            f"{order.out}: the run's model, {config.model.path}, has a different tokenizer than "
+            f"{order.author.path}: choose another folder (--out), and export the text"
         )
     read = line_reader(config, reader, order.out, order.origin)
 
@@ -200,8 +203,8 @@ def _refuse_other(order: Order, lineage: str) -> None:
     for name, value in given.items():
         if held.get(name) != value:
             raise SoleraError(
-                f"{order.out} was generated with {name} = {held.get(name)}, which is {value} now: repeat what it was "
-                "generated with, or choose another --out"
+                f"{order.out} was generated with {name} = {held.get(name)}, but now it is {value}: use the "
+                "same settings, or choose another --out"
             )
 
 

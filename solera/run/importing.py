@@ -36,12 +36,13 @@ def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
         if skip_bad is not None:
             raise
         raise SoleraError(
-            f'{error}; correct it, or take the good lines and keep the bad ones in a file: store.skip_bad = "bad.jsonl"'
+            f"{error}; correct it, or import only the good lines and write the bad ones to a file: "
+            'store.skip_bad = "bad.jsonl"'
         ) from error
     if lines.held_out:
         total = len(lines.good) + lines.held_out
         parts.say(
-            f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are left out"
+            f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are skipped"
         )
     return lines
 
@@ -71,7 +72,7 @@ def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Call
     if left_out:
         known = f"store.data has {', '.join(sorted(origins))}{alike(missing, left_out, 1)}"
         raise SoleraError(f"draw.shares: no rollouts of origin {missing}; {known}")
-    say(f"draw.shares: no rollouts of origin {missing} yet; import them while the run goes on (solera data import)")
+    say(f"draw.shares: no rollouts of origin {missing} yet; import them during the run (solera data import)")
 
 
 def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:

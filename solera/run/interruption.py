@@ -30,4 +30,4 @@ class Interruption:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        self._say("asked to stop: the step is finished and saved first; once more leaves at once")
+        self._say("stopping after this step, which is saved first; interrupt again to stop at once")

@@ -47,13 +47,13 @@ def read_generated(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise SoleraError(f"{file}: the file is damaged: {error}") from error
     if not isinstance(marks, dict):
-        raise SoleraError(f"{file}: the file is damaged: it holds no JSON object")
+        raise SoleraError(f"{file}: the file is damaged: it has no JSON object")
     return marks
 
 
 def check_out(out: Path) -> None:
     """A new place, a folder of this kind to go on with, or a run's."""
     if out.exists() and not (out / CONFIG).is_file():
-        raise SoleraError(f"--out {out}: this is there already, and no store is in it: choose another place")
+        raise SoleraError(f"--out {out} already exists and has no store: choose another folder")
     if (out / CONFIG).is_file() and not (out / GENERATED).is_file():
         place_in(out)

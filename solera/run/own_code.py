@@ -68,8 +68,8 @@ def own_code(
 def _check_objective(objective: Any) -> None:
     if objective is None or isinstance(objective, Objective):
         return
-    hint = ": wrap it, solera.custom_objective(term)" if callable(objective) else ""
-    raise SoleraError(f"objective must be a name or what solera.custom_objective gives, not {kind(objective)}{hint}")
+    hint = ": wrap it in solera.custom_objective(term)" if callable(objective) else ""
+    raise SoleraError(f"objective must be a name or the result of solera.custom_objective, not {kind(objective)}{hint}")
 
 
 def _sorted_rewards(rewards: Any) -> tuple[tuple[str, ...], tuple[Callable[..., Any], ...]]:
@@ -80,7 +80,7 @@ def _sorted_rewards(rewards: Any) -> tuple[tuple[str, ...], tuple[Callable[..., 
     given = tuple(rewards)
     for reward in given:
         if not callable(reward) and not isinstance(reward, str):
-            raise SoleraError(f"rewards holds {kind(reward)}; each must be a reward function or the name of one")
+            raise SoleraError(f"rewards contains {kind(reward)}; each must be a reward function or the name of one")
     return tuple(r for r in given if isinstance(r, str)), tuple(r for r in given if not isinstance(r, str))
 
 

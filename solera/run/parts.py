@@ -110,13 +110,13 @@ def compute_of(
     if model.device.type == "cpu":
         return torch.float32
     if begun is not None:
-        say(f"{begun} is used, as when the run began")
+        say(f"using {begun}, as at the start of the run")
         return getattr(torch, begun)
     if not model.can_take_plans:
         return torch.bfloat16
     number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
     if fits_float16(number):
-        say(f"float16 is used: the model's numbers reach {number:,.0f} of its 65,504")
+        say(f"using float16: the model's activations reach {number:,.0f} of its 65,504")
         return torch.float16
-    say(f"bfloat16 is used: the model's numbers reach {number:,.0f}, too near to float16's end")
+    say(f"using bfloat16: the model's activations reach {number:,.0f}, too close to float16's maximum")
     return torch.bfloat16

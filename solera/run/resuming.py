@@ -49,12 +49,12 @@ def resumable(
     _refuse_finished(folder, before, config)
     if names != list(own):
         raise SoleraError(
-            f"{folder}: the run was started with code of its own for {', '.join(names) or 'nothing'}: "
-            f"go on with {_call(folder, names)}"
+            f"{folder}: the run was started with your own code for {', '.join(names) or 'nothing'}: resume "
+            f"it with {_call(folder, names)}"
         )
     if start and not (folder / CHECKPOINTS / step_name(start)).is_dir():
         known = ", ".join(path.name for path in checkpoints(folder / CHECKPOINTS)) or "no checkpoint"
-        raise SoleraError(f"{folder}: no checkpoint of step {start}; it has {known} (0 begins the run again)")
+        raise SoleraError(f"{folder}: no checkpoint of step {start}; it has {known} (0 restarts the run)")
     _check_files(config, folder)
     return config
 
@@ -66,7 +66,7 @@ def settings_of(folder: Path) -> Config:
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
     config = configuration.load_resolved(file)
     if config.run.name is None:
-        raise SoleraError(f"{file}: run.name is unset, so it is not the config that a run has written")
+        raise SoleraError(f"{file}: run.name is unset, so this is not the config of a run")
     try:
         return resolve_config(config)
     except SoleraError as error:
@@ -81,8 +81,9 @@ def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config
         raise SoleraError(f"{unknown[0]}: no such setting{alike(unknown[0], SAFE, 1)}")
     if unsafe:
         raise SoleraError(
-            f"a resume cannot change {', '.join(unsafe)}: that would be another run (solera train --help lists what it "
-            f"can change); if you mean it, edit {folder / CONFIG}, and the run's report will say so"
+            f"a resumed run cannot change {', '.join(unsafe)}, because that would make it a different run "
+            f"(solera train --help lists what can change); to change it anyway, edit {folder / CONFIG}, and "
+            "the run's report will mention it"
         )
     for name, value in changes.items():
         room, _, key = name.partition(".")
@@ -102,7 +103,7 @@ def _refuse_finished(folder: Path, before: Config, config: Config) -> None:
         )
     if not checkpoints(folder / CHECKPOINTS):
         raise SoleraError(
-            f"{folder}: the run is finished and has left no checkpoint, so that it cannot be extended; to train its "
+            f"{folder}: the run is finished and has no checkpoint, so it cannot be extended; to train its "
             f"model further in a new run: solera train --model {folder / MODEL}"
         )
 
@@ -146,7 +147,7 @@ def _check_files(config: Config, folder: Path) -> None:
     except SoleraError as error:
         if beginning is None or beginning.started_in == str(Path.cwd()):
             raise
-        raise SoleraError(f"{error}; the run was started in {beginning.started_in}: go on from there") from error
+        raise SoleraError(f"{error}; the run was started in {beginning.started_in}: run the command there") from error
 
 
 def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable[[str], None]) -> Checkpoint | None:
@@ -161,7 +162,9 @@ def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable
             f"{config.run.steps}: set it to {checkpoint.state.version} or more"
         )
     if not checkpoint.sealed:
-        say(f"{checkpoint.folder} was written before digests were kept: whether it is damaged cannot be told")
+        say(
+            f"{checkpoint.folder} was written by a version of Solera without checksums: it cannot be checked for damage"
+        )
     return checkpoint
 
 
@@ -172,9 +175,13 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
         yield
     except UnreadableCheckpointError as error:
         older = [path for path in checkpoints(folder / CHECKPOINTS) if step_of(path) < step_of(error.folder)]
-        where = f"from {older[-1].name}, the one before it" if older else "from the beginning, for it has no other"
+        where = (
+            f"from {older[-1].name}, the one before it"
+            if older
+            else "from the beginning, because there is no other checkpoint"
+        )
         command = how_to_go_on(folder, own, step_of(older[-1]) if older else 0)
-        raise SoleraError(f"{error}; to go on {where}: {command}") from error
+        raise SoleraError(f"{error}; to resume {where}: {command}") from error
 
 
 def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
@@ -196,7 +203,7 @@ def take_back(
     _keep_settings(folder, config, say)
     for path in checkpoints(folder / CHECKPOINTS, after=version):
         set_aside(path)
-        say(f"{path.name} comes after step {version} and is removed")
+        say(f"removed {path.name}, which is after step {version}")
     store.rewind(watermark, version, state.lineage if state else None)
 
 
@@ -214,6 +221,6 @@ def _keep_settings(folder: Path, config: Config, say: Callable[[str], None]) -> 
         write_whole(folder / CONFIG, configuration.dump(config))
     if before.run.steps != config.run.steps and config.learn.decay != "constant":
         say(
-            f"learn.decay is {config.learn.decay}: the learning rate now falls to zero at step {config.run.steps} and "
-            f"not at {before.run.steps}, so that it changes at once"
+            f"learn.decay is {config.learn.decay}: the learning rate now falls to zero at step "
+            f"{config.run.steps} instead of {before.run.steps}, so it changes immediately"
         )

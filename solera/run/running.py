@@ -63,7 +63,7 @@ class Resumption:
 
     def tell(self, say: Callable[[str], None]) -> None:
         version = self.checkpoint.state.version if self.checkpoint else None
-        say("no checkpoint: begins again" if version is None else f"goes on from step {version}")
+        say("no checkpoint: starting again" if version is None else f"resuming from step {version}")
         for sentence in self.changed:
             say(sentence)
 
@@ -93,7 +93,7 @@ def train(
     unset, config = config.learn.lr is None, resolved(config)
     remarks = notices(config) if own.objective is None else []
     if unset and config.model.path != ModelConfig.path:
-        remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, which is safe for a pretrained model")
+        remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, a safe value for a pretrained model")
     parts = load_parts(config, own, partial(say, console))
     beginning, read = _checked(parts)
     check_shares(config.draw, read, parts.say)
@@ -128,8 +128,8 @@ def resume(
         config = resumable(folder, own.names(), changes, start)
         if own_code(config, task, rewards, objective, rule)[0] != config:
             raise SoleraError(
-                f"{folder}: a name that was given is not the one in the run's config.toml: leave it out, as the run "
-                "goes on with its own"
+                f"{folder}: a name that was given differs from the run's config.toml: leave it out, because "
+                    "a resumed run keeps its own"
             )
         with offering(folder, own.names()):
             checkpoint = checkpoint_of(folder, config, start, partial(say, console))
@@ -162,7 +162,7 @@ def _train(
     with _advised(folder, command):
         finished, version = _learn(parts, read, folder, console, resumption)
     if not finished:
-        raise InterruptedRunError(f"stopped after batch {version}; go on with: {command}")
+        raise InterruptedRunError(f"stopped after batch {version}; resume with: {command}")
     with _advised(folder, command):
         unfinished = folder / f"{UNFINISHED}{MODEL}"
         loading.export(parts.model, parts.codec, unfinished, merge=parts.config.lora.export == "merged")
@@ -222,7 +222,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
     """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
-    once, then = "once that is put right", f"go on with: {command}"
+    once, then = "once that is fixed", f"resume with: {command}"
     try:
         yield
     except BrokenPipeError:
@@ -232,8 +232,9 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         raise
     except torch.OutOfMemoryError as error:
         said = (
-            "the GPU's memory is full: in its config.toml lower engine.max_rows or learn.micro_batch_tokens, raise "
-            f"run.gpu_memory, or set learn.gradient_checkpointing, and go on with: {command}"
+            "the GPU's memory is full: in its config.toml lower engine.max_rows or "
+            "learn.micro_batch_tokens, raise run.gpu_memory, or set learn.gradient_checkpointing, then "
+            f"resume with: {command}"
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
     except SoleraError as error:

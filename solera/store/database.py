@@ -46,8 +46,8 @@ def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
         return folder / STORE
     if name not in (None, folder.absolute().name):
         raise SoleraError(
-            f"{folder}: its rollouts are in the schema {name!r}, by run.name in its config.toml: call the folder "
-            f"{name} again"
+            f"{folder}: its rollouts are in the schema {name!r} (run.name in its config.toml): rename the "
+            f"folder back to {name}"
         )
     if holds_password(url):
         raise SoleraError(NO_PASSWORD)
@@ -71,7 +71,7 @@ def place_in(folder: Path) -> Place:
 def refuse_taken(place: Place) -> None:
     """A new run needs a store of its own."""
     if isinstance(place, Postgres) and _has_schema(place):
-        raise SoleraError(f"{place} exists already: choose another --run.name, or drop that schema")
+        raise SoleraError(f"{place} already exists: choose another --run.name, or drop that schema")
 
 
 def _has_schema(place: Postgres) -> bool:

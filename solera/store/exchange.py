@@ -82,8 +82,8 @@ def usual_part(ledger: Ledger, rollout_id: int) -> str:
     parts = ledger.parts(rollout_id)
     if parts and Reward.part not in parts:
         raise SoleraError(
-            f"no part is named, but the reward of rollout {rollout_id} has {', '.join(parts)}: name the one to change, "
-            "or a new one to add"
+            f"no part is given, but the reward of rollout {rollout_id} has {', '.join(parts)}: name the "
+            "part to change or to add"
         )
     return Reward.part
 
@@ -153,7 +153,7 @@ def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bo
             lines.bad.append(line)
             lines.complaints.append(str(error))
     if not lines.good and not lines.bad and not lines.held_out:
-        empty = "the store is empty" if path.is_dir() else "the file is empty: it must hold one JSON object a line"
+        empty = "the store is empty" if path.is_dir() else "the file is empty: it needs one JSON object per line"
         raise SoleraError(f"{path}{'' if path.is_dir() else ':1'}: {empty}")
     return lines
 
@@ -179,7 +179,7 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 def check_apart(path: Path, skip_bad: Path | None) -> None:
     """Before anything is read: bad lines written over the file would leave nothing of its good ones."""
     if skip_bad is not None and skip_bad.exists() and path.exists() and skip_bad.samefile(path):
-        raise SoleraError(f"{skip_bad}: this is the file that is read; name another one for its bad lines")
+        raise SoleraError(f"{skip_bad}: this is the input file; choose another file for the bad lines")
 
 
 def set_aside(bad: list[bytes], target: Path | None) -> None:

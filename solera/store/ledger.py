@@ -153,7 +153,7 @@ class Ledger:
                 self._write_late([(*reward_row(rollout_id, reward, time.time(), late), late)])
         except IntegrityError as error:
             raise SoleraError(
-                f"{self.place}: reward {reward.part!r} of rollout {rollout_id} has a revision {reward.revision} already"
+                f"{self.place}: reward {reward.part!r} of rollout {rollout_id} already has revision {reward.revision}"
             ) from error
 
     def revise(self, given: Items[tuple[int, Reward]]) -> int:
@@ -173,9 +173,9 @@ class Ledger:
                 return f"there is no rollout {id_}; the last is {self._last_id()}"
             origin, set_aside = found[id_]
             if origin == PROBE or set_aside:
-                later = "was written after the checkpoint that the run was resumed from, so nothing learns from it"
-                why = "is a probe's, which nothing learns from" if origin == PROBE else later
-                return f"rollout {id_} {why}; solera data export gives the ids to reward"
+                later = "was generated after the checkpoint that the run resumed from, so training does not use it"
+                why = "belongs to a probe, which training does not use" if origin == PROBE else later
+                return f"rollout {id_} {why}; solera data export lists the ids that can be rewarded"
         return None
 
     def parts(self, rollout_id: int) -> list[str]:
@@ -267,8 +267,8 @@ class Ledger:
         checkpoint that is not known: then any lineage is, of what was not imported."""
         if self.watermark() < watermark:
             raise SoleraError(
-                f"{self.place}: the checkpoint was written with {watermark} rollouts in it, but it holds "
-                f"{self.watermark()}: put the run's own store back"
+                f"{self.place}: the checkpoint expects {watermark} rollouts, but the store has "
+                f"{self.watermark()}: restore the run's own store"
             )
         undone = uses.c.version >= version
         times = select(uses.c.rollout_id, func.count().label("n")).where(undone).group_by(uses.c.rollout_id).subquery()
@@ -399,7 +399,8 @@ def refuse_equal_parts(new: Items[Rollout]) -> None:
         given = rollout.rewards
         if len(given) > 1 and len({(reward.part, reward.revision) for reward in given}) < len(given):
             raise SoleraError(
-                f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them names"
+                f"rollout of {rollout.prompt_key!r}: two of its rewards have the same part: give them "
+                "different part names"
             )
 
 

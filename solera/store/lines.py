@@ -64,11 +64,11 @@ class LineReader:
         prompt, finish = self._prompt(data), _choice(data, "finish_reason", ("stop", "length"), "stop")
         ids = self._response(data, finish == "stop")
         if not ids:
-            raise SoleraError("field 'response' gives no tokens")
+            raise SoleraError("field 'response' has no tokens")
         logp = None
         if data.get("logp") is not None:
             if "response_ids" not in data:
-                raise SoleraError("field 'logp' needs 'response_ids': log-probabilities are of tokens, not of text")
+                raise SoleraError("field 'logp' needs 'response_ids': log-probabilities belong to tokens, not to text")
             logp = _logps(data, "logp", len(ids))
         sequence = Sequence(
             np.array([*prompt.token_ids, *ids], np.int32),
@@ -87,7 +87,7 @@ class LineReader:
             ids = encode_prompt(self.codec, self.template, data["prompt"])
             refuse_unknown(self.codec, ids, text_of(data["prompt"]))
             if not ids:
-                raise SoleraError("gives no tokens")
+                raise SoleraError("has no tokens")
             key = self.key_of(data["prompt"])
             return Prompt(_text(data, "key") if "key" in data else key, ids)
         except SoleraError as error:
@@ -108,7 +108,7 @@ class LineReader:
     def _origin(self, data: dict[str, Any]) -> str:
         """Who wrote it. What calls itself `self` was written by another run's learner: here it is the file's."""
         if "model" in data and "origin" in data:
-            raise SoleraError("fields 'model' and 'origin' both say who wrote it: keep one")
+            raise SoleraError("fields 'model' and 'origin' both name the author: keep one")
         origin = f"model:{_text(data, 'model')}" if "model" in data else data.get("origin", self.origin)
         if not isinstance(origin, str) or not ORIGIN.fullmatch(origin) or "\0" in origin:
             raise SoleraError(_must_be(data, "origin", "human, model:NAME or file:NAME"))
@@ -142,10 +142,10 @@ class LineReader:
     def _fits(self, rollout: Rollout) -> None:
         longest = max(s.spans[-1].stop if s.spans else 0 for s in rollout.sequences)
         if self.longest is not None and longest > self.longest:
-            raise SoleraError(f"it has {longest} tokens, prompt and response; the model takes {self.longest}")
+            raise SoleraError(f"prompt and response have {longest} tokens; the model accepts at most {self.longest}")
         left_empty = FAILED in rollout.parts or rollout.finish_reason == "length"  # by a run that is exported
         if not rollout.length and not left_empty:
-            raise SoleraError("field 'sequences' has no span: nothing in it was written by anyone")
+            raise SoleraError("field 'sequences' has no span, so no policy wrote any of it")
 
 
 def read_reward(line: bytes, place: str, usual_part: Callable[[int], str]) -> tuple[int, Reward]:
@@ -201,7 +201,7 @@ def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
 def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
     """One number (`reward`), or each part (`rewards`); none where the reward is still to come."""
     if "reward" in data and "rewards" in data:
-        raise SoleraError("fields 'reward' and 'rewards' both say what it is worth: keep one")
+        raise SoleraError("fields 'reward' and 'rewards' both give the reward: keep one")
     if data.get("reward") is not None:
         return (Reward(_number(data, "reward"), source=origin),)
     several = data.get("rewards", [])
@@ -213,7 +213,7 @@ def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
     for one in several:
         part = _text(one, "part", "reward")
         if part in latest and "revision" not in one:
-            raise SoleraError(f"field 'rewards' has the part {part!r} twice: add them up, or name one otherwise")
+            raise SoleraError(f"field 'rewards' has the part {part!r} twice: add them up, or rename one")
         latest[part] = _reward(one, origin)  # in the order of revisions
     return tuple(latest.values())
 
@@ -287,7 +287,7 @@ def _wholes(data: dict[str, Any], field: str, least: int, most: int) -> list[int
 def _refuse(field: str, values: list[Any], bad: list[bool], what: str) -> None:
     if any(bad):
         place = bad.index(True)
-        raise SoleraError(f"field {field!r} has {_shown(values[place])} at place {place}, but must hold {what}")
+        raise SoleraError(f"field {field!r} has {_shown(values[place])} at index {place}, but must hold {what}")
 
 
 def _whole(data: dict[str, Any], field: str, least: int, most: int) -> int:

@@ -70,4 +70,7 @@ def migrate(connection: Connection, place: str) -> None:
 
 def refuse_newer(held: int, place: str) -> None:
     if held > VERSION:
-        raise SoleraError(f"{place}: the store has schema {held}, this Solera knows up to {VERSION}: use a newer one")
+        raise SoleraError(
+            f"{place}: the store has schema version {held}, but this Solera supports only up to {VERSION}: "
+            "install a newer Solera"
+        )

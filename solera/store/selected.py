@@ -81,6 +81,6 @@ def _nothing(passed: Mapping[str, int], origins: tuple[str, ...]) -> str:
     if not passed and origins:
         return f"no rollouts of the origins in draw.shares; the store has {', '.join(origins)}"
     if not passed:
-        return 'the store is empty: give it rollouts with store.data = ["FILE.jsonl"]'
+        return 'the store is empty: add rollouts with store.data = ["FILE.jsonl"]'
     reasons = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in passed.items())
-    return f"no group can be drawn; rollouts passed over: {reasons} (widen [draw], or add rewards: solera data reward)"
+    return f"no group can be drawn; rollouts skipped: {reasons} (relax [draw], or add rewards: solera data reward)"

@@ -31,7 +31,7 @@ _REWARDS = select(
 _USES = select(
     _u.checksum, _u.version, _u.rollout_id, _u.age, _u.advantage, _u.revision, _u.group_number
 ).order_by(_u.version, _u.rollout_id)  # fmt: skip
-_DIFFERS = "not what was written: the checksum differs"
+_DIFFERS = "damaged: the checksum differs"
 READ_TOGETHER = 1_000
 
 
@@ -87,17 +87,17 @@ def refuse_other(store: Ledger, checkpoint: Needs) -> None:
 
 def _lacking(connection: Connection, needs: Needs) -> str | None:
     last = connection.scalar(select(func.max(_r.id))) or 0
-    written = f"the checkpoint of step {needs.version} was written with"
+    written = f"the checkpoint of step {needs.version} expects"
     if last < needs.watermark:
-        return f"{written} {needs.watermark} rollouts in it, but it holds {last}: put the run's own store back"
+        return f"{written} {needs.watermark} rollouts, but the store has {last}: restore the run's own store"
     found = count_uses(connection, needs.version)
     if needs.uses is None or needs.uses == found:
         return None
-    other = "as many of other ones" if found[0] == needs.uses[0] else str(found[0])
+    other = "as many, of other rollouts" if found[0] == needs.uses[0] else str(found[0])
     return (
-        f"{written} {needs.uses[0]} uses of rollouts in it, but it holds {other}: another resume went back further, or "
-        "it is an older copy: put the store back that belongs to this checkpoint, or go on from an earlier one "
-        "(--from STEP)"
+        f"{written} {needs.uses[0]} uses of rollouts, but the store has {other}: another resume went back "
+        "further, or the store is an older copy; restore the store that belongs to this checkpoint, or "
+        "resume from an earlier one (--from STEP)"
     )
 
 
@@ -112,7 +112,7 @@ def _orphans(connection: Connection) -> Iterator[str]:
     for table in (rewards, uses):
         owner = table.c.rollout_id
         lost = connection.scalars(select(owner).distinct().where(~exists().where(_r.id == owner)).order_by(owner))
-        yield from (f"{table.name}: there is no rollout {id_} that they belong to" for id_ in lost)
+        yield from (f"{table.name}: rows belong to rollout {id_}, which does not exist" for id_ in lost)
 
 
 def _miscounted(connection: Connection, table: Table, noun: str) -> Iterator[str]:
@@ -121,7 +121,7 @@ def _miscounted(connection: Connection, table: Table, noun: str) -> Iterator[str
     count, held = func.coalesce(there.c.rows, 0), rollouts.c[noun]
     query = select(_r.id, held, count).join_from(rollouts, there, there.c.rollout_id == _r.id, isouter=True)
     for id_, said, found in connection.execute(query.where(held != count).order_by(_r.id)):
-        yield f"rollout {id_}: it had {said} {noun}, but the store holds {found}"
+        yield f"rollout {id_}: it had {said} {noun}, but the store has {found}"
 
 
 def _gone(connection: Connection) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _gone(connection: Connection) -> Iterator[str]:
 
 def _tokens(sequences: bytes, version: int | None, checksum: int | None) -> str | None:
     if checksum is not None and crc32(sequences) != checksum:
-        return "its tokens are not those that were written: the checksum differs"
+        return "its tokens are damaged: the checksum differs"
     try:
         held = Rollout("", decode(sequences)).version
     except SoleraError as error:

@@ -42,7 +42,7 @@ CHECKED_HERE = ("seeds", "baseline", "exclude")
 
 @dataclass(frozen=True)
 class SweepFile:
-    """The parts of a sweep file; `axes` are tables of tables: axis, choice, room, field."""
+    """The parts of a sweep file; `axes` are tables of tables: axis, choice, section, field."""
 
     path: Path
     place: Place
@@ -82,7 +82,7 @@ def _read(path: Path, quick: bool) -> SweepFile:
     for name, choices in axes.items():
         _check_axis(name, choices, place)
     if not axes:
-        raise SoleraError(f"{path}: has no axis: write [axis.NAME] and below it its choices, one a line")
+        raise SoleraError(f"{path}: has no axis: write [axis.NAME] and its choices below, one per line")
     overrides = quickly if quick else {}
     settings = {"name": path.stem, **sweep, **({"seeds": quickly["seeds"]} if "seeds" in overrides else {})}
     table = _sweep_table(settings, place, "-quick" if quick else "")
@@ -102,15 +102,15 @@ def _sweep_table(settings: dict[str, Any], place: Place, suffix: str) -> SweepTa
 
 def _check_axis(name: str, choices: Any, place: Place) -> None:
     if not isinstance(choices, dict) or not choices:
-        raise SoleraError(f"{place('axis', name)}: axis {name} has no choices: write one a line below [axis.{name}]")
+        raise SoleraError(f"{place('axis', name)}: axis {name} has no choices: write one per line below [axis.{name}]")
     for choice, tables in choices.items():
         where = place("axis", name, choice)
         if not re.fullmatch(NAME, choice):
             raise SoleraError(f"{where}: axis {name}: choice {choice!r}; use letters, digits and . _ = -")
         if not isinstance(tables, dict):
             raise SoleraError(
-                f"{where}: axis {name}, choice {choice}: write the fields it sets, as in {choice} = "
-                "{ sync.period = 20 }"
+                f"{where}: axis {name}, choice {choice}: write the fields it sets, such as {choice} = {{ "
+                "sync.period = 20 }"
             )
 
 
@@ -119,7 +119,7 @@ def _kept(file: SweepFile) -> dict[str, tuple[str, ...]]:
     keep = file.quick.get("keep", {})
     if not isinstance(keep, dict) or not all(isinstance(choices, list) and choices for choices in keep.values()):
         raise SoleraError(
-            f"{file.place('quick', 'keep')}: quick.keep is lists of choices by axis, as in {{ AXIS = [...] }}"
+            f"{file.place('quick', 'keep')}: quick.keep must be lists of choices by axis, such as {{ AXIS = [...] }}"
         )
     for axis, choices in keep.items():
         for choice in choices:
@@ -133,7 +133,7 @@ def _excluded(file: SweepFile) -> list[dict[str, str]]:
         isinstance(left_out, dict) and left_out for left_out in exclude
     ):
         raise SoleraError(
-            f'{file.place("sweep", "exclude")}: sweep.exclude is a list of cells, as in [{{ AXIS = "CHOICE" }}]'
+            f'{file.place("sweep", "exclude")}: sweep.exclude must be a list of cells, such as [{{ AXIS = "CHOICE" }}]'
         )
     for left_out in exclude:
         for axis, choice in left_out.items():
@@ -149,13 +149,13 @@ def _baseline(file: SweepFile, axes: dict[str, tuple[str, ...]]) -> dict[str, st
         return {axis: choices[0]}
     if not isinstance(baseline, dict) or not baseline:
         raise SoleraError(
-            f'{file.place("sweep", "baseline")}: sweep.baseline is choices by axis, as in {{ AXIS = "CHOICE" }}'
+            f'{file.place("sweep", "baseline")}: sweep.baseline must be choices by axis, such as {{ AXIS = "CHOICE" }}'
         )
     for axis, choice in baseline.items():
         _known(file, "sweep.baseline", axis, choice)
         if choice not in axes[axis]:
             raise SoleraError(
-                f"{file.place('quick', 'keep')}: quick.keep leaves out {choice}, which sweep.baseline names"
+                f"{file.place('quick', 'keep')}: quick.keep leaves out {choice}, but sweep.baseline uses it"
             )
     return baseline
 
@@ -177,7 +177,7 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
     if isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds):
         if len(set(seeds)) == len(seeds):
             return tuple(seeds)
-        raise SoleraError(f"{where}: seeds is {seeds}: one of them is there twice")
+        raise SoleraError(f"{where}: seeds is {seeds}: one of them is listed twice")
     raise SoleraError(f"{where}: seeds is {seeds!r} but must be a number of seeds, or a list of whole numbers from 0")
 
 
@@ -186,8 +186,8 @@ def _layers(file: SweepFile, named: dict[str, str]) -> Iterator[tuple[str, tuple
     yield "", (), file.base
     for axis, choice in named.items():
         yield f"axis {axis}, choice {choice}: ", ("axis", axis, choice), file.axes[axis][choice]
-    rooms = {name: table for name, table in file.quick.items() if name not in ("seeds", "keep")}
-    yield "quick: ", ("quick",), rooms
+    sections = {name: table for name, table in file.quick.items() if name not in ("seeds", "keep")}
+    yield "quick: ", ("quick",), sections
 
 
 def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
@@ -197,9 +197,9 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
     for words, path, tables in _layers(file, named):
         where = _placing(file.place, path, words)
         config = overlay(config, tables, where)
-        for room, table in tables.items():
+        for section, table in tables.items():
             for field in table:
-                _refuse_twice_or_own(room, field, path, where, setters)
+                _refuse_twice_or_own(section, field, path, where, setters)
     config = override(config, "run", threads=config.run.threads or 1)
     config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs have the other cores
     try:
@@ -220,16 +220,17 @@ def _placing(place: Place, path: tuple[str, ...], words: str) -> Place:
 
 
 def _refuse_twice_or_own(
-    room: str, field: str, path: tuple[str, ...], where: Place, setters: dict[tuple[str, str], str]
+    section: str, field: str, path: tuple[str, ...], where: Place, setters: dict[tuple[str, str], str]
 ) -> None:
     """Two axes that set one field would leave it to their order; some fields are the sweep's to set."""
-    if room == "run" and field in OWN_FIELDS:
-        raise SoleraError(f"{where(room, field)}: run.{field} is the sweep's to set: remove it ({OWN_FIELDS[field]})")
+    if section == "run" and field in OWN_FIELDS:
+        raise SoleraError(f"{where(section, field)}: run.{field} is set by the sweep: remove it ({OWN_FIELDS[field]})")
     if path[:1] == ("axis",):
         axis = path[1]
-        if setters.setdefault((room, field), axis) != axis:
+        if setters.setdefault((section, field), axis) != axis:
             raise SoleraError(
-                f"{where(room, field)}: {room}.{field} is set on the axis {setters[room, field]} too: choose one"
+                f"{where(section, field)}: {section}.{field} is also set on the axis {setters[section, field]}: "
+                "set it on one of them"
             )
 
 

@@ -34,7 +34,7 @@ class Progressing:
         """Look how far the running ones are. Runs that are neither finished nor to come have nothing left to do."""
         self._learned |= {run.name: learned(run) for run in running}
         self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
-        state = f"{counted(len(running), 'run')} at work, {len(waiting)} waiting"
+        state = f"{counted(len(running), 'run')} active, {len(waiting)} waiting"
         self._bar.update(self._task, completed=self._total - self._left, runs=state, left=self.left())
 
     def say(self, sentence: str) -> None:

@@ -31,7 +31,7 @@ COLUMNS = {
     "wobble": Column("wobble", digits=2, unit=""),
     "clipped": Column("clipped"),
     "syncs": Column("syncs", factor=1, unit=""),
-    "seconds": Column("s a batch", factor=1, digits=3, unit=""),
+    "seconds": Column("s per batch", factor=1, digits=3, unit=""),
 }
 MEASURE_WORDS = {
     "final": "accuracy of the last weights",
@@ -91,14 +91,14 @@ def state_words(results: Results) -> str:
     seeds = len(results.plan.seeds)
     if seeds not in FEW:
         return told
-    return f"{told} {counted(seeds, 'seed')} can show that the cells run, hardly which is better: {FEW[seeds]}."
+    return f"{told} {counted(seeds, 'seed')} can show that the cells run, but not which is better: {FEW[seeds]}."
 
 
 def _failed(results: Results) -> list[Block]:
     failed = [(one.run.name, one.failure or "") for one in results.runs if one.state == "failed"]
     if not failed:
         return []
-    return [Heading("Failed runs"), Table(("run", "what it said last"), [*failed], 2)]
+    return [Heading("Failed runs"), Table(("run", "last output"), [*failed], 2)]
 
 
 def _panel(results: Results, title: str, cells: list[Cell]) -> list[Block]:

@@ -61,15 +61,15 @@ def refuse_changed(plan: Plan) -> None:
         if not (run.folder / CONFIG).exists():
             continue
         made = load_resolved(run.folder / CONFIG)
-        for room in dataclasses.fields(made):
-            before, now = getattr(made, room.name), getattr(run.config, room.name)
+        for section in dataclasses.fields(made):
+            before, now = getattr(made, section.name), getattr(run.config, section.name)
             for field in dataclasses.fields(before):
                 was, is_now = getattr(before, field.name), getattr(now, field.name)
-                if was != is_now and (room.name, field.name) not in NO_PART_OF_A_RUN:
-                    name = f"{room.name}.{field.name}"
+                if was != is_now and (section.name, field.name) not in NO_PART_OF_A_RUN:
+                    name = f"{section.name}.{field.name}"
                     raise SoleraError(
-                        f"{run.folder} was made with {name} = {shown_in(name, was)}, and {plan.source} now says "
-                        f"{shown_in(name, is_now)}: choose another sweep.name, or remove that folder"
+                        f"{run.folder} was created with {name} = {shown_in(name, was)}, but {plan.source} "
+                        f"now has {shown_in(name, is_now)}: choose another sweep.name, or remove that folder"
                     )
 
 
@@ -82,7 +82,8 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise SoleraError(
-                f"{folder}: another `solera sweep` is at work here, or the last runs of a killed one: wait for them"
+                f"{folder}: another `solera sweep` is using this folder, or runs of a killed one are still "
+                "finishing: wait for them"
             ) from None
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

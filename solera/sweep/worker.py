@@ -56,7 +56,7 @@ class Worker:
 
     def last_line(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return said.removeprefix("solera: ")
 
 

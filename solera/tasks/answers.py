@@ -56,7 +56,7 @@ def _found(path: str | None, folder: Path) -> str | None:
     if there.exists():
         return str(there)
     if there.suffix in FILES:
-        raise SoleraError(f"{path}: there is no such file any more")
+        raise SoleraError(f"{path}: the file no longer exists")
     return path
 
 

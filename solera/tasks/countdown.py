@@ -54,7 +54,7 @@ class Countdown:
         try:
             ids = encode_problem(self.codec, self.template, text)
         except SoleraError as error:
-            raise SoleraError(f"task countdown: its prompt {error}: take another --model") from error
+            raise SoleraError(f"task countdown: its prompt {error}: use another --model") from error
         return Prompt(f"countdown/{problem}", ids, {"prompt": text, "answer": problem})
 
 

@@ -63,8 +63,8 @@ class Guard:
             self._said = True
             then = "it has no reward" if self.errors == "missing" else f"its reward is {self.errors:g}"
             self.say(
-                f"an episode failed: {complaint(failed)}; {then} (collect.errors), and further failures are counted "
-                "in episodes/failed but not shown"
+                f"an episode failed: {complaint(failed)}; {then} (collect.errors); further failures are not "
+                "shown, but counted in episodes/failed"
             )
 
 
@@ -201,9 +201,9 @@ class Episode:
     async def generate(self, token_ids: tuple[int, ...]) -> Completion:
         """The `Generate` function for the task."""
         if token_ids is not self.prompt.token_ids:
-            token_ids = token_ids_of(token_ids, "what generate is given")
+            token_ids = token_ids_of(token_ids, "the input of generate")
         if not token_ids:
-            raise SoleraError("what generate is given is empty: it needs one token at least")
+            raise SoleraError("the input of generate is empty: it needs at least one token")
         number, self._asked = self._asked, self._asked + 1
         seed = stream_seed(self.seed, number) if number else self.seed
         try:
@@ -222,8 +222,8 @@ class Episode:
         self._full += 1
         if self._full > MOST_FULL:
             raise SoleraError(
-                f"the context is full, and generate was called {MOST_FULL} times since: end the episode where a "
-                "completion's finish_reason is length"
+                f"the context is full, and generate was called {MOST_FULL} times since: end the episode "
+                "when a completion's finish_reason is length"
             )
 
     def checked(self, rollout: Rollout) -> Rollout:
@@ -234,7 +234,7 @@ class Episode:
         if rollout.origin != "self" and rollout.lineage is None:  # text of another author
             return rollout
         if rollout.prompt_key != key:
-            raise SoleraError(f"prompt {key!r}: run gave a rollout of another prompt, {rollout.prompt_key!r}")
+            raise SoleraError(f"prompt {key!r}: run returned a rollout of another prompt, {rollout.prompt_key!r}")
         for sequence in rollout.sequences:
             if not self._wrote(sequence):
                 raise SoleraError(f"prompt {key!r}: {self._difference(sequence)}")
@@ -268,8 +268,8 @@ class Episode:
         )
 
     def _difference(self, sequence: Sequence) -> str:
-        ids, advice = sequence.token_ids_T.tolist(), "make it with Rollout.of from what generate was given and returned"
-        said = "the rollout does not hold what the engine was given and what it wrote"
+        ids, advice = sequence.token_ids_T.tolist(), "build it with Rollout.of from the inputs and results of generate"
+        said = "the rollout does not match what the engine received and generated"
         texts = [[*given, *completion.token_ids_T.tolist()] for given, completion in self.turns]
         text = max(texts, key=lambda text: (_common(ids, text), len(text)), default=list[int]())
         same = _common(ids, text)

@@ -51,8 +51,8 @@ def check_spec(spec: str) -> None:
         return
     if not is_spec(spec):
         raise SoleraError(
-            f"reward.functions: {spec!r} is none of the graders {', '.join((*GRADERS, *JUDGED))}, and your own "
-            "function is written package.module:function or file.py:function"
+            f"reward.functions: {spec!r} is not one of the graders {', '.join((*GRADERS, *JUDGED))}; write "
+            "your own function as package.module:function or file.py:function"
         )
     check_file(spec, "reward.functions")
 
@@ -129,7 +129,7 @@ def _function(module: ModuleType, spec: str, columns: Set[str]) -> OwnFunction:
     source, _, name = spec.rpartition(":")
     call = getattr(module, name, None)
     if not callable(call):
-        fault = "is there, but is no function" if hasattr(module, name) else "is not there"
+        fault = "is not a function" if hasattr(module, name) else "does not exist"
         known = [key for key, value in vars(module).items() if inspect.isfunction(value) and not key.startswith("_")]
         raise SoleraError(
             f"reward.functions: {spec}: {name} {fault}; functions of {source}: {', '.join(known) or 'none'}"
@@ -141,7 +141,9 @@ def _signature(spec: str, call: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(call)
     except (TypeError, ValueError) as error:
-        raise SoleraError(f"reward.functions: {spec}: what it takes cannot be seen; wrap it in a function") from error
+        raise SoleraError(
+            f"reward.functions: {spec}: its parameters cannot be inspected; wrap it in a function"
+        ) from error
 
 
 def _takes(spec: str, signature: inspect.Signature, columns: Set[str]) -> frozenset[str] | None:
@@ -155,7 +157,7 @@ def _takes(spec: str, signature: inspect.Signature, columns: Set[str]) -> frozen
             "completions, **columns)"
         )
     if clash := sorted(GIVEN & columns):
-        raise SoleraError(f"reward.functions: {spec} gets {clash[0]!r} from Solera: rename that column of the data")
+        raise SoleraError(f"reward.functions: {spec} already gets {clash[0]!r} from Solera: rename that column")
     takes = GIVEN | columns if anything else (GIVEN | columns) & signature.parameters.keys()
     try:
         signature.bind(**dict.fromkeys(takes))

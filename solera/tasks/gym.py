@@ -75,7 +75,9 @@ class Gym:
             question = self._block(position // BLOCK)[position % BLOCK]
             if not is_held_out(question) and (prompt := self._prompt(position, question)):
                 return prompt
-        raise SoleraError(f"task gym:{self._name}: none of {TRIES} generated problems can be trained on{self._hint()}")
+        raise SoleraError(
+            f"task gym:{self._name}: none of {TRIES} generated problems can be used for training{self._hint()}"
+        )
 
     def held_out(self, count: int) -> list[Prompt]:
         """Return up to `count` held-out problems with different canonical forms, the same in every run."""
@@ -127,10 +129,12 @@ class Gym:
             except SoleraError as error:
                 refused.append(error)
         if not lengths:
-            return f": the first {refused[0]}: take another --model"
+            return f": the first {refused[0]}: use another --model"
         if self._longest is None:
             return ""
-        return f": the model takes prompts of {self._longest} tokens at most, and the shortest of 32 has {min(lengths)}"
+        return (
+            f": the model accepts prompts of at most {self._longest} tokens, but the shortest of 32 has {min(lengths)}"
+        )
 
 
 def is_held_out(question: str) -> bool:

@@ -89,7 +89,7 @@ def _encode(row: Row, task: TaskConfig, codec: Codec, longest: int | None) -> np
     except SoleraError as error:
         raise SoleraError(f"{field} {error}") from error
     if not ids:
-        raise SoleraError(f"{field} gives no tokens: the model has nothing to begin from")
+        raise SoleraError(f"{field} has no tokens: the model needs a prompt to start from")
     if longest is not None and len(ids) > longest:
         raise SoleraError(
             f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
@@ -123,8 +123,8 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], li
     training, held_out = split_rows(task, graders)
     if not held_out:
         raise SoleraError(
-            f"{task.path}: none of its {len(training)} rows fell to task.held_out_share = {task.held_out_share}: raise "
-            "it, or give task.held_out_path"
+            f"{task.path}: task.held_out_share = {task.held_out_share} holds out none of its "
+            f"{len(training)} rows: raise it, or give task.held_out_path"
         )
     if not training and (count := _count(task)):
         by_share = task.held_out_path is None and "test" not in find_splits(str(task.path))
@@ -201,7 +201,7 @@ def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
     with open(path, "rb") as file:
         rows = [make_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
     if not rows:
-        raise SoleraError(f"{path}:1: the file is empty: it must hold one JSON object a line")
+        raise SoleraError(f"{path}:1: the file is empty: it needs one JSON object per line")
     return rows
 
 
@@ -211,7 +211,8 @@ def make_row(line: bytes, place: str, prompt: str) -> Row:
     if prompt not in data:
         known = ", ".join(map(repr, data)) or "none"
         raise SoleraError(
-            f"{place}: field {prompt!r} is missing; the fields are {known} (task.prompt names the prompt's)"
+            f"{place}: field {prompt!r} is missing; the fields are {known} (set task.prompt to the column "
+            "with the prompt)"
         )
     columns = {}
     for column, value in data.items():
@@ -260,7 +261,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     data = dict(pairs)
     if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        raise SoleraError(f"field {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        raise SoleraError(f"field {next(name for name in names if names.count(name) > 1)!r} appears twice")
     return data
 
 
@@ -292,8 +293,7 @@ def _check_answer(row: Row, column: str, graders: frozenset[str]) -> None:
     field = f"{row.place}: field {column!r}"
     if column not in row.data:
         raise SoleraError(
-            f"{field} is missing, but the grader {', '.join(sorted(graders))} compares with it (task.answer names the "
-            "column)"
+            f"{field} is missing, but the grader {', '.join(sorted(graders))} needs it (task.answer sets the column)"
         )
     try:
         answer_of(row.data[column], graders)

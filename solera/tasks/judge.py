@@ -158,7 +158,7 @@ def _checked(said: bytes, token: bytes) -> Reply:
     try:
         reply = json.loads(said[TOKEN:])
     except (ValueError, RecursionError) as error:
-        raise BrokenChildError("more than a reply came back") from error
+        raise BrokenChildError("more than one reply came back") from error
     if isinstance(reply, dict) and "value" in reply:
         return {"value": reply["value"]}
     if isinstance(reply, dict) and isinstance(reply.get("error"), str):

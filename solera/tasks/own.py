@@ -27,7 +27,7 @@ class Regrade(Protocol):
 def check_task(spec: str) -> None:
     """Refuse what cannot name a task, before anything is imported."""
     if not is_spec(spec):
-        raise SoleraError(f"task.name is {spec!r}; a task of your own is written file.py:Class or package.module:Class")
+        raise SoleraError(f"task.name is {spec!r}; write your own task as file.py:Class or package.module:Class")
     check_file(spec, "task.name")
 
 
@@ -38,7 +38,7 @@ def load_task(spec: str) -> TaskFactory:
     factory = getattr(module, name, None)
     if factory is None:
         known = [key for key, value in vars(module).items() if inspect.isclass(value) and not missing_methods(value)]
-        raise SoleraError(f"task.name: {spec}: {name} is not there; tasks in the file: {', '.join(known) or 'none'}")
+        raise SoleraError(f"task.name: {spec}: {name} does not exist; tasks in the file: {', '.join(known) or 'none'}")
     return check_factory(factory, f"task.name: {spec}")
 
 
@@ -101,15 +101,17 @@ class OwnTask:
     def prompt(self, index: int) -> Prompt:
         prompt = self._call("prompt", index)
         if not isinstance(prompt, Prompt):
-            raise SoleraError(f"task {self.name}: prompt({index}) gave {kind(prompt)}; it must give a solera.Prompt")
+            raise SoleraError(
+                f"task {self.name}: prompt({index}) returned {kind(prompt)}; it must return a solera.Prompt"
+            )
         return prompt
 
     def held_out(self, count: int) -> list[Prompt]:
         prompts = self._call("held_out", count)
         if not isinstance(prompts, list | tuple) or not all(isinstance(prompt, Prompt) for prompt in prompts):
-            raise SoleraError(f"task {self.name}: held_out({count}) must give a list of solera.Prompt")
+            raise SoleraError(f"task {self.name}: held_out({count}) must return a list of solera.Prompt")
         if not prompts:
-            raise SoleraError(f"task {self.name}: held_out({count}) gave no problem; the run is evaluated on them")
+            raise SoleraError(f"task {self.name}: held_out({count}) returned no problem; evaluation needs at least one")
         return list(prompts)
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:

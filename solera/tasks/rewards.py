@@ -225,7 +225,7 @@ def check_names(specs: list[str]) -> None:
     names = [part_name(spec) for spec in specs]
     for spec, name in zip(specs, names, strict=True):
         if name in TAKEN or names.count(name) > 1:
-            fault = "has this name already" if name in TAKEN else "is there twice"
+            fault = "already has this name" if name in TAKEN else "is listed twice"
             raise SoleraError(f"reward.functions: {spec}: reward/{name} {fault}: give the function another name")
 
 
@@ -317,9 +317,9 @@ class Asked:
         if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
             return [Outcome(value) for value in values]
         gave = f"a list of {len(values)}" if isinstance(values, list | tuple) else shown(values)
-        complaint = f"gave {gave}, but must give a list of {len(requests)}, one for each response of the batch"
+        complaint = f"returned {gave}, but must return a list of {len(requests)}, one for each response of the batch"
         if outcome.error:
-            complaint = f"{self._complaint(outcome)}, called for a batch of {len(requests)} that begins here"
+            complaint = f"{self._complaint(outcome)}, called for a batch of {len(requests)} that starts here"
         self._fail(requests[0], complaint, outcome.error)
         return [Outcome(None)] * len(requests)
 
@@ -330,10 +330,10 @@ class Asked:
             return None
         value = as_number(outcome.value)
         if value is None:
-            return self._fail(request, f"gave {shown(outcome.value)}, which is not a number")
+            return self._fail(request, f"returned {shown(outcome.value)}, which is not a number")
         if not abs(value * self.weight) <= LARGEST_REWARD:
             times = f" times reward.weights' {self.weight:g}" if abs(value) <= LARGEST_REWARD else ""
-            return self._fail(request, f"gave {shown(outcome.value)}{times}; {REWARD_RULE}")
+            return self._fail(request, f"returned {shown(outcome.value)}{times}; {REWARD_RULE}")
         return Reward(value * self.weight, self.function.name, self.function.spec)
 
     def _complaint(self, outcome: Outcome) -> str:
@@ -353,7 +353,7 @@ class Asked:
         if self.config.errors == "stop":
             raise StopRunError(line) from cause
         if not self._warned:
-            log.warning("solera: %s: counted as missing, as will be further errors of this function", line)
+            log.warning("solera: %s: counted as missing, and so are further errors of this function", line)
             self._warned = True
         return None
 

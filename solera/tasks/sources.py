@@ -30,7 +30,7 @@ def find_splits(path: str) -> dict[str, Lines]:
     if os.path.isdir(place):  # unlike Path's, false for a name that is too long or contains NUL
         files = {split: file for split in SPLITS for file in _files(place, split)}
         if not files:
-            raise SoleraError(f"{path}: the folder holds neither train.jsonl nor test.jsonl")
+            raise SoleraError(f"{path}: the folder has neither train.jsonl nor test.jsonl")
         return {split: _lines(str(file)) for split, file in files.items()}
     if os.path.exists(place) or not HUB_NAME.fullmatch(path) or os.path.isdir(place.parent):
         return {"train": _lines(path)}
@@ -41,7 +41,7 @@ def one_split(path: str, wanted: str) -> Lines:
     """Return the wanted split, or the only one."""
     splits = find_splits(path)
     if wanted not in splits and len(splits) > 1:
-        raise SoleraError(f"{path}: there is no split {wanted}, but {', '.join(splits)}")
+        raise SoleraError(f"{path}: there is no split {wanted}; it has {', '.join(splits)}")
     return splits.get(wanted) or next(iter(splits.values()))
 
 
@@ -79,7 +79,7 @@ def _load_copy(kind: str, shown: str, **options: Any) -> Any:
     except SoleraError as error:
         if not isinstance(error.__cause__, ConnectionError):
             raise
-        advice = "give a file or a folder, or load it once where there is a network"
+        advice = "give a file or a folder, or load it once with network access"
         raise SoleraError(f"{shown}: {hub.absent()}: {advice}") from error
     finally:
         settings.HF_HUB_OFFLINE = before

@@ -18,7 +18,7 @@ def test_shows_one_with_its_formula_and_fields():
     shown = solera("algorithms", "rec_ring_is_wide", COLUMNS="80").stdout
     assert shown.startswith("rec_ring_is_wide\n  −sg(ρ·M)·A·ℓ, M: ring clip\n")
     assert "ring_high = 4.0" in shown
-    assert "clip = ring (of none, one_side, two_side, ring)" in shown
+    assert "clip = ring (one of none, one_side, two_side, ring)" in shown
     assert max(map(len, shown.splitlines())) <= 80
     assert solera("algorithms", "rec_oneside_nois_wide").stdout.startswith("rec_oneside_nois_wide (default)\n")
     wrong = solera("algorithms", "rec_rings")
@@ -39,4 +39,4 @@ def test_a_terminal_without_greek_gets_its_names():
     done = solera("algorithms", "grpo", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "-min(rhoA, clip(rho, 1-epsilon_l, 1+epsilon_h)*A) + beta*KL" in done.stdout
-    assert "`k2_token` (l-b)^2" in done.stdout
+    assert "`k2_token` is (l-b)^2" in done.stdout

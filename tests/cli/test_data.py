@@ -51,7 +51,7 @@ def test_bad_lines_are_not_written_over_the_file_they_come_from(folder, tmp_path
     for bad in ("f.jsonl", "linked.jsonl"):
         refused = solera(what, folder, tmp_path / "f.jsonl", "--skip-bad", tmp_path / bad)
         assert refused.returncode == 2
-        assert refused.stderr.endswith("this is the file that is read; name another one for its bad lines\n")
+        assert refused.stderr.endswith("this is the input file; choose another file for the bad lines\n")
         assert (tmp_path / "f.jsonl").read_text() == text
 
 
@@ -63,7 +63,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert refused.returncode == 2
     assert refused.stderr.startswith(f"solera: {file}:4: not JSON") and refused.stderr.count("\n") == 1
     done = solera("import", folder, file, "--skip-bad", bad)
-    assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 known already, 0 rewards revised\n")
+    assert (done.returncode, done.stdout) == (0, "3 rollouts imported, 0 already known, 0 rewards updated\n")
     assert f"{file}:4: not JSON" in done.stderr and bad.read_text() == "{broken\n"
     assert solera("reward", folder, "--id", 33, "--value", 1).stdout == "1 reward written\n"
     shown = [line.split() for line in solera("stats", folder).stdout.splitlines()]
@@ -74,7 +74,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert [line[:2] for line in shown[shown.index(["age", *head]) + 1 :][:2]] == [["2-3", "32"], ["none", "3"]]
     assert [line[:2] for line in shown[shown.index(["uses", *head]) + 1 :][:2]] == [["0", "3"], ["1", "32"]]
     assert (folder / "store.png").read_bytes().startswith(b"\x89PNG")
-    assert solera("verify", folder).stdout == "35 rollouts looked at: no faults\n"
+    assert solera("verify", folder).stdout == "35 rollouts checked: no faults\n"
     assert solera("export", folder, out).stdout == f"35 rollouts exported to {out}\n"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == list(range(1, 36))
 
@@ -95,7 +95,7 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
     refused = begin()
     assert refused.returncode == 2 and 'store.skip_bad = "bad.jsonl"' in refused.stderr
     over = begin("--store.skip_bad", files[1])
-    assert over.returncode == 2 and over.stderr.endswith("name another one for its bad lines\n")
+    assert over.returncode == 2 and over.stderr.endswith("choose another file for the bad lines\n")
     assert not (tmp_path / "run").exists() and files[1].read_text().endswith(text)
     done = begin("--store.skip_bad", bad)
     assert done.returncode == 0, done.stderr
@@ -109,7 +109,7 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
 
 
 def test_skip_bad_without_data_is_refused():
-    with pytest.raises(SoleraError, match=r"^store\.skip_bad acts with store\.data only: set that or remove it$"):
+    with pytest.raises(SoleraError, match=r"^store\.skip_bad has no effect without store\.data: set that"):
         check(parse('store.skip_bad = "bad.jsonl"', "test"))
 
 
@@ -128,7 +128,7 @@ def test_a_grade_is_corrected_by_its_part(tmp_path):
         ledger.add([replace(made, rewards=(Reward(1.0, "exact"), Reward(0.2, "digits")))])
     refused = solera("reward", tmp_path, "--id", 1, "--value", 0)
     assert refused.returncode == 2
-    assert "the reward of rollout 1 has digits, exact: name the one to change" in refused.stderr
+    assert "the reward of rollout 1 has digits, exact: name the part to change" in refused.stderr
     assert solera("reward", tmp_path, "--id", 1, "--value", 0, "--part", "exact").returncode == 0
     with closing(Ledger(tmp_path / "store.db")) as ledger:
         assert ledger.draw(1, 1)[0].rollouts[0].reward == 0.2
@@ -142,7 +142,7 @@ def test_a_grade_is_corrected_by_its_part(tmp_path):
         (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
         (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
         (("reward", "{run}", "--id", 1, "--value", "1e13"), "at most 1e+12 in size"),
-        (("export", "{run}", "no/such.jsonl"), "no/such.jsonl: no file can be written into no: No such file"),
+        (("export", "{run}", "no/such.jsonl"), "no/such.jsonl: cannot write a file to no: No such file"),
         (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
         ((), "the following arguments are required: ACTION (see solera data --help)"),
     ],
@@ -176,13 +176,15 @@ def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
     file.write_text("".join(json.dumps({"prompt": HELD_OUT, "response": str(i)}) + "\n" for i in range(40)))
     told = solera("import", folder, file, "--skip-bad", bad).stderr.splitlines()
     assert [line.split(": ")[1] for line in told[:5]] == [f"{file}:{number}" for number in range(1, 6)]
-    assert told[5:] == ["solera: and 35 more", f"solera: 40 bad lines set aside in {bad}"]
+    assert told[5:] == ["solera: and 35 more", f"solera: 40 bad lines written to {bad}"]
 
 
 def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
     file = tmp_path / "old.jsonl"
     file.write_text(json.dumps({"prompt": HELD_OUT, "response": "1"}) + "\n")
-    says = r":1: field 'prompt' is one .*; correct it, or take the good lines .*: store\.skip_bad = \"bad\.jsonl\"$"
+    says = (
+        r":1: field 'prompt' is one .*; correct it, or import only the good lines .*: store\.skip_bad = \"bad\.jsonl\"$"
+    )
     with pytest.raises(SoleraError, match=says):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
 
@@ -249,4 +251,4 @@ def test_an_origin_that_may_still_be_imported_is_told(tmp_path):
     run = RUN.format(root=tmp_path, name="run", steps=1, data="")
     said = Console(file=io.StringIO())
     train(parse(run + 'draw = { policy = "mixed", shares = ["self=0.5", "human=0.5"] }', "test"), said)
-    assert "note: draw.shares: no rollouts of origin human yet; import them while" in said.file.getvalue()
+    assert "note: draw.shares: no rollouts of origin human yet; import them during" in said.file.getvalue()

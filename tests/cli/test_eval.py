@@ -133,7 +133,7 @@ def test_a_runs_folder_brings_its_settings_and_its_checkpoints(tmp_path, run_fol
 def test_a_table_of_80_columns_breaks_no_step_and_no_line_of_a_comparison(run_folder, more):
     done = solera("eval", str(run_folder), "--checkpoints", *more, *ON_CPU, COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    table, _, comparisons = done.stdout.partition("in brackets 95 % intervals")
+    table, _, comparisons = done.stdout.partition("95 % intervals in brackets")
     assert max(map(len, table.splitlines())) <= 80
     for step in ("step-000002", "step-000004"):
         assert re.search(rf"[ /]{step} ", table)
@@ -184,22 +184,22 @@ def test_the_same_from_python_and_the_seed_decides_the_samples():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "name the models first"),
-        (["--samples", "4", "embedded"], "name the models first"),
+        ([], "put the models before the options"),
+        (["--samples", "4", "embedded"], "put the models before the options"),
         (["embeded"], "did you mean embedded?"),
         (["embedded", "no/such/folder"], "no such folder"),
         (
             ["embedded", "--samples", "4", "--k", "8"],
-            "from 4 attempts at a problem: raise --samples (evaluate.samples)\n",
+            "from 4 attempts per problem: raise --samples (evaluate.samples)\n",
         ),
-        (["embedded", "--k", "1"], "pass@k is of sampled attempts: set --temperature (evaluate.temperature) above 0\n"),
+        (["embedded", "--k", "1"], "pass@k needs sampled attempts: set --temperature (evaluate.temperature) above 0\n"),
         (["embedded", "--samples", "4", "--temperature", "0"], "set evaluate.temperature above 0"),
         (["embedded", "--samples", "many"], "--samples"),
         (["embedded", "--problemz", "4"], "did you mean --problems?"),
         (["embedded", "--problems", "0"], "it must be at least 1"),
         (["embedded", "--task", "sums"], "sums"),
         (["embedded", "--checkpoints"], "none is named"),
-        (["embedded", "--json", "no/such/out.json"], "no file can be written into no/such"),
+        (["embedded", "--json", "no/such/out.json"], "cannot write a file to no/such"),
         (["embedded", "--json", "."], "this is a folder"),
         (["embedded", "--task.level", "9"], "levels 1 to 4"),
     ],

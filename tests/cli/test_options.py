@@ -1,10 +1,18 @@
 """Help as a person reads it in a terminal of 80 columns."""
 
-import pytest
+import random
 
+import pytest
+import tyro
+
+from solera.bench.options import BenchOptions
+from solera.cli.generate import GenerateOptions
+from solera.cli.values import _known, complaint
+from solera.lab.options import LabOptions
 from solera.store.drawing import apportion
 from tests.command import solera
 
+FLAGS = tyro.conf.FlagCreatePairsOff
 COMMANDS = ["", "train", "eval", "data", "data stats", "data verify", "data import", "data export", "data reward",
             "sweep", "report", "algorithms", "bench", "lab"]  # fmt: skip
 
@@ -33,9 +41,9 @@ def test_a_description_is_as_wide_as_the_terminal_and_stands_between_usage_and_o
 
 
 def test_the_help_of_a_field_is_one_paragraph():
-    """The source breaks it after "at once and"."""
+    """The source breaks it after "the number of"."""
     shown = solera("train", "--help", COLUMNS="80").stdout
-    assert "How many responses are written at once and how many tokens are learned" in shown
+    assert "The number of responses generated at once and the number of tokens in" in shown
 
 
 def test_an_option_that_turns_something_off_says_so():
@@ -49,7 +57,7 @@ def test_shares_are_said_to_be_in_proportion():
     shown = " ".join(
         solera("train", "--help", COLUMNS="120", PYTHONIOENCODING="ascii").stdout.replace("|", " ").split()
     )
-    assert "What each origin contributes (`mixed`), in proportion:" in shown
+    assert "Relative share of each origin (`mixed`):" in shown
     assert apportion(6, [2, 1]) == apportion(6, [0.5, 0.25]) == [4, 2]
 
 
@@ -101,3 +109,52 @@ def test_what_is_no_number_is_told_so_in_the_words_of_a_file(option, values, sai
     done = solera("train", option, *values, COLUMNS="70", **environment)
     assert done.returncode == 2
     assert done.stderr == f"solera: {option} is {said} (see solera train --help)\n"
+
+
+def test_what_the_checks_refuse_is_what_tyro_refuses():
+    """The checks run before tyro: if they disagreed, a correct command could be refused or a mistake pass."""
+    rng, values = random.Random(0), ["1", "-1", "0.5", "x", "True", "None", "", "bias", "auto", "-x", "-inf", "nan"]
+    for default in (BenchOptions(), LabOptions(), GenerateOptions()):
+        names = [name for name in _known(default, FLAGS) if name]
+        cases = [[f"--{name}"] for name in names] + [[f"--{name}", rng.choice(values)] for name in names]
+        cases += [[f"--{name}={rng.choice(values)}"] for name in names] + [[f"--{name}x", "1"] for name in names]
+        cases += [[f"--{rng.choice(names)}", *rng.choices(values, k=2)] for _ in range(20)]
+        cases += [["bias"], ["--seed", "3", "bias"], ["magic"], ["-"], ["--", "bias"], ["-x"]]
+        for arguments in rng.sample(cases, 60):
+            assert (complaint(default, arguments, FLAGS) is None) is parses(default, arguments), arguments
+
+
+def parses(default, arguments: list[str]) -> bool:
+    try:
+        tyro.cli(
+            type(default), args=arguments, default=default, use_underscores=True, config=(FLAGS,), console_outputs=False
+        )
+    except SystemExit:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "--sync.temperature", "1"], "unknown option --sync.temperature; sync has rule, period, metric, "),
+        (["train", "--runn.seed", "1"], "unknown option --runn.seed; did you mean --run.seed?"),
+        (["train", "--run", "1"], "unknown option --run; run has name, root, steps, "),
+        (["train", "--learn.max_steps", "9"], "unknown option --learn.max_steps; did you mean --run.steps?"),
+        (["train", "--run.name", "-x"], "--run.name takes one value, but none was given"),
+        (["train", "a.toml", "b.toml"], "a.toml: cannot be read"),
+        (["train", "--collect.errors", "ignore"], "is 'ignore' but must be one of stop, missing or a number"),
+        (["bench", "--overlap", "x"], "--overlap is 'x' but must be true or false"),
+        (["bench", "--compile"], "unknown option --compile; did you mean --no_compile?"),
+        (["eval", "embedded", "--collect.error", "stop"], "did you mean --collect.errors?"),
+        (["lab", "magic"], "the argument is ['magic'] but must be a list, each one of bias, groups, "),
+        (["lab", "--quick", "magic"], "the argument is ['magic'] but must be a list, each one of bias, groups, "),
+        (["lab", "bias", "--quick", "groups"], "these options cannot be parsed: bias --quick groups (see "),
+        (["data", "stats", "runs/a", "--plto", "x"], "unknown option --plto; did you mean --plot?"),
+        (["data", "frobnicate"], "unknown action 'frobnicate'; use one of stats, verify, import, export, reward"),
+    ],
+)
+def test_a_mistake_in_the_options_is_explained(arguments, says):
+    done = solera(*arguments)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert says in done.stderr

@@ -94,7 +94,7 @@ def test_attempts_without_a_reward_are_said_and_leave_gaps():
     assert gap.estimates()["pass@4"] is None
     assert gap.estimates()["avg@4"].low is None
     text = shown_text(Evaluation(Config(), (gap,)))
-    assert "gap: 5 attempts came back without a reward: left out" in text
+    assert "gap: 5 attempts without a reward: not counted" in text
     assert "–" in text
 
 
@@ -134,7 +134,7 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
 @pytest.mark.parametrize(
     ("k", "samples", "temperature", "says"),
     [
-        ((5,), 4, 1.0, "pass@5 cannot be had from 4"),
+        ((5,), 4, 1.0, "pass@5 cannot be computed from 4"),
         ((0,), 4, 1.0, "k must be at least 1"),
         ((1,), 1, 0.0, "of sampled attempts"),
     ],

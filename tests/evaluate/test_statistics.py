@@ -48,7 +48,7 @@ def test_pass_at_k_is_unbiased(n, k):
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [((4, 1, 5), "pass@5 needs at least 5 attempts at a problem; there are 4"), ((4, 5, 1), "0 ≤ passed ≤ n"),
+    [((4, 1, 5), "pass@5 needs at least 5 attempts per problem; there are 4"), ((4, 5, 1), "0 ≤ passed ≤ n"),
      ((4, 1, 0), "k ≥ 1"), ((0, 0, 1), "there are 0")],
 )  # fmt: skip
 def test_pass_at_k_refuses_what_cannot_be(arguments, says):

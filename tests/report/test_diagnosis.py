@@ -99,8 +99,8 @@ def test_a_run_that_is_not_finished_says_so_first(tmp_path):
         ({"improvement__state": [1.0] * 7 + [-1.0, 1.0, -1.0]}, "2 updates judged harmful, the first at step 7"),
         ({"clip__fraction": [0.0] * 30 + [0.4] * 10}, "The clip silenced 40 % of the tokens towards the end"),
         ({"clip__fraction": [0.9] * 30 + [0.1] * 10}, None),  # long ago
-        ({"divergence__tv_sequence": 0.8}, "The policy is far from who wrote its data: total variation 0.80"),
-        ({"mismatch__logp": 0.5}, "Engine and learner disagree about fresh responses by 0.5 nats a token"),
+        ({"divergence__tv_sequence": 0.8}, "The policy is far from the policies that wrote its data: total"),
+        ({"mismatch__logp": 0.5}, "Engine and learner disagree about fresh responses by 0.5 nats per token"),
         ({"mismatch__logp": 1e-4}, None),
         ({"reward__zero_variance_fraction": 0.8, "evaluations": (0.3, 0.5)}, "80 % of the groups had equal rewards"),
         ({"reward__zero_variance_fraction": 0.8, "evaluations": (0.3, 0.95)}, None),  # solved

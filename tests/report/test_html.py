@@ -116,7 +116,7 @@ def test_groups_are_the_stores(trained):
     for group in run["groups"]:
         rewards = {m["reward"] for m in group["members"]}
         assert group["differs"] == (len(rewards) > 1)
-        assert group["masked"] == (len(rewards) == 1)  # the objective masks groups of equal reward
+        assert group["masked"] == (len(rewards) == 1)  # the objective masks groups with equal rewards
         assert group["key"] == f"arithmetic/{group['prompt']}"
         a, b = map(int, group["prompt"].removesuffix("=").split("+"))
         assert group["expected"] == str(a + b)
@@ -185,7 +185,7 @@ def test_a_page_whose_tasks_data_is_gone_shows_its_groups_without_expected_answe
     _store(folder, [("p", reward, (5, 6, 7)) for reward in (0.0, 1.0)])
     (run,) = report(folder).data["runs"]
     assert [group["expected"] for group in run["groups"]] == [None]
-    assert "Expected answers are not shown: gone/sums.jsonl: there is no such file any more." in run["notes"]
+    assert "Expected answers are not shown: gone/sums.jsonl: the file no longer exists." in run["notes"]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
         {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
     ]  # fmt: skip
     assert member["versions"] == [0, 1]
-    assert "shown as token ids, for no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
+    assert "shown as token ids, because no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -387,8 +387,8 @@ def test_parts_of_the_reward_and_the_loss_have_main_panels_and_intervals_are_ban
     known, other = panels_for(logged)
     by_title = {panel.title: panel for panel in known}
     assert list(by_title) == [
-        "Does it learn?", "What is the reward made of?", "Which part of the mixture does it learn?",
-        "What teaches nothing?", "Loss",
+        "Does it learn?", "What is the reward made of?", "Accuracy by part of the mixture",
+        "What is not learned from?", "Loss",
     ]  # fmt: skip
     assert by_title["What is the reward made of?"].metrics == {
         "reward/mean": "whole reward", "reward/brevity": "brevity", "reward/exact": "exact",
@@ -427,9 +427,9 @@ def test_a_panel_is_flat_where_nothing_in_it_changes_in_any_run(tmp_path):
         (lambda f: (f / "config.toml").write_text("run = \n"), "config.toml cannot be read"),
         (lambda f: (f / "config.toml").write_text("run = { steps = nan, seed = 1979-05-27 }"), "store.db is"),
         (lambda f: None, "store.db is missing"),
-        (lambda f: (f / "store.db").write_text("not a database" * 100), "no groups to look into"),
-        (lambda f: sqlite3.connect(f / "store.db").close(), "no groups to look into"),
-        (lambda f: Ledger(f / "store.db").close(), "nothing was learned from yet"),
+        (lambda f: (f / "store.db").write_text("not a database" * 100), "no groups to show"),
+        (lambda f: sqlite3.connect(f / "store.db").close(), "no groups to show"),
+        (lambda f: Ledger(f / "store.db").close(), "training has not used any rollout yet"),
     ],
 )  # fmt: skip
 def test_what_is_missing_or_damaged_is_said_on_the_page(tmp_path, spoil, says):
@@ -446,7 +446,7 @@ def test_settings_edited_since_the_run_began_are_noted(tmp_path):
     (folder / "beginning.json").write_text(json.dumps({"started_in": ".", "problems": "", "settings": begun}))
     notes = report(folder).data["runs"][0]["notes"]
     changed = "learn.lr is 0.001, was 0.0003; run.seed is unset, was 4"
-    assert f"config.toml has changed since the run began: {changed}. The settings shown are the last." in notes
+    assert f"config.toml has changed since the run started: {changed}. The settings shown are the last." in notes
     (folder / "beginning.json").write_text("{")
     assert any("beginning.json: the file is damaged" in note for note in report(folder).data["runs"][0]["notes"])
 
@@ -457,7 +457,7 @@ def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(SoleraError, match=r"neither config.toml nor metrics.jsonl"):
         write_report([tmp_path], tmp_path / "report.html")
     run = bare_run(tmp_path / "run")
-    with pytest.raises(SoleraError, match="is a folder; name the file"):
+    with pytest.raises(SoleraError, match="is a folder; give the file"):
         write_report([run], tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -79,5 +79,5 @@ def test_a_run_without_success_and_with_nothing_but_rounding_is_drawn_as_such():
     names = ("reward/mean", "eval/pass@1", "age/mean", "age/max", "clip/fraction", "reward/zero_variance_fraction")
     noise = {"divergence/tv_sequence": 3e-7, "divergence/tv_token": 1e-7}
     drawn = limits([{**row, **dict.fromkeys(names, 0.0), **noise} for row in ROWS])
-    assert drawn.pop("How far is the policy from who wrote the data?") == (0, pytest.approx(0.012))
+    assert drawn.pop("How far is the policy from the data's policies?") == (0, pytest.approx(0.012))
     assert list(drawn.values()) == [(0, pytest.approx(1.2))] * 3

@@ -23,9 +23,7 @@ def said(*rows, prompts=32):
 def test_the_first_short_batch_is_told_with_the_reason_that_took_most():
     short = {"groups/drawn": 15, "draw/unrewarded": 40, "draw/used_up": 1234}
     (sentence,) = said({"groups/drawn": 16}, short, {**short, "draw/unrewarded": 9999})
-    assert sentence.startswith(
-        "step 1: 15 of collect.prompts = 32 groups drawn; 1,234 rollouts were learned from draw."
-    )
+    assert sentence.startswith("step 1: 15 of collect.prompts = 32 groups drawn; 1,234 rollouts were used draw.max")
 
 
 @pytest.mark.parametrize("row", [{"groups/drawn": 32, "draw/incomplete": 9}, {"groups/drawn": 40}, {"eval/pass@1": 1}])
@@ -36,7 +34,7 @@ def test_silence(row):
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ({}, "the store holds no more"),
+        ({}, "the store has no more"),
         ({"draw/incomplete": 5}, "lower draw.min_rewarded"),
         ({"draw/flat": 5}, "draw.min_spread"),
         ({"draw/too_old": 5}, "draw.max_age"),
@@ -53,7 +51,7 @@ def test_a_run_whose_responses_get_no_reward_says_so_by_default():
     sentences = []
     Shortage(DrawConfig(), 32, sentences.append).log(0, {"groups/drawn": 3})
     assert sentences[0].startswith(
-        "step 0: 3 of collect.prompts = 32 groups drawn; the others have no reward: see that"
+        "step 0: 3 of collect.prompts = 32 groups drawn; the others have no reward: make sure"
     )
 
 

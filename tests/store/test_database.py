@@ -137,7 +137,7 @@ def test_a_store_of_the_fourth_version_can_be_read_at_once(place):
 
 
 def test_a_newer_store_is_refused_in_one_line(store_of_the_future):
-    says = f"the store has schema 999, this Solera knows up to {VERSION}: use a newer one"
+    says = f"the store has schema version 999, but this Solera supports only up to {VERSION}: use a newer one"
     with pytest.raises(SoleraError, match=says):
         Ledger(store_of_the_future)
     with pytest.raises(SoleraError, match=says), open_for_reading(store_of_the_future):
@@ -297,7 +297,7 @@ def test_a_folder_of_another_name_is_not_given_a_schema_of_its_own(tmp_path, pos
     folder = train(run).folder
     other = folder.rename(tmp_path / f"{folder.name}-elsewhere")
     shutil.rmtree(other / "model")
-    said = f"its rollouts are in the schema '{folder.name}', by run.name in its config.toml: call the folder"
+    said = f"its rollouts are in the schema '{folder.name}' (run.name in its config.toml): rename the folder back to"
     for use in (partial(open_store, other), partial(resume, other), partial(place_in, other)):
         with pytest.raises(SoleraError, match=re.escape(said)):
             use()

@@ -134,7 +134,7 @@ def test_a_probe_is_given_no_reward(ledger, tmp_path):
     ledger.add([dataclasses.replace(rollouts("a")[0], origin=PROBE), *rollouts("a", reward=None)])
     file = lines(tmp_path / "r.jsonl", {"id": 2, "value": 1}, {"id": 1, "value": 1})
     with pytest.raises(
-        SoleraError, match=r"r\.jsonl:2: field 'id': rollout 1 is a probe's, which nothing learns from;"
+        SoleraError, match=r"r\.jsonl:2: field 'id': rollout 1 belongs to a probe, which training does not use;"
     ):
         import_rewards(ledger, file)
     with pytest.raises(SoleraError, match="rollout 1 is a probe's"):
@@ -150,8 +150,10 @@ def test_what_a_resume_set_aside_is_given_no_reward(ledger, reader, tmp_path):
     import_rollouts(ledger, answers, reader)
     ledger.rewind(1, version=0, lineage="test")
     file = lines(tmp_path / "r.jsonl", {"id": 1, "value": 1}, {"id": 3, "value": 1}, {"id": 2, "value": 1})
-    says = "rollout 2 was written after the checkpoint that the run was resumed from, so nothing learns from it; "
-    with pytest.raises(SoleraError, match=rf"r\.jsonl:3: field 'id': {says}solera data export gives the ids to reward"):
+    says = "rollout 2 was generated after the checkpoint that the run resumed from, so training does not use it; "
+    with pytest.raises(
+        SoleraError, match=rf"r\.jsonl:3: field 'id': {says}solera data export lists the ids that can be rewarded"
+    ):
         import_rewards(ledger, file)
     with pytest.raises(SoleraError, match=says):
         ledger.revise([(1, Reward(1.0)), (2, Reward(1.0))])
@@ -173,7 +175,7 @@ def test_a_reward_that_names_no_part_is_not_added_beside_others(ledger, tmp_path
     ledger.add([dataclasses.replace(own, rewards=parts), *rollouts("a"), *rollouts("a", reward=None)])
     unnamed = [{"id": id_, "value": 0} for id_ in (3, 1, 2)]
     file = lines(tmp_path / "r.jsonl", *unnamed)
-    says = r"r\.jsonl:2: no part is named, but the reward of rollout 1 has digits, exact: name the one to change"
+    says = r"r\.jsonl:2: no part is given, but the reward of rollout 1 has digits, exact: name the part to change"
     with pytest.raises(SoleraError, match=says):
         import_rewards(ledger, file)
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 2

@@ -267,7 +267,7 @@ def test_a_reward_for_nobody_or_given_twice_is_refused(store):
     store.add(rollouts("a"))
     with pytest.raises(SoleraError, match=r"there is no rollout 99; the last is 1$"):
         store.add_reward(99, Reward(1.0))
-    with pytest.raises(SoleraError, match=r"reward 'reward' of rollout 1 has a revision 0 already$"):
+    with pytest.raises(SoleraError, match=r"reward 'reward' of rollout 1 already has revision 0$"):
         store.add_reward(1, Reward(2.0))
 
 
@@ -277,7 +277,9 @@ def test_what_nothing_learns_from_is_given_no_reward(store):
     store.add(rollouts("a"))
     store.add_imported([dataclasses.replace(rollout, origin="human", lineage=None) for rollout in rollouts("b")])
     store.rewind(2, version=0, lineage="test")
-    with pytest.raises(SoleraError, match="rollout 2 is a probe's, which nothing learns from; solera data export"):
+    with pytest.raises(
+        SoleraError, match="rollout 2 belongs to a probe, which training does not use; solera data export"
+    ):
         store.add_reward(2, Reward(0.5, "style"))
     with pytest.raises(SoleraError, match="rollout 3 was written after the checkpoint that the run was resumed from"):
         store.add_reward(3, Reward(0.5, "style"))

@@ -42,7 +42,7 @@ def test_replay_follows_uses_and_new_rollouts(ledger):
 def test_late_and_revised_rewards_from_elsewhere_are_seen(ledger, place):
     store, elsewhere = selected(ledger, policy="offline", order="newest", min_spread=0.5), Ledger(place)
     store.add(rollouts("aab", reward=None))
-    with pytest.raises(SoleraError, match=r"no group can be drawn; rollouts passed over: 3 unrewarded \(widen"):
+    with pytest.raises(SoleraError, match=r"no group can be drawn; rollouts skipped: 3 unrewarded \(relax"):
         store.draw(1, 2, NOW)
     elsewhere.add_reward(1, Reward(1.0))
     elsewhere.add_reward(2, Reward(1.0))
@@ -105,7 +105,7 @@ def test_a_rewound_store_is_drawn_from_as_before(ledger):
 
 
 def test_an_empty_store_says_what_to_do(ledger):
-    with pytest.raises(SoleraError, match=r"the store is empty: give it rollouts with store\.data"):
+    with pytest.raises(SoleraError, match=r"the store is empty: add rollouts with store\.data"):
         selected(ledger, policy="offline").draw(1, 2, NOW)
 
 

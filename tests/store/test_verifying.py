@@ -34,7 +34,7 @@ DAMAGE = {
     "update rollouts set fingerprint = null where id = 4": ANOTHER.format(4),
     "update rollouts set superseded = 1 where id = 1": ANOTHER.format(1),
     "update rollouts set superseded = 0 where id = 6": ANOTHER.format(6),
-    "update rollouts set uses = 5 where id = 3": "rollout 3: it had 5 uses, but the store holds 1",
+    "update rollouts set uses = 5 where id = 3": "rollout 3: it had 5 uses, but the store has 1",
     "update rewards set value = 1.0000001 where rollout_id = 2": "rollout 2: revision 0 of its reward 'reward' is not",
     "update rewards set value = 1 where rollout_id = 1 and revision = 1": "rollout 1: revision 1 of its reward",
     "update rewards set source = 'bob' where revision = 1": "rollout 1: revision 1 of its reward 'reward' is not",
@@ -48,9 +48,9 @@ DAMAGE = {
     "update uses set revision = 0 where rollout_id = 1": "rollout 1: its use at version 3",
     "update uses set group_number = 4 where rollout_id = 1": "rollout 1: its use at version 3",
     "update uses set version = 4 where rollout_id = 3": "rollout 3: its use at version 4",
-    "delete from rewards where revision = 1": "rollout 1: it had 2 rewards, but the store holds 1",
-    "delete from rewards where rollout_id = 4": "rollout 4: it had 1 rewards, but the store holds 0",
-    "delete from uses where rollout_id = 3": "rollout 3: it had 1 uses, but the store holds 0",
+    "delete from rewards where revision = 1": "rollout 1: it had 2 rewards, but the store has 1",
+    "delete from rewards where rollout_id = 4": "rollout 4: it had 1 rewards, but the store has 0",
+    "delete from uses where rollout_id = 3": "rollout 3: it had 1 uses, but the store has 0",
 }
 """Statement that both databases know, and the one complaint that it leads to."""
 ONLY_SQLITE = {
@@ -59,9 +59,9 @@ ONLY_SQLITE = {
                                                      ANOTHER.format(1)],
     "update rollouts set checksum = null, sequences = x'0100' where id = 2": ["rollout 2: store: damaged sequence"],
     "insert into rewards (rollout_id, part, revision, value, source, created) values (99, 'reward', 0, 1.0, 'x', 0)":
-        ["rewards: there is no rollout 99"],
-    "insert into uses (version, rollout_id) values (4, 98)": ["uses: there is no rollout 98"],
-    "delete from rollouts where id = 5": ["rewards: there is no rollout 5", "rollout 5 is missing"],
+        ["rewards: rows belong to rollout 99"],
+    "insert into uses (version, rollout_id) values (4, 98)": ["uses: rows belong to rollout 98"],
+    "delete from rollouts where id = 5": ["rewards: rows belong to rollout 5", "rollout 5 is missing"],
 }  # fmt: skip
 """SQLite lets rows of nobody be written where it is not told to look."""
 

@@ -73,7 +73,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
     sweep.send_signal(signal.SIGINT)
     out, err = sweep.communicate(timeout=PATIENCE)
     assert sweep.returncode == 130, err
-    assert err == "solera: stopped; the same command goes on\n"
+    assert err == "solera: stopped; run the same command to continue\n"
     assert "stopped   " in out
     assert left(tmp_path)
     begun = len(list(runs.iterdir()))
@@ -117,7 +117,7 @@ def test_stopped_killed_and_gone_on_with(tmp_path):
     changed = solera("sweep", "grid.toml", cwd=tmp_path)
     assert changed.returncode == 2
     assert changed.stderr.count("\n") == 1
-    assert "was made with learn.lr = 0.003" in changed.stderr
+    assert "was created with learn.lr = 0.003" in changed.stderr
 
 
 def test_a_cell_that_fails_holds_nobody_up(tmp_path):

@@ -55,7 +55,7 @@ def test_a_row_that_was_edited_since_has_no_answer(folder):
 
 
 def test_a_file_that_is_gone_is_said_and_not_looked_for_on_the_network(tmp_path):
-    with pytest.raises(SoleraError, match=r"data/sums\.jsonl: there is no such file any more"):
+    with pytest.raises(SoleraError, match=r"data/sums\.jsonl: the file no longer exists"):
         answers_of(resolve_task(TaskConfig("jsonl", path="data/sums.jsonl")), tmp_path)
 
 

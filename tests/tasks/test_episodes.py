@@ -188,8 +188,8 @@ async def no_tokens(prompt, generate):
     [
         (nothing, "run gave a NoneType; it must give a solera.Rollout"),
         (of_another_key, "a rollout of another prompt, 'other'"),
-        (text, r"what generate is given is text; .* codec.encode\(text\)"),
-        (no_tokens, "what generate is given is empty"),
+        (text, r"the input of generate is text; .* codec.encode\(text\)"),
+        (no_tokens, "the input of generate is empty"),
     ],
 )
 def test_mistakes_of_a_task_are_one_line(episode, complaint):

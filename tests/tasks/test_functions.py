@@ -43,8 +43,8 @@ def test_a_signature_is_recognised_by_its_names(file, source, expected):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("def g(rollout, row): ...", "f is not there; functions of .*: g"),
-        ("f = 3", "f is there, but is no function"),
+        ("def g(rollout, row): ...", "f does not exist; functions of .*: g"),
+        ("f = 3", "f is not a function"),
         ("def f(rollout): ...", r"takes \(rollout\); a reward function takes \(rollout, row\)"),
         ("def f(a, b, c): ...", r"takes \(a, b, c\); a reward function takes"),
         ("def f(completions, truth): ...", "missing a required argument: 'truth'; the columns are answer, level"),
@@ -98,7 +98,7 @@ def test_functions_of_packages_are_found_where_the_command_is_called(tmp_path, m
 
 @pytest.mark.parametrize(
     ("spec", "says"),
-    [("exat", "none of the graders exact, verbatim, number"), ("", "none of the graders"), ("a:", "package.module:f"),
+    [("exat", "not one of the graders exact, verbatim, number"), ("", "not one of"), ("a:", "package.module:f"),
      (":f", "package.module:f"), ("a:b c", "package.module:f"), ("nowhere.py:f", "there is no file nowhere.py")],
 )  # fmt: skip
 def test_what_names_no_function_is_refused_before_any_import(spec, says):

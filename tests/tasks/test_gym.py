@@ -107,7 +107,9 @@ def test_a_sum_is_scored_by_reasoning_gym():
 def test_prompts_that_do_not_fit_are_left_out():
     longest = max(len(task(level=2).prompt(i).token_ids) for i in range(30)) - 5
     assert all(len(task(level=2, longest=longest).prompt(i).token_ids) <= longest for i in range(30))
-    with pytest.raises(SoleraError, match=r"takes prompts of 3 tokens at most, and the shortest of 32 has [0-9]{2,}$"):
+    with pytest.raises(
+        SoleraError, match=r"accepts prompts of at most 3 tokens, but the shortest of 32 has [0-9]{2,}$"
+    ):
         task(longest=3).prompt(0)
 
 
@@ -122,7 +124,7 @@ def test_a_model_that_cannot_spell_the_problems_is_told_so_first(longest):
     problems = Gym("chain_sum", None, Digits(), "{prompt} Go.", 0, longest)
     with pytest.raises(
         SoleraError,
-        match=r"can be trained on: the first holds 'S', which the model's tokenizer [a-z ]+: take another --model$",
+        match=r"can be trained on: the first holds 'S', which the model's tokenizer [a-z ]+: use another --model$",
     ):  # State the final answer …
         problems.prompt(0)
     with pytest.raises(SoleraError, match="no problem can be held out: the first holds 'S', which the model's"):
@@ -136,7 +138,9 @@ def test_length_is_named_where_only_a_few_problems_cannot_be_spelt():
         def encode(self, text):
             return tuple(-1 if c == "7" else ord(c) for c in text)
 
-    with pytest.raises(SoleraError, match=r"takes prompts of 3 tokens at most, and the shortest of 32 has [0-9]{2,}$"):
+    with pytest.raises(
+        SoleraError, match=r"accepts prompts of at most 3 tokens, but the shortest of 32 has [0-9]{2,}$"
+    ):
         Gym("chain_sum", None, Nearly(), "{prompt} Go.", 0, 3).prompt(0)
 
 

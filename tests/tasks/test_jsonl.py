@@ -90,7 +90,9 @@ def test_prompts_of_a_held_out_file_are_left_out_of_training(problems):
 
 
 def test_nothing_left_on_a_side_is_said(problems):
-    with pytest.raises(SoleraError, match=r"none of its 1 rows fell to task.held_out_share = 1e-09: raise it, or give"):
+    with pytest.raises(
+        SoleraError, match=r"task.held_out_share = 1e-09 holds out none of its 1 rows: raise it, or give"
+    ):
         problems(numbered(1), held_out_share=1e-9)
     with pytest.raises(SoleraError, match=r"nothing is left to train on: all of its 3 rows .*: add other rows$"):
         problems(numbered(3), held_out=numbered(5))
@@ -101,7 +103,7 @@ def test_nothing_left_on_a_side_is_said(problems):
 def test_a_number_of_thousands_of_digits_is_told_to_whoever_wrote_it():
     with pytest.raises(SoleraError, match=r"^data:7: a whole number has more than 4,300 digits: write it as text"):
         read_object(b'{"prompt": "a", "answer": %s}' % (b"9" * 5000), "data:7")
-    with pytest.raises(SoleraError, match=r"^data:7: field 'a' is there twice$"):
+    with pytest.raises(SoleraError, match=r"^data:7: field 'a' appears twice$"):
         read_object(b'{"a": 1, "a": 2}', "data:7")
 
 
@@ -130,7 +132,7 @@ def test_answers_are_checked_where_a_grader_needs_them(problems):
     problems(rows, graders=frozenset(["exact"]), **sides)
     with pytest.raises(SoleraError, match=r"data.jsonl:2: field 'solution' is 'none', which holds no number"):
         problems(rows, graders=frozenset(["number"]), **sides)
-    with pytest.raises(SoleraError, match=r"test.jsonl:1: field 'answer' is missing, but the grader exact compares"):
+    with pytest.raises(SoleraError, match=r"test.jsonl:1: field 'answer' is missing, but the grader exact needs"):
         problems([{"prompt": "a", "answer": 1}], graders=frozenset(["exact"]), held_out=[{"prompt": "x"}])
 
 

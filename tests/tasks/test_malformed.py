@@ -118,7 +118,7 @@ def test_an_empty_file_is_said(tmp_path, monkeypatch, capfd, content):
     (tmp_path / "d.jsonl").write_bytes(content)
     assert "d.jsonl:1: the file is empty" in refused(capfd, '[task]\nname = "jsonl"\npath = "d.jsonl"')
     assert "nowhere: cannot be read: No such file" in refused(capfd, '[task]\nname = "jsonl"\npath = "nowhere"')
-    assert "the folder holds neither train.jsonl nor test.jsonl" in refused(capfd, '[task]\nname = "jsonl"\npath = "."')
+    assert "the folder has neither train.jsonl nor test.jsonl" in refused(capfd, '[task]\nname = "jsonl"\npath = "."')
 
 
 @pytest.mark.parametrize("kind", ["def f(rollout, row)", "async def f(rollout, row)", "def f(completions, **columns)"])

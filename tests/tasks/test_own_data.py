@@ -54,14 +54,15 @@ def test_the_example_runs_as_written(example):
 
 
 @pytest.mark.parametrize(
-    ("value", "advice"), [(0.0, "easier problems?"), (1.0, "harder problems, or a reward that tells answers apart?")]
+    ("value", "advice"),
+    [(0.0, "easier problems?"), (1.0, "harder problems, or a reward that distinguishes the answers?")],
 )
 def test_a_run_that_learned_nothing_says_why_it_may_be(example, monkeypatch, capfd, value, advice):
     monkeypatch.chdir(example)
     (example / "rewards.py").write_text(f"def constant(rollout, row):\n    return {value}\n")
     options = ["--reward.functions", "rewards.py:constant", "--reward.weights", "1"]
     assert main(["train", "run.toml", *small("x"), *options]) == 0
-    note = f"note: nothing was learned: in no batch did a group's rewards differ ({advice})\n"
+    note = f"note: nothing was learned: no batch had a group with different rewards ({advice})\n"
     assert note in capfd.readouterr().out
 
 
@@ -71,7 +72,8 @@ def test_a_function_that_returns_nothing_is_named(example, monkeypatch, capfd, e
     (example / "rewards.py").write_text("def nothing(rollout, row):\n    rollout.text == row['answer']\n")
     options = f"--reward.functions rewards.py:nothing --reward.weights 1 --reward.errors {errors}"
     assert main(["train", "run.toml", *small("x"), *options.split()]) == 2
-    said = "solera: evaluation: rewards.py:nothing gave no number for any of 10 responses; is a return missing?;"
+    said = "solera: evaluation: rewards.py:nothing returned no number for any of 10 responses; is a return statement "
+    said += "missing?;"
     assert said in capfd.readouterr().err
 
 
@@ -94,7 +96,7 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr
     assert done.stderr.startswith("solera: data.jsonl:")
     assert done.stderr.endswith(
-        "; once that is put right (settings are in runs/x/config.toml), go on with: solera train --resume runs/x\n"
+        "; once that is fixed (settings are in runs/x/config.toml), resume with: solera train --resume runs/x\n"
     )
     (example / "rewards.py").write_text(good)
     monkeypatch.chdir(example)
@@ -110,7 +112,7 @@ def test_a_run_that_is_resumed_elsewhere_says_where_it_was_started(example, tmp_
     capfd.readouterr()
     assert main(["train", "--resume", "example/runs/x"]) == 2
     said = capfd.readouterr().err
-    assert said.endswith(f"; the run was started in {example}: go on from there\n") and said.count("\n") == 1
+    assert said.endswith(f"; the run was started in {example}: run the command there\n") and said.count("\n") == 1
     Path("rewards.py").write_text((example / "rewards.py").read_text())
     assert main(["train", "--resume", "example/runs/x"]) == 2
     assert capfd.readouterr().err.startswith("solera: data.jsonl: cannot be read: No such file or directory; the run")
@@ -130,8 +132,8 @@ def test_a_resume_says_where_it_begins_and_whether_the_data_has_changed(example,
     capfd.readouterr()
     assert main(["train", "--resume", "runs/x"]) == 0
     said = capfd.readouterr().out
-    assert f"note: goes on from step {last}\n" in said
-    note = "note: the task's problems are not those that the run began with (data.jsonl has changed): its accuracies"
+    assert f"note: resuming from step {last}\n" in said
+    note = "note: the task's problems have changed since the run started (data.jsonl has changed): accuracies"
     assert (note in said) == told
     assert ("has changed" in said) == told
 
@@ -153,7 +155,7 @@ def test_a_resume_notices_an_edit_in_any_row_to_train_on(example, monkeypatch, c
     capfd.readouterr()
     assert main(["train", "--resume", "runs/x"]) == 0
     said = capfd.readouterr().out
-    note = "note: data.jsonl has changed since the run began: it goes on with other rows to train on\n"
+    note = "note: data.jsonl has changed since the run started: it continues with different training rows\n"
     assert (note in said, "has changed" in said) == (not older, not older)
 
 
@@ -169,7 +171,7 @@ def test_a_resume_tells_what_was_edited_in_the_config(example, monkeypatch, capf
     capfd.readouterr()
     assert main(["train", "--resume", "runs/x"]) == 0
     fields = "learn.grad_clip is 0.5, was 1.0; learn.micro_batch_tokens is 500, was unset"
-    note = f"config.toml has changed since the run began: {fields}"
+    note = f"config.toml has changed since the run started: {fields}"
     assert f"note: {note}\n" in capfd.readouterr().out
 
 
@@ -199,15 +201,15 @@ def test_a_run_stopped_by_its_reward_goes_on_as_if_nothing_had_happened(example,
     [
         (
             "--reward.weights 1 --reward.functions rewards.py:digit",
-            "digit is not there; functions of rewards.py: digits, carried",
+            "digit does not exist; functions of rewards.py: digits, carried",
         ),
         ("--reward.weights 1 --reward.functions reward.py:digits", "there is no file reward.py"),
-        ("--reward.weights 1 --reward.functions digits", "none of the graders exact, verbatim, number"),
+        ("--reward.weights 1 --reward.functions digits", "not one of the graders exact, verbatim, number"),
         ("--reward.weights 1 2", "reward.weights has 2 numbers for 3 in reward.functions"),
-        ("--reward.timeout 0", "use seconds above 0"),
-        ("--reward.truncated_reward -2", 'acts with reward.truncated = "penalise" only'),
+        ("--reward.timeout 0", "use a number of seconds above 0"),
+        ("--reward.truncated_reward -2", 'has no effect without reward.truncated = "penalise"'),
         ("--reward.overlong_buffer 17", "more than sampling.max_tokens = 16"),
-        ("--reward.overlong_penalty 2", "acts with reward.overlong_buffer above 0 only"),
+        ("--reward.overlong_penalty 2", "has no effect without reward.overlong_buffer above 0"),
         ("--task.answer sum", "data.jsonl:1: field 'sum' is missing"),
         (
             "--task.prompt question",

@@ -97,8 +97,8 @@ def test_trl_functions_get_whole_batches_and_what_trl_would_give_them(tmp_path):
             r"jsonl:2: .* AttributeError: the rollout has no 'txt'; did you mean text\? \(rewards.py, line 3\)$",
         ),
         ("raise ValueError", r"data.jsonl:2: reward .* raised ValueError \(rewards.py, line 3\)"),
-        ("return 'good'", "data.jsonl:2: reward .* gave 'good', which is not a number"),
-        ("return [1]", r"data.jsonl:2: reward .* gave \[1\], which is not a number"),
+        ("return 'good'", "data.jsonl:2: reward .* returned 'good', which is not a number"),
+        ("return [1]", r"data.jsonl:2: reward .* returned \[1\], which is not a number"),
         ("return float('nan')", "data.jsonl:2: reward .* gave nan; a reward must be finite"),
         ("return 10 ** 400", "data.jsonl:2: reward .*; a reward must be finite"),
         ("return -1e200", r"data.jsonl:2: reward .* gave -1e\+200; a reward must be .* at most 1e\+12 in size$"),
@@ -122,17 +122,17 @@ def test_an_error_names_function_and_row_or_counts_as_missing(tmp_path, caplog, 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("return [1, 2]", "gave a list of 2, but must give a list of 3, one for each response of the batch$"),
-        ("return 1.0", "gave 1.0, but must give a list of 3"),
-        ("return None", "gave None, but must give a list of 3"),
+        ("return [1, 2]", "returned a list of 2, but must return a list of 3, one for each response of the batch$"),
+        ("return 1.0", "returned 1.0, but must return a list of 3"),
+        ("return None", "returned None, but must return a list of 3"),
         ("return {'a': 1, 'b': 2, 'c': 3}", "must give a list of 3"),
         ("return 'abc'", "must give a list of 3"),
         ("return (x for x in [1, 2, 3])", "must give a list of 3"),
-        ("return [1, 'x', 3]", "data.jsonl:2: reward .* gave 'x', which is not a number"),
+        ("return [1, 'x', 3]", "data.jsonl:2: reward .* returned 'x', which is not a number"),
         ("return [1, 2, float('inf')]", "data.jsonl:3: reward .* gave inf; a reward must be finite"),
         (
             "raise OSError('gone')",
-            r"jsonl:1: .* raised OSError: gone \(rewards.py, line 2\), called for a batch of 3 that begins here$",
+            r"jsonl:1: .* raised OSError: gone \(rewards.py, line 2\), called for a batch of 3 that starts here$",
         ),
     ],
 )
@@ -178,8 +178,8 @@ def test_the_overlong_penalty_is_dapos():
 
 @pytest.mark.parametrize(
     ("functions", "says"),
-    [(("exact", "exact"), "reward/exact is there twice"), (("a.b:f", "c:f"), "reward/f is there twice"),
-     (("a:mean",), "reward/mean has this name already"), (("a:overlong",), "reward/overlong has this name already")],
+    [(("exact", "exact"), "reward/exact is listed twice"), (("a.b:f", "c:f"), "reward/f is listed twice"),
+     (("a:mean",), "reward/mean already has this name"), (("a:overlong",), "reward/overlong already has this name")],
 )  # fmt: skip
 def test_parts_must_have_names_of_their_own(functions, says):
     with pytest.raises(SoleraError, match=says):

@@ -88,7 +88,7 @@ def test_mathematics_by_hub_name_with_answers_or_with_boxed_solutions(monkeypatc
 
 def test_nothing_is_fetched_unasked(tmp_path):
     for name in ("gsm8k", "math"):
-        with pytest.raises(SoleraError, match="nothing is fetched unasked"):
+        with pytest.raises(SoleraError, match=r"task[.]path is unset: give a folder"):
             resolve_task(TaskConfig(name))
     with pytest.raises(SoleraError, match=r"neither train\.jsonl nor test\.jsonl"):
         gsm8k(path=str(tmp_path))
@@ -225,7 +225,7 @@ def test_parts_of_a_mixture_are_named_and_refused_with_what_is_wrong():
         "arithmetic@1": 1, "countdown@4": 4, "gym:gcd": None, "gsm8k d": None,
     }  # fmt: skip
     for wrong, says in [
-        (("arithmetic@9",), "levels 1 to 4"), (("gsm8k",), "nothing is fetched unasked"),
+        (("arithmetic@9",), "levels 1 to 4"), (("gsm8k",), "task.path is unset: give a folder"),
         (("mixture",), "in a mixture"), (("countdown", "countdown"), "there twice"),
         (("gym:gcd@x",), "a whole number"), ((), "task.parts is empty"),
         (("nothing",), "task.name is 'nothing'"),

@@ -72,7 +72,7 @@ def confine(readable: Iterable[Path], scratch: Path | None = None) -> list[str]:
     """
     missing = []
     if not _no_new_privileges() or not _drop_capabilities():
-        missing.append("rights cannot be given up, so an answer has all of yours")
+        missing.append("privileges cannot be dropped, so an answer runs with all of yours")
     if not landlock.restrict(readable, scratch):
         missing.append("the kernel has no Landlock, so an answer can read your files")
     if not (seccomp.supported() and seccomp.install(seccomp.confined(platform.machine(), scratch is not None))):
