@@ -6,7 +6,7 @@ from typing import get_args, get_type_hints
 from solera.cli.options import filled, wrapped
 from solera.config import ObjectiveConfig, help_of
 from solera.errors import SoleraError
-from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, Row, find, optional, resolve
+from solera.objectives.table import KL_FIELDS, PARTS, REFERENCE_UPDATES, TABLE, ObjectiveSpec, find, optional, resolve
 
 HELP = """List all objectives and their purpose. With NAME, show one objective: its formula, constants and paper, and
 all its fields with their meaning, default and possible values.
@@ -42,7 +42,7 @@ def _overview() -> str:
     return "\n".join([*lines, "", wrapped(FURTHER)])
 
 
-def _summary(name: str, row: Row) -> str:
+def _summary(name: str, row: ObjectiveSpec) -> str:
     shown = ("advantage", "aggregation", "zero_variance_mask", "refill", "drop", "regulariser", *row.constants)
     values = {field: getattr(resolve(ObjectiveConfig(name)), field) for field in shown}
     constants = ", ".join(

@@ -92,12 +92,12 @@ def _parser() -> Parser:
 def _stats(chosen: Namespace) -> int:
     from solera.report.holdings import plot_holdings
     from solera.store.database import place_in
-    from solera.store.statistics import Line, statistics
+    from solera.store.statistics import RolloutCounts, statistics
 
     found = statistics(place_in(chosen.run))
     width = max([12, *(len(line.name) for lines in found.values() for line in lines)])
     for kind, lines in found.items():
-        print(f"{kind:{width}}" + "".join(f"{name:>10}" for name in Line._fields[1:]))
+        print(f"{kind:{width}}" + "".join(f"{name:>10}" for name in RolloutCounts._fields[1:]))
         for line in lines:
             print(f"{line.name:{width}}" + "".join(f"{_shown(value):>10}" for value in line[1:]))
         print()

@@ -10,7 +10,7 @@ from solera.config import Config
 from solera.errors import SoleraError, counted
 from solera.evaluate.attempts import Attempts, Values
 from solera.evaluate.candidates import Candidate
-from solera.evaluate.statistics import Difference, Estimate, estimate, paired
+from solera.evaluate.statistics import Difference, MeanEstimate, estimate, paired
 
 GREEDY = "pass@1 greedy"
 SECTIONS = ("task", "reward", "sampling", "evaluate")
@@ -51,7 +51,7 @@ class Examined:
             values["reward sampled"] = self.sampled.reward_P()
         return values
 
-    def estimates(self) -> dict[str, Estimate | None]:
+    def estimates(self) -> dict[str, MeanEstimate | None]:
         """Each quantity's mean over problems and its interval; one attempt a problem is one yes or no."""
         yes_or_no = {GREEDY, "avg@1"}
         return {name: estimate(value_P, name in yes_or_no) for name, value_P in self.quantities().items()}

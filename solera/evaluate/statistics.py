@@ -14,7 +14,7 @@ Z = 1.96
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean over problems with its 95 % interval, `None` where there is no spread to take one from."""
 
     value: float
@@ -27,7 +27,7 @@ class Estimate:
 class Difference:
     """Second minus first on the same problems; and the problems where only one of them scores above 0."""
 
-    estimate: Estimate
+    estimate: MeanEstimate
     only_first: int
     only_second: int
 
@@ -54,7 +54,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (ways - math.comb(n - c, k)) / ways
 
 
-def wilson(passed: int, problems: int) -> Estimate:
+def wilson(passed: int, problems: int) -> MeanEstimate:
     """Share of problems that passed, each answered once, with Wilson's score interval; p = passed/P:
 
     (p + z²/2P ± z·√(p(1−p)/P + z²/4P²)) / (1 + z²/P).   It stays within [0, 1] and keeps a width at p = 0 and 1.
@@ -67,10 +67,10 @@ def wilson(passed: int, problems: int) -> Estimate:
     half = Z * math.sqrt(share * (1 - share) / problems + (Z / (2 * problems)) ** 2)
     low = 0.0 if passed == 0 else (centre - half) / scale  # exactly, where rounding would leave a speck
     high = 1.0 if passed == problems else (centre + half) / scale
-    return Estimate(share, low, high, problems)
+    return MeanEstimate(share, low, high, problems)
 
 
-def mean_over_problems(value_P: Sequence[float]) -> Estimate:
+def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
     """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for anything averaged within problems. One problem has no interval.
 
     >>> mean_over_problems([0.5]).low is None
@@ -79,13 +79,13 @@ def mean_over_problems(value_P: Sequence[float]) -> Estimate:
     problems = len(value_P)
     mean = math.fsum(value_P) / problems
     if problems == 1:
-        return Estimate(mean, None, None, problems)
+        return MeanEstimate(mean, None, None, problems)
     variance = math.fsum((value - mean) ** 2 for value in value_P) / (problems - 1)
     half = Z * math.sqrt(variance / problems)
-    return Estimate(mean, mean - half, mean + half, problems)
+    return MeanEstimate(mean, mean - half, mean + half, problems)
 
 
-def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> Estimate | None:
+def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> MeanEstimate | None:
     """The mean over problems that have a value: Wilson's interval where each is one yes or no, else the normal one."""
     known_P = [value for value in value_P if value is not None]
     if not known_P:

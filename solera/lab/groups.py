@@ -15,7 +15,7 @@ from solera.diagnosis.exact import groups, policy_gradient, response_logp
 from solera.lab.drawing import COLOURS, INK, canvas, sheet
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
-from solera.lab.problem import EPSILON, WRONG_ARM, Estimate, Track, bandit, cosine, estimate, written_by
+from solera.lab.problem import EPSILON, WRONG_ARM, GradientEstimate, Track, bandit, cosine, estimate, written_by
 from solera.objectives.objective import Objective
 
 ADVANTAGES = ("mean", "leave_one_out", "whiten", "whiten_bessel")

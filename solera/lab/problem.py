@@ -117,7 +117,7 @@ def estimate(
     pull_NGT = pull(objective, data, logits_SV, member_NG, uniform_NG) * len(member_NG)
     way_NSV = ways(data, logits_SV, member_NG, pull_NGT)
     mean_SV = torch.tensordot(weight_N, way_NSV, dims=1)
-    return Estimate(mean_SV, (weight_N * (way_NSV - mean_SV).square().sum((1, 2))).sum().item())
+    return GradientEstimate(mean_SV, (weight_N * (way_NSV - mean_SV).square().sum((1, 2))).sum().item())
 
 
 def in_proportion(probability_B: Tensor, size: int) -> Tensor:

@@ -123,26 +123,26 @@ TABLE: dict[str, Row] = {
         "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy data in small groups; its baseline is unbiased",
         "Ahmadian et al., arXiv 2402.14740", PLAIN,
     ),
-    "grpo": Row(
+    "grpo": ObjectiveSpec(
         "ppo", "whiten", "sequence_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A) + β·KL",
         "the common baseline; data up to some tens of batches old", "Shao et al., arXiv 2402.03300", BAND,
     ),
-    "dapo": Row(
+    "dapo": ObjectiveSpec(
         "ppo", "whiten", "token_mean", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
         "long responses; replaces groups whose rewards are all equal by new ones", "Yu et al., arXiv 2503.14476",
         {"epsilon_low": 0.2, "epsilon_high": 0.28}, refill=True,
     ),
-    "dr_grpo": Row(
+    "dr_grpo": ObjectiveSpec(
         "ppo", "mean", "fixed_length", "−min(ρA, clip(ρ, 1−ε_l, 1+ε_h)·A)",
         "GRPO without its bias towards long wrong answers and easy prompts", "Liu et al., arXiv 2503.20783", BAND,
     ),
-    "off_policy_grpo": Row(
+    "off_policy_grpo": ObjectiveSpec(
         "off_policy", "whiten", "sequence_mean",
         "−min(ρA, clip(ρ, max(ρ'−ε, 0), ρ'+ε)·A) + β·KL, ρ' = 1, or π_k/α with centre = proximal",
         "an engine synced every v batches; with centre = one, the default, it equals grpo", MROUEH,
         {"epsilon": 0.2, "centre": "one", "level": "token"},
     ),
-    "gspo": Row(
+    "gspo": ObjectiveSpec(
         "gspo", "whiten", "sequence_mean", "−min(sA, clip(s, 1−ε_l, 1+ε_h)·A), s = exp(mean(ℓ−b))",
         "mixture-of-experts models, whose token ratios are noisy", "Zheng et al., arXiv 2507.18071",
         {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
@@ -151,12 +151,12 @@ TABLE: dict[str, Row] = {
         "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "keeps rare tokens that a clip would remove",
         "MiniMax, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786", {"cap": 5.0},
     ),
-    "topr": Row(
+    "topr": ObjectiveSpec(
         "topr", "mean", "token_mean", "−sg(a)·A·ℓ, a = 1 where A > 0, else min(w, 1)",
         "old data; unlearns wrong responses only as far as the policy still produces them",
         "Le Roux et al., arXiv 2503.14286", {"level": "sequence"},
     ),
-    "decoupled": Row(
+    "decoupled": ObjectiveSpec(
         "decoupled", "whiten", "token_mean", "−sg(q)·min(uA, clip(u)·A), u = π_θ/π_k, q = π_k/α",
         "several passes over stale data; clips around the policy before the batch",
         "Hilton et al., arXiv 2110.00641", BAND,
@@ -171,7 +171,7 @@ TABLE: dict[str, Row] = {
         "like tis, if single tokens differ a lot", "IcePop, Ling Team, arXiv 2510.18855",
         {**BAND, "weight_low": 0.5, "weight_high": 2.0},
     ),
-    "m2po": Row(
+    "m2po": ObjectiveSpec(
         "m2po", "whiten", "token_mean",
         "−ρA, but 0 for dropped tokens. Of the tokens driven away from their author (A > 0 and ρ > 1, or A < 0 and "
         "ρ < 1), those with the largest (log ρ)² are dropped until its mean over the rest of them is ≤ second_moment",
@@ -187,7 +187,7 @@ TABLE: dict[str, Row] = {
         "Gao et al., arXiv 2511.20347", {"tau_positive": 1.0, "tau_negative": 1.05},
     ),
     **dict(_rec_rows()),
-    "red_drop": Row(
+    "red_drop": ObjectiveSpec(
         "rec", "mean", "token_mean", "−A·ℓ after dropping surplus negatives",
         "off-policy data without ratios; groups with many failures", YAO, PLAIN, drop="random",
     ),
@@ -204,12 +204,12 @@ TABLE: dict[str, Row] = {
     "opmd": Row(
         "opmd", "mean", "token_mean", "−A·ℓ/(1+τ)", "the simplest form of mirror descent", YAO, {"tau": 1.0}
     ),
-    "opmd_kimi": Row(
+    "opmd_kimi": ObjectiveSpec(
         "opmd_kimi", None, "sequence_sum", "(r − τ·log Ẑ − τ·Σ(ℓ−f))²",
         "data written by the reference policy; tau = 0.1 lets the policy move away from it", "Kimi, arXiv 2501.12599",
         {"tau": 1.0}, zero_variance_mask=False,
     ),
-    "opmd_pairwise": Row(
+    "opmd_pairwise": ObjectiveSpec(
         "opmd_pairwise", None, "group_sum", "Σ_{i<j}(a_i − a_j)²/(2τG), a = r − τ·Σ(ℓ−f)",
         "data from any source; tau = 0.1 lets the policy move away from the reference", YAO, {"tau": 1.0},
         zero_variance_mask=False,
@@ -229,7 +229,7 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 
-def find(name: str) -> Row:
+def find(name: str) -> ObjectiveSpec:
     if name not in TABLE:
         plain = name.lower().replace("-", "_")
         close = difflib.get_close_matches(plain, TABLE, n=3)

@@ -10,13 +10,13 @@ from rich.table import Table
 from solera.errors import counted
 from solera.evaluate.attempts import Attempts
 from solera.evaluate.evaluation import Evaluation, Examined
-from solera.evaluate.statistics import Difference, Estimate
+from solera.evaluate.statistics import Difference, MeanEstimate
 
 BREAKABLE = 24
 """Characters of a model's name from which on it may be broken in two."""
 
 
-class Line(NamedTuple):
+class TableRow(NamedTuple):
     """What is said of a model, of a task's problems among all, or of a run's checkpoints."""
 
     label: str
@@ -68,7 +68,7 @@ def broken(label: str, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _rows(heads: tuple[str, ...], lines: list[Line], room: int) -> Table:
+def _rows(heads: tuple[str, ...], lines: list[TableRow], room: int) -> Table:
     table = Table()
     table.add_column("model", overflow="fold")
     for head in heads:
@@ -78,7 +78,7 @@ def _rows(heads: tuple[str, ...], lines: list[Line], room: int) -> Table:
     return table
 
 
-def _columns(heads: tuple[str, ...], lines: list[Line], size: int) -> Table:
+def _columns(heads: tuple[str, ...], lines: list[TableRow], size: int) -> Table:
     table = Table()
     table.add_column("")
     for line in lines:
@@ -90,20 +90,20 @@ def _columns(heads: tuple[str, ...], lines: list[Line], size: int) -> Table:
     return table
 
 
-def _lines(evaluation: Evaluation) -> list[Line]:
-    quantities, lines = shown(evaluation), list[Line]()
+def _lines(evaluation: Evaluation) -> list[TableRow]:
+    quantities, lines = shown(evaluation), list[TableRow]()
     for model in evaluation.models:
         estimates, tasks = model.estimates(), model.tasks()
-        lines.append(Line(model.name, (*(_cell(name, estimates[name]) for name in quantities), *_lengths(model))))
+        lines.append(TableRow(model.name, (*(_cell(name, estimates[name]) for name in quantities), *_lengths(model))))
         for task, part in tasks.items() if len(tasks) > 1 else ():
             own = part.estimates()
             label = f"  {task} ({counted(len(part.greedy.problems), 'problem')})"
-            lines.append(Line(label, (*(_cell(name, own[name]) for name in quantities), "", "", ""), "dim"))
+            lines.append(TableRow(label, (*(_cell(name, own[name]) for name in quantities), "", "", ""), "dim"))
     for run, extremes in evaluation.over_checkpoints().items():
         count = sum(model.candidate.run == run for model in evaluation.models)
         for word in ("max", "mean"):
             cells = [_number(name, getattr(extremes[name], word)) if name in extremes else "–" for name in quantities]
-            lines.append(Line(f"{word} over {counted(count, 'checkpoint')} of {run}", (*cells, "", "", ""), "dim"))
+            lines.append(TableRow(f"{word} over {counted(count, 'checkpoint')} of {run}", (*cells, "", "", ""), "dim"))
     return lines
 
 
@@ -160,7 +160,7 @@ def _change(name: str, value: float) -> str:
     return f"{value:+.3f}" if name.startswith("reward") else f"{100 * value:+.1f} points"
 
 
-def _cell(name: str, estimate: Estimate | None) -> str:
+def _cell(name: str, estimate: MeanEstimate | None) -> str:
     if estimate is None:
         return "–"
     if estimate.low is None or estimate.high is None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.report.plot import COLOURS, INK
-from solera.store.statistics import Line, Statistics
+from solera.store.statistics import RolloutCounts, Statistics
 
 TITLES = {
     "origin": "Origin", "age": "Age now (batches)", "reward": "Reward",
@@ -26,7 +26,7 @@ def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
     return target
 
 
-def _bars(panel: Any, lines: list[Line]) -> None:
+def _bars(panel: Any, lines: list[RolloutCounts]) -> None:
     """Learned from already, and not yet."""
     names, used = [line.name for line in lines], [line.used for line in lines]
     panel.barh(names, used, color=COLOURS[0], label="used")

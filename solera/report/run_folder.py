@@ -14,7 +14,7 @@ from solera.errors import SoleraError
 from solera.folder.beginning import read_beginning, read_own_code
 from solera.folder.paths import CONFIG, METRICS, MODEL
 
-Row = dict[str, float]
+MetricsRow = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RunFolder:
 
     path: Path
     config: dict[str, dict[str, Any]]
-    rows: list[Row]
+    rows: list[MetricsRow]
     notes: list[str] = field(default_factory=list)
     own_code: tuple[str, ...] = ()
     """Parts that its user wrote, of which the config says nothing."""
@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _rows(path: Path, notes: list[str]) -> list[Row]:
+def _rows(path: Path, notes: list[str]) -> list[MetricsRow]:
     if not path.is_file():
         notes.append("metrics.jsonl is missing: there are no curves.")
         return []
@@ -134,7 +134,7 @@ def _rows(path: Path, notes: list[str]) -> list[Row]:
     return found
 
 
-def _row(line: str) -> Row | None:
+def _row(line: str) -> MetricsRow | None:
     """The numbers of a line; `None` where it is not an object with a step."""
     try:
         values = json.loads(line)

@@ -91,7 +91,7 @@ def need_wandb() -> None:
         raise SoleraError("report.wandb needs the package wandb: pip install wandb")
 
 
-class Several:
+class TeeSink:
     """All of them, in order."""
 
     def __init__(self, sinks: list[Sink]) -> None:

@@ -27,7 +27,7 @@ from solera.objectives.table import notices
 from solera.protocols import Weights
 from solera.records import Rollout
 from solera.report.result import Result, result_of
-from solera.report.sinks import Several, need_wandb
+from solera.report.sinks import TeeSink, need_wandb
 from solera.run.build import build_loop, sinks_of
 from solera.run.importing import check_shares, import_data, read_data
 from solera.run.interruption import Interruption
@@ -129,7 +129,7 @@ def resume(
         if own_code(config, task, rewards, objective, rule)[0] != config:
             raise SoleraError(
                 f"{folder}: a name that was given differs from the run's config.toml: leave it out, because "
-                    "a resumed run keeps its own"
+                "a resumed run keeps its own"
             )
         with offering(folder, own.names()):
             checkpoint = checkpoint_of(folder, config, start, partial(say, console))
@@ -185,7 +185,7 @@ def _learn(
         if resumption is not None:
             take_back(folder, config, store, checkpoint, parts.say)
         import_data(parts, read, store)
-        sink = Several(sinks_of(parts, folder, console, checkpoint.state.version if checkpoint else 0))
+        sink = TeeSink(sinks_of(parts, folder, console, checkpoint.state.version if checkpoint else 0))
         closing.callback(sink.close)
         with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))

@@ -74,7 +74,7 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class BatchShare:
     """Groups, the places of the best of them, and the share of the batch that they are to fill."""
 
     share: float
@@ -91,14 +91,14 @@ class Part:
 class Ranking:
     """The parts of a batch, and what was passed over for good or for now."""
 
-    parts: list[Part]
+    parts: list[BatchShare]
     passed: Mapping[str, int]
     short_R: npt.NDArray[np.int32]
     """Admissions of rollouts in visits that the run cannot form a group of yet."""
     reached: int
     """The last admission that a step has learned from."""
 
-    def account(self, rows: Rows, chosen: list[npt.NDArray[np.int64]]) -> Mapping[str, int]:
+    def skipped(self, rows: Rows, chosen: list[npt.NDArray[np.int64]]) -> Mapping[str, int]:
         """Rollouts passed over, by reason, once `chosen` is drawn: visits before those are leftovers."""
         drawn_R = rows.admission_R[np.concatenate(chosen)] if chosen else rows.admission_R[:0]
         left = int((self.short_R <= drawn_R.max(initial=self.reached)).sum())
@@ -224,14 +224,14 @@ def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
 def _part(
     rows: Rows, selection: Selection, passed: Passed, share: float, chosen_R: Mask, order: Order,
     written: bool = False,
-) -> Part:  # fmt: skip
+) -> BatchShare:  # fmt: skip
     size, newest_whole = selection.group_size, order in ("newest", "priority")
     cut = _cut_visits(rows, chosen_R, size) if written else _cut(rows, chosen_R, size, newest_whole)
     groups = _filtered(rows, cut, selection, passed, written)
-    return Part(share, groups, _ranked(rows, groups, selection, order), written)
+    return BatchShare(share, groups, _ranked(rows, groups, selection, order), written)
 
 
-def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[Part]:
+def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[BatchShare]:
     """Each group is of one origin."""
     shares = shares_of(selection.draw)
     return [
@@ -241,7 +241,7 @@ def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[s
     ]  # fmt: skip
 
 
-def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[Part]:
+def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[BatchShare]:
     """Each group holds members of every origin in their shares; without any of one of them it is not complete."""
     quotas = quotas_of(selection.draw, selection.group_size)
     cuts = [
@@ -260,7 +260,7 @@ def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[st
     groups = Groups(member_R[in_order], start_P, np.diff(start_P, append=len(member_R)))
     groups = _filtered(rows, groups, selection, passed, "self" in quotas)
     order: Order = "first" if "self" in quotas else selection.draw.order
-    return [Part(1.0, groups, _ranked(rows, groups, selection, order), "self" in quotas)]
+    return [BatchShare(1.0, groups, _ranked(rows, groups, selection, order), "self" in quotas)]
 
 
 def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:

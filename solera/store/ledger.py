@@ -17,9 +17,9 @@ from sqlalchemy.exc import IntegrityError
 from solera.errors import SoleraError
 from solera.folder.files import refuse_gone
 from solera.records import PROBE, Group, PolicyVersion, Reward, Rollout, Use
+from solera.store.bulk_insert import BulkInsert
 from solera.store.database import Place, open_engine, place_in, transaction
 from solera.store.encoding import encode
-from solera.store.many import Many
 from solera.store.queue import Queue, Unused
 from solera.store.rows import (
     REWARD_COLUMNS,
@@ -100,12 +100,12 @@ class Ledger:
         self._engine = open_engine(place)
         self._connection = self._engine.connect()
         self._file = place.stat() if isinstance(place, Path) else None
-        self._add_rollouts = Many(self._engine, insert(rollouts), ROLLOUT_COLUMNS)
-        self._add_rewards = Many(self._engine, insert(rewards), REWARD_COLUMNS)
-        self._add_counted = Many(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "uses"))
-        self._add_imports = Many(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "fingerprint"))
-        self._add_late = Many(self._engine, insert(rewards), (*REWARD_COLUMNS, "late"))
-        self._add_uses = Many(self._engine, insert(uses), USE_COLUMNS)
+        self._add_rollouts = BulkInsert(self._engine, insert(rollouts), ROLLOUT_COLUMNS)
+        self._add_rewards = BulkInsert(self._engine, insert(rewards), REWARD_COLUMNS)
+        self._add_counted = BulkInsert(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "uses"))
+        self._add_imports = BulkInsert(self._engine, insert(rollouts), (*ROLLOUT_COLUMNS, "fingerprint"))
+        self._add_late = BulkInsert(self._engine, insert(rewards), (*REWARD_COLUMNS, "late"))
+        self._add_uses = BulkInsert(self._engine, insert(uses), USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
         """Written here, not yet drawn, and given no further reward since: what a query would find."""
         self._queue: Queue | None = None

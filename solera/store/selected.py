@@ -47,7 +47,7 @@ class Selected:
         ranking = self._rank(groups, group_size, now)
         assert self._catalogue is not None
         chosen = ranking.take(groups)
-        self._passed = ranking.account(self._catalogue.rows, chosen)
+        self._passed = ranking.skipped(self._catalogue.rows, chosen)
         if not chosen and not any(part.written for part in ranking.parts):
             raise SoleraError(
                 f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed, self._catalogue.origins)}"

@@ -21,7 +21,7 @@ BANDS = 8
 """Most bars of a picture of rewards."""
 
 
-class Line(NamedTuple):
+class RolloutCounts(NamedTuple):
     """Rollouts of one kind. `reward` is the mean of those that have one."""
 
     name: str
@@ -33,7 +33,7 @@ class Line(NamedTuple):
     uses: int
 
 
-Statistics = dict[str, list[Line]]
+Statistics = dict[str, list[RolloutCounts]]
 
 
 def statistics(place: Place) -> Statistics:
@@ -52,13 +52,13 @@ def statistics(place: Place) -> Statistics:
     }
 
 
-def _line(rows: Rows, name: str, where_R: Mask) -> Line:
+def _line(rows: Rows, name: str, where_R: Mask) -> RolloutCounts:
     reward_R, uses_R = rows.reward_R[where_R], rows.uses_R[where_R]
     known_R = reward_R[~np.isnan(reward_R)]
     mean = float(known_R.mean(dtype=np.float64)) if len(known_R) else None
     prompts = len(np.unique(rows.key_R[where_R]))
     waiting = len(reward_R) - len(known_R)
-    return Line(name, len(reward_R), prompts, waiting, mean, int((uses_R > 0).sum()), int(uses_R.sum()))
+    return RolloutCounts(name, len(reward_R), prompts, waiting, mean, int((uses_R > 0).sum()), int(uses_R.sum()))
 
 
 def _ages(rows: Rows, now: int) -> Iterator[tuple[str, Mask]]:

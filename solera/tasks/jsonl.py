@@ -80,7 +80,7 @@ def every_prompt(task: TaskConfig, codec: Codec, longest: int | None, held_out: 
     return [_prompt(row, _encode(row, task, codec, longest)) for row in rows]
 
 
-def _encode(row: Row, task: TaskConfig, codec: Codec, longest: int | None) -> np.ndarray:
+def _encode(row: DatasetRow, task: TaskConfig, codec: Codec, longest: int | None) -> np.ndarray:
     assert task.prompt is not None
     prompt, field = row.data[task.prompt], f"{row.place}: field {task.prompt!r}"
     try:
@@ -98,7 +98,7 @@ def _encode(row: Row, task: TaskConfig, codec: Codec, longest: int | None) -> np
     return np.array(ids, np.int32)
 
 
-def columns_of(rows: list[Row]) -> frozenset[str]:
+def columns_of(rows: list[DatasetRow]) -> frozenset[str]:
     return frozenset(column for row in rows for column in row.data)
 
 
@@ -107,7 +107,7 @@ def text_of(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
-def _prompt(row: Row, ids: np.ndarray) -> Prompt:
+def _prompt(row: DatasetRow, ids: np.ndarray) -> Prompt:
     return Prompt(row.key, tuple(ids.tolist()), row.data)
 
 
@@ -183,7 +183,7 @@ def _answered(row: Row, task: TaskConfig) -> Row:
     return replace(row, data={**row.data, str(task.answer): row.data["solution"]})
 
 
-def _rows(lines: Lines, prompt: str) -> list[Row]:
+def _rows(lines: Lines, prompt: str) -> list[DatasetRow]:
     return read(lines, prompt) if isinstance(lines, str) else [make_row(line, at, prompt) for at, line in lines]
 
 
@@ -197,7 +197,7 @@ def read(path: str, prompt: str) -> list[Row]:
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, prompt: str, _changed: int, _size: int) -> list[Row]:
+def _read(path: str, prompt: str, _changed: int, _size: int) -> list[DatasetRow]:
     with open(path, "rb") as file:
         rows = [make_row(line, f"{path}:{number}", prompt) for number, line in enumerate(file, 1) if line.strip()]
     if not rows:
@@ -223,7 +223,7 @@ def make_row(line: bytes, place: str, prompt: str) -> Row:
         except SoleraError as error:
             raise SoleraError(f"{place}: field {column!r} {error}") from None
     content = blake2b(b"".join(sorted(columns.values())), digest_size=12).hexdigest()
-    return Row(place, data, f"jsonl/{content}", _digest(columns[prompt]))
+    return DatasetRow(place, data, f"jsonl/{content}", _digest(columns[prompt]))
 
 
 def prompt_digest(column: str, prompt: Any) -> bytes:
@@ -289,7 +289,7 @@ def check_prompt(prompt: Any) -> None:
         raise SoleraError(f"ends with the {prompt[-1]['role']}'s message: the last must be the user's or a tool's")
 
 
-def _check_answer(row: Row, column: str, graders: frozenset[str]) -> None:
+def _check_answer(row: DatasetRow, column: str, graders: frozenset[str]) -> None:
     field = f"{row.place}: field {column!r}"
     if column not in row.data:
         raise SoleraError(

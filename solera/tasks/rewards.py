@@ -78,7 +78,7 @@ class Rewards:
     answer: str
     checks: tuple[Check, ...]
     judged: tuple[Judgement, ...] = ()
-    asked: "tuple[Asked, ...]" = ()
+    batchers: "tuple[RewardBatcher, ...]" = ()
     truncated: Reward | None = None
     overlong: Callable[[int], float] | None = None
 
@@ -107,9 +107,9 @@ class Rewards:
             rewards.append(right if grader(text, str(prompt.data.get(self.answer, "")), finished) else wrong)
         for judgement in self.judged:
             rewards.append(await judgement.reward(text, prompt.data, finished))
-        if self.asked:
+        if self.batchers:
             attempt = Attempt.of_rollout(rollout(), text)
-            asked = [await function.ask(attempt, prompt) for function in self.asked]
+            asked = [await function.ask(attempt, prompt) for function in self.batchers]
             rewards += [reward for reward in asked if reward is not None]
         if self.overlong is not None and rewards:
             rewards.append(Reward(self.overlong(len(token_ids_T)), OVERLONG, "length"))
@@ -160,7 +160,7 @@ def build_rewards(
             for name, weight, part, source in parts
             if name not in GRADERS
         ),
-        tuple(Asked(function, weights.get(function.spec, 1.0), reward, problems, column) for function in own),
+        tuple(RewardBatcher(function, weights.get(function.spec, 1.0), reward, problems, column) for function in own),
         Reward(reward.truncated_reward, TRUNCATED, "length") if reward.truncated == "penalise" else None,
         partial(overlong, limit, reward.overlong_buffer, reward.overlong_penalty) if reward.overlong_buffer else None,
     )

@@ -14,13 +14,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from solera.report.console import Progressing
 from solera.report.plot import plot_run
-from solera.report.sinks import JsonLines, Several, TensorBoard, read_metrics
+from solera.report.sinks import JsonLines, TeeSink, TensorBoard, read_metrics
 
 ROWS = [{"reward/mean": 0.25, "eval/pass@1": 0.5}, {"reward/mean": 0.75}]
 
 
 def test_json_lines_and_tensorboard_hold_what_was_logged(tmp_path):
-    sink = Several([JsonLines(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "events")])
+    sink = TeeSink([JsonLines(tmp_path / "metrics.jsonl"), TensorBoard(tmp_path / "events")])
     for step, row in enumerate(ROWS):
         sink.log(step, row)
         assert len(read_metrics(tmp_path / "metrics.jsonl")) == step + 1  # there before the next step

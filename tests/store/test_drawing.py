@@ -224,7 +224,7 @@ def test_a_fresh_group_is_of_one_visit_and_what_is_left_is_counted(seed, leftove
     last = max([reached, *(row["visit"] for group in expected for row in group if row["visit"] is not None)])
     drawable = {row["id"] for group in groups for row in group}
     left = [row for row in new if row["visit"] is not None and row["visit"] <= last and row["id"] not in drawable]
-    counts = ranking.account(arrays, chosen)
+    counts = ranking.skipped(arrays, chosen)
     assert counts["leftover"] == len(left) and (left or leftovers == "keep")
     assert counts["unrewarded"] == len(rows) - len(graded(rows))
     assert sum(counts.values()) - counts["unrewarded"] == len(new) - len(drawable)

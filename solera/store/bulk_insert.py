@@ -10,7 +10,7 @@ INSERTED_TOGETHER = 128
 """Rows that one statement inserts."""
 
 
-class Many:
+class BulkInsert:
     """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver.
 
     As many as fill one go into the database together, in two thirds of the time that they take one by one.
