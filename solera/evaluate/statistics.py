@@ -15,7 +15,7 @@ Z = 1.96
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """A mean over problems with its 95 % interval, `None` where there is no spread to take one from."""
+    """A mean over problems with its 95 % interval; the limits are `None` if there is no spread to compute them from."""
 
     value: float
     low: float | None

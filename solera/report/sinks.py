@@ -92,7 +92,7 @@ def need_wandb() -> None:
 
 
 class TeeSink:
-    """All of them, in order."""
+    """Passes everything to several sinks, in order."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self._sinks = sinks

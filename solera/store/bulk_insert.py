@@ -1,4 +1,4 @@
-"""Inserting many rows."""
+"""Insert many rows at once."""
 
 from collections.abc import Sequence as Items
 from itertools import chain
@@ -7,13 +7,14 @@ from typing import Any
 from sqlalchemy import Connection, Engine, Insert
 
 INSERTED_TOGETHER = 128
-"""Rows that one statement inserts."""
+"""Rows per statement."""
 
 
 class BulkInsert:
-    """One statement for many rows, compiled once; rows are tuples in the order of `columns`, given to the driver.
+    """An INSERT statement that is compiled once and takes many rows. Rows are tuples in the order of `columns` and go
+    directly to the driver.
 
-    As many as fill one go into the database together, in two thirds of the time that they take one by one.
+    Inserting full batches takes two thirds of the time of single rows.
     """
 
     def __init__(self, engine: Engine, statement: Insert, columns: Items[str]) -> None:

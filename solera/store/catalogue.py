@@ -1,4 +1,4 @@
-"""What drawing asks of each rollout, held in memory and brought up to date by what is new."""
+"""The columns that drawing needs of each rollout, kept in memory and updated with what is new."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ from solera.store.schema import rewards, rollouts
 
 
 class Listed(FunctionElement[list[Any]]):
-    """All values of a column as one: a database hands over few large values far faster than many rows."""
+    """All values of a column as one value: a database returns a few large values much faster than many rows."""
 
     name = "listed"
     type = JSON()
@@ -44,7 +44,7 @@ _replaced = (
 
 
 def _totals_of(among: Callable[[Any], Any]) -> Any:
-    """Whether a reward was replaced is looked up only for rollouts that have a revised one."""
+    """Looks up replaced rewards only for rollouts that have a revised one."""
     revised = _w.rollout_id.in_(select(_later.c.rollout_id).where(among(_later.c.rollout_id), _later.c.revision > 0))
     totals = select(_w.rollout_id, func.sum(_w.value)).where(among(_w.rollout_id), ~(revised & _replaced))
     return totals.group_by(_w.rollout_id).order_by(_w.rollout_id)
@@ -59,7 +59,8 @@ _TYPES: tuple[Any, ...] = (np.int64, np.int32, np.int16, np.int32, np.int32, np.
 
 
 class Catalogue:
-    """About 35 bytes a rollout, and each prompt key once. Versions are those of `lineage`; others have no age."""
+    """Uses about 35 bytes per rollout, and stores each prompt key once. Versions belong to `lineage`; rollouts of other
+    lineages have no age."""
 
     def __init__(self, lineage: str) -> None:
         self.lineage = lineage
@@ -74,7 +75,7 @@ class Catalogue:
         return tuple(self._origins)
 
     def refresh(self, connection: Connection) -> None:
-        """Take in what was added and what was graded since the last time, by whomever."""
+        """Read what was added and rewarded since the last call, by any process."""
         late = connection.scalar(_LAST_LATE) or 0
         last = connection.scalar(_LAST_ID) or 0
         for after in range(self._last, last, READ_TOGETHER):
@@ -107,28 +108,28 @@ class Catalogue:
 
 
 def _numbers(names: list[str], known: dict[str, int]) -> list[int]:
-    """The number of each name; new ones are numbered as they come."""
+    """The number of each name. New names get the next numbers."""
     for name in dict.fromkeys(names):
         known.setdefault(name, len(known))
     return [known[name] for name in names]
 
 
 def _totals(connection: Connection, query: Any, asked: dict[str, int]) -> list[tuple[int, float]]:
-    """Ids and rewards as the driver gives them: SQLAlchemy's rows take as long again."""
+    """Ids and rewards directly from the driver, because SQLAlchemy's rows take twice as long."""
     with connection.execute(query, asked) as found:
         assert found.cursor is not None
         return list(found.cursor.fetchall())
 
 
 def _grade(rows: Rows, totals: list[tuple[int, float]]) -> None:
-    """Set the rewards of rows; of `totals`, by id, some may be of none of them."""
+    """Set the rewards of rows. `totals` may include ids that are not among them."""
     id_W, reward_W = np.array([id_ for id_, _ in totals]), np.array([reward for _, reward in totals])
     place = np.flatnonzero(np.isin(rows.id_R, id_W))
     rows.reward_R[place] = reward_W[np.searchsorted(id_W, rows.id_R[place])]
 
 
 def _interleaved(old_R: Any, cuts: Any, new_R: Any, first: Any) -> Any:
-    """`np.insert` for values that go to few places: whole stretches are copied."""
+    """`np.insert` for a few places: copies whole stretches."""
     kept, *rest = np.split(old_R, cuts)
     pairs = zip(np.split(new_R, first[1:]), rest, strict=True)
     return np.concatenate([kept, *[piece for pair in pairs for piece in pair]])

@@ -1,4 +1,4 @@
-"""Where a store is, and a connection to it: a SQLite file, or a schema of a PostgreSQL database."""
+"""The location of a store and connections to it: a SQLite file, or a schema of a PostgreSQL database."""
 
 import errno
 import sqlite3
@@ -21,26 +21,26 @@ from solera.store.migrations import VERSION, migrate, refuse_newer, version_of
 
 @dataclass(frozen=True)
 class Postgres:
-    """A run's store in a database: the tables lie in a schema that has the run's name."""
+    """A run's store in a PostgreSQL database. Its tables are in a schema with the run's name."""
 
     url: URL
     run: str
 
     def __str__(self) -> str:
-        """Without the options of the URL, among which may be secrets."""
+        """Without the options of the URL, which may contain secrets."""
         return f"{self.url.set(query={}).render_as_string(hide_password=True)} schema {self.run!r}"
 
 
 Place = Path | Postgres
 BUSY_SECONDS = 30
-"""How long one waits for another process that writes to the same SQLite file."""
+"""How long to wait for another process that writes to the same SQLite file."""
 
 
 def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
     """The store of the run in `folder`, whose config has `store.url` and `run.name`.
 
-    A schema does not follow its run's folder: under another name it would be a store of its own, and two runs that
-    share one would undo each other's steps.
+    A renamed folder is refused. Its schema keeps the old name, and two runs that share a schema would undo each other's
+    steps.
     """
     if url is None:
         return folder / STORE
@@ -54,11 +54,11 @@ def place_of(url: str | None, folder: Path, name: str | None = None) -> Place:
     try:
         return Postgres(make_url(url).set(drivername="postgresql+psycopg"), folder.absolute().name)
     except (ArgumentError, ValueError):
-        raise SoleraError(NO_URL) from None  # what they say repeats parts of the URL
+        raise SoleraError(NO_URL) from None  # their messages repeat parts of the URL
 
 
 def place_in(folder: Path) -> Place:
-    """The store of a run that was begun."""
+    """The store of an existing run."""
     if not (folder / CONFIG).is_file():
         raise SoleraError(f"{folder}: no config.toml, so it is not the folder of a run")
     config = load(folder / CONFIG)
@@ -69,7 +69,7 @@ def place_in(folder: Path) -> Place:
 
 
 def refuse_taken(place: Place) -> None:
-    """A new run needs a store of its own."""
+    """Refuse a place that already has a store. A new run needs its own."""
     if isinstance(place, Postgres) and _has_schema(place):
         raise SoleraError(f"{place} already exists: choose another --run.name, or drop that schema")
 
@@ -84,7 +84,7 @@ def _has_schema(place: Postgres) -> bool:
 
 
 def open_engine(place: Place) -> Engine:
-    """Ready for reading and writing, the schema made or brought to this version."""
+    """An engine for reading and writing. Creates the schema, or upgrades it to this version."""
     engine = _postgres(place) if isinstance(place, Postgres) else _sqlite(place)
     with transaction_of(engine, place) as connection:
         if isinstance(place, Postgres):
@@ -95,9 +95,9 @@ def open_engine(place: Place) -> Engine:
 
 @contextmanager
 def open_for_reading(place: Place) -> Iterator[Connection]:
-    """One moment of a store: what is written meanwhile is not seen, and whoever writes is not held up.
+    """A consistent snapshot of a store. It does not block writers and does not show their later changes.
 
-    A store that an earlier Solera wrote is brought to this version first, which needs the right to write to it.
+    A store from an earlier version of Solera is upgraded first, which needs write access.
     """
     if 0 < _version_of(place) < VERSION:
         open_engine(place).dispose()
@@ -125,7 +125,7 @@ def _reader(place: Place) -> Iterator[Connection]:
 
 @contextmanager
 def transaction_of(engine: Engine, place: Place) -> Iterator[Connection]:
-    """Write once, by a connection of its own."""
+    """One write transaction on its own connection."""
     with complaining(place, "cannot be used as a store"), engine.connect() as connection:
         connection.info["write"] = True
         with connection.begin():
@@ -134,7 +134,7 @@ def transaction_of(engine: Engine, place: Place) -> Iterator[Connection]:
 
 @contextmanager
 def transaction(connection: Connection, place: Place, write: bool = False) -> Iterator[None]:
-    """All or none."""
+    """A transaction: all or none."""
     connection.info["write"] = write
     with complaining(place, "the store cannot be used"), connection.begin():
         yield
@@ -142,7 +142,7 @@ def transaction(connection: Connection, place: Place, write: bool = False) -> It
 
 @contextmanager
 def complaining(place: Place, complaint: str) -> Iterator[None]:
-    """A full disk, a damaged file or a server that is away is said in one line."""
+    """Report a full disk, a damaged file or an unreachable server in one line."""
     try:
         yield
     except IntegrityError:
@@ -161,7 +161,7 @@ def _locked(error: DatabaseError) -> str | None:
 
 
 def _of_another_make(error: OperationalError) -> bool:
-    """SQLite gives a missing table the class that it gives a full disk."""
+    """SQLite raises the same class for a missing table and for a full disk."""
     return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 
@@ -173,17 +173,19 @@ def _sqlite(path: Path) -> Engine:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes the lock first, so that what it has read before writing still holds."""
+    """A writer takes the lock first, so that what it reads before writing stays valid."""
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.info.get("write") else "BEGIN")
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
-    """Write-ahead log: a killed process loses nothing it was told is written, and readers do not block the writer.
+    """Use the write-ahead log: a killed process loses nothing that was reported as written, and readers do not block
+    the writer.
 
-    Into a page of SQLite's usual size only two rollouts of two hundred tokens fit, and a quarter of it stays empty.
+    The page size is larger than SQLite's default, in which only two rollouts of two hundred tokens fit and a quarter
+    stays empty.
     """
-    connection.isolation_level = None  # transactions begin where we say, not where the driver guesses
-    patience = f"busy_timeout={1000 * BUSY_SECONDS:.0f}"  # first: the others may have to wait already
+    connection.isolation_level = None  # we begin transactions, not the driver
+    patience = f"busy_timeout={1000 * BUSY_SECONDS:.0f}"  # first, because the next statements may already have to wait
     for pragma in (patience, "page_size=8192", "journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -191,8 +193,8 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
 def _sqlite_read_only(path: Path) -> Engine:
     if not path.is_file():
         raise SoleraError(f"{path}: no such store")
-    # A store closed cleanly has no write-ahead log. Opened as one that may have, SQLite would make the log's files
-    # beside it and, being allowed only to read, leave them there.
+    # A store that was closed cleanly has no write-ahead log. Unless told so, SQLite would create the log's files
+    # and, with read access only, leave them there.
     mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "immutable=1"
     uri = f"{path.absolute().as_uri()}?{mode}"
     return create_engine("sqlite://", creator=lambda: sqlite3.connect(uri, BUSY_SECONDS, uri=True))
@@ -206,7 +208,7 @@ def _postgres(place: Postgres, isolation: IsolationLevel = "READ COMMITTED") -> 
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
-        connection.autocommit = True  # or the setting would be gone with the first transaction rolled back
+        connection.autocommit = True  # otherwise the first rollback would undo the setting
         connection.execute(f"SET search_path TO {_quoted(place.run)}")
         connection.autocommit = False
 

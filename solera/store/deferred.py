@@ -1,7 +1,7 @@
-"""The ledger of a training run, first in, first out: a step's rows are written while the engine writes the next batch.
+"""The ledger of a training run, first in, first out. It writes a step's rows while the engine generates the next batch.
 
-A processor that drives a GPU has nothing else to do then; between a batch and its update, the GPU would wait. Another
-thread would not help: it takes Python's lock from the one that feeds the GPU.
+At that time a CPU that drives a GPU is idle; between a batch and its update, the GPU would have to wait. A second
+thread would not help, because it would take Python's lock from the thread that feeds the GPU.
 """
 
 from collections.abc import Generator, Mapping
@@ -13,12 +13,13 @@ from solera.store.ledger import Ledger, in_groups, refuse_equal_parts
 from solera.store.queue import Unused
 
 FIRST_UNWRITTEN = 2**62
-"""Ids from here on are given to rollouts that are not yet in the database: after all that are."""
+"""Ids from here on belong to rollouts that are not in the database yet. They sort after all that are."""
 
 
 class Deferred:
-    """The Store protocol over a ledger that keeps what `add` and `record` are given until `flush`, or until something
-    other than a draw asks for it. A process that is killed before loses the step that a resume would undo."""
+    """Implements the Store protocol over a ledger. Keeps what `add` and `record` receive until `flush`, or until
+    anything other than a draw needs it. A process that is killed earlier loses only the step that a resume would undo
+    anyway."""
 
     selective = False
 
@@ -28,9 +29,9 @@ class Deferred:
         self._unwritten: dict[int, Rollout] = {}
         self._steps: list[list[Use]] = []
         self._written_as: dict[int, int] = {}
-        """Ids of what was written after it was drawn, and before it was recorded."""
+        """Final ids of rollouts that were written after they were drawn and before they were recorded."""
         self._groups: dict[int, int] = {}
-        """Number of the group that each rollout was last drawn in."""
+        """Number of the group in which each rollout was last drawn."""
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
         refuse_equal_parts(rollouts)
@@ -92,7 +93,7 @@ class Deferred:
             self.ledger.flush()
 
     def _unused(self) -> Generator[Unused, None, None]:
-        """What could be drawn if all were written, in order, in the transaction that is open."""
+        """What could be drawn if everything were written, in order. Runs in the open transaction."""
         used = {use.rollout_id for step in self._steps for use in step}
         reached = self.ledger.queue().reached
         with closing(self.ledger.unused()) as written:

@@ -1,9 +1,10 @@
-"""Which rollouts a batch is made of: pure ranking over rows, nothing read and nothing written.
+"""Choose the rollouts of a batch: pure ranking of rows, without reading or writing.
 
-Rows lie in the order of their prompt, and within a prompt in the order they came. A prompt's rows are cut into groups;
-groups are filtered and ranked; the first are drawn. What is passed over is counted by reason, in rollouts.
+Rows are ordered by prompt and, within a prompt, by arrival. The rows of a prompt are cut into groups. Groups are
+filtered and ranked, and the first ones are drawn. Skipped rollouts are counted by reason.
 
-What the run writes for one visit of the task's stream forms a group of its own, as in `queue.py`.
+A visit is one position in the task's stream. The rollouts that the run generated for one visit form their own group, as
+in `queue.py`.
 """
 
 from collections import Counter
@@ -21,14 +22,14 @@ from solera.errors import SoleraError
 from solera.streams import stream_seed
 
 NO_AGE = np.iinfo(np.int32).min
-"""Version of a row that has no age: another run's, another model's, a person's."""
+"""Version of a row without an age: text of another run, another model or a person."""
 NO_VISIT = -1
 Mask = npt.NDArray[np.bool_]
 Order = OrderName | Literal["first"]
 
 
 class Rows(NamedTuple):
-    """What drawing asks of each rollout (`_R`), by prompt and then by id."""
+    """The columns that drawing needs of each rollout (`_R`), ordered by prompt and then by id."""
 
     id_R: npt.NDArray[np.int64]
     key_R: npt.NDArray[np.int32]
@@ -36,9 +37,9 @@ class Rows(NamedTuple):
     version_R: npt.NDArray[np.int32]
     uses_R: npt.NDArray[np.int32]
     reward_R: npt.NDArray[np.float32]
-    """NaN while no reward has come."""
+    """NaN until a reward arrives."""
     admission_R: npt.NDArray[np.int32]
-    """`NO_VISIT` for what was imported."""
+    """`NO_VISIT` for imported rollouts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Selection:
-    """A policy at one moment: `now` is the learner's version, `origins` the names behind `Rows.origin_R`."""
+    """A draw policy at one moment. `now` is the learner's version, `origins` are the names behind `Rows.origin_R`."""
 
     draw: DrawConfig
     group_size: int
@@ -66,7 +67,7 @@ class Selection:
     seed: int
     origins: tuple[str, ...]
     most: int
-    """Groups that will be asked for; more need not be put in order."""
+    """Maximum number of groups that will be drawn. Only so many need to be sorted."""
 
     @property
     def least(self) -> int:
@@ -75,13 +76,13 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class BatchShare:
-    """Groups, the places of the best of them, and the share of the batch that they are to fill."""
+    """Groups, the indices of the best of them, and the share of the batch that they fill."""
 
     share: float
     groups: Groups
     best_P: npt.NDArray[np.int64]
     written: bool
-    """Whether the run writes them itself, so that a shortage can be made up."""
+    """Whether the run generates these groups itself, so that it can make up a shortage."""
 
     def between(self, start: int, stop: int) -> list[npt.NDArray[np.int64]]:
         return [self.groups.of(place) for place in self.best_P[start:stop].tolist()]
@@ -89,23 +90,24 @@ class BatchShare:
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The parts of a batch, and what was passed over for good or for now."""
+    """The shares of a batch, and the rollouts that were skipped."""
 
     parts: list[BatchShare]
     passed: Mapping[str, int]
     short_R: npt.NDArray[np.int32]
-    """Admissions of rollouts in visits that the run cannot form a group of yet."""
+    """Admissions of rollouts whose visit does not have enough rewards for a group yet."""
     reached: int
-    """The last admission that a step has learned from."""
+    """The last admission that a step has used."""
 
     def skipped(self, rows: Rows, chosen: list[npt.NDArray[np.int64]]) -> Mapping[str, int]:
-        """Rollouts passed over, by reason, once `chosen` is drawn: visits before those are leftovers."""
+        """Number of skipped rollouts by reason, once `chosen` is drawn. Incomplete visits before the drawn ones become
+        leftovers."""
         drawn_R = rows.admission_R[np.concatenate(chosen)] if chosen else rows.admission_R[:0]
         left = int((self.short_R <= drawn_R.max(initial=self.reached)).sum())
         return Counter(self.passed) + Counter(leftover=left) - Counter(incomplete=left)
 
     def take(self, groups: int) -> list[npt.NDArray[np.int64]]:
-        """Each part gives its share; where one falls short the others make up for it, the first part first."""
+        """Take each share's groups. If one share is short, the others fill in, the first share first."""
         pairs = list(zip(self.parts, apportion(groups, [part.share for part in self.parts]), strict=True))
         chosen = [group for part, count in pairs for group in part.between(0, count)]
         for part, count in pairs:
@@ -113,7 +115,8 @@ class Ranking:
         return chosen
 
     def missing(self, groups: int, reserve: int) -> int:
-        """Groups to write so that `groups` can be drawn and `reserve` stay; 0 where nothing is written."""
+        """Number of groups to generate so that `groups` can be drawn and `reserve` remain; 0 if the run generates
+        nothing."""
         counts = apportion(groups, [part.share for part in self.parts])
         pairs = list(zip(self.parts, counts, strict=True))
         others = sum(min(count, len(part.groups)) for part, count in pairs if not part.written)
@@ -121,7 +124,7 @@ class Ranking:
 
 
 def rank(rows: Rows, selection: Selection) -> Ranking:
-    """All groups that may be drawn now, in the order in which the policy draws them."""
+    """All groups that can be drawn now, in the order in which the policy draws them."""
     draw, passed = selection.draw, Passed()
     eligible_R = _eligible(rows, selection, passed)
     reached = int(rows.admission_R[rows.uses_R > 0].max(initial=NO_VISIT))
@@ -147,7 +150,7 @@ def rank(rows: Rows, selection: Selection) -> Ranking:
 
 
 class Passed(Counter[str]):
-    """Rollouts passed over, by reason; `short` are admissions as in `Ranking.short_R`."""
+    """Number of skipped rollouts by reason. `short` are admissions, as in `Ranking.short_R`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +163,7 @@ class Passed(Counter[str]):
 
 
 def apportion(count: int, shares: list[float]) -> list[int]:
-    """Whole numbers that add up to `count`, as near to the shares as can be; the earlier gets what is left over.
+    """Whole numbers that add up to `count`, as close to the shares as possible; ties go to the earlier share.
 
     >>> apportion(8, [0.5, 0.3, 0.2]), apportion(3, [0.5, 0.5])
     ([4, 2, 2], [2, 1])
@@ -194,7 +197,7 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
 
 
 def _late(rows: Rows, new_R: Mask, reached: int, selection: Selection, passed: Passed) -> Mask:
-    """Rows of visits before one that a step has learned from. Flat groups among them are counted as flat."""
+    """Rows of visits before one that a step has used. Flat groups among them are counted as flat."""
     late_R = new_R & (rows.admission_R != NO_VISIT) & (rows.admission_R <= reached)
     if late_R.any():
         found = Passed()
@@ -205,18 +208,19 @@ def _late(rows: Rows, new_R: Mask, reached: int, selection: Selection, passed: P
 
 
 def draws_from(draw: DrawConfig, origin: str) -> bool:
-    """Whether the policy takes text of that origin."""
+    """Whether the policy uses text of this origin."""
     return draw.policy != "mixed" or any(fnmatchcase(origin, pattern) for pattern in shares_of(draw))
 
 
 def absent(draw: DrawConfig, origins: Iterable[str]) -> str | None:
-    """The first of the shares that none of these origins has a part in; the run's own text will come."""
+    """The first share that none of these origins matches. The run's own text is never absent, because it will be
+    generated."""
     known = {"self", *origins}
     return next((o for o in shares_of(draw) if not any(fnmatchcase(origin, o) for origin in known)), None)
 
 
 def _from(rows: Rows, selection: Selection, pattern: str) -> Mask:
-    """Rows whose origin is named by `pattern`, in which `*` stands for anything."""
+    """Rows whose origin matches `pattern`, in which `*` matches anything."""
     codes = [code for code, origin in enumerate(selection.origins) if fnmatchcase(origin, pattern)]
     return np.isin(rows.origin_R, codes)
 
@@ -232,7 +236,7 @@ def _part(
 
 
 def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[BatchShare]:
-    """Each group is of one origin."""
+    """Groups of one origin each."""
     shares = shares_of(selection.draw)
     return [
         _part(rows, selection, passed, shares[origin], chosen_R, "first" if origin == "self" else selection.draw.order,
@@ -242,13 +246,13 @@ def _between(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[s
 
 
 def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[str, Mask]) -> list[BatchShare]:
-    """Each group holds members of every origin in their shares; without any of one of them it is not complete."""
+    """Groups with members of every origin, in their shares. A group without members of one origin is incomplete."""
     quotas = quotas_of(selection.draw, selection.group_size)
     cuts = [
         _cut_visits(rows, by_origin[origin], quotas[origin])
         if origin == "self"
         else _cut_in_turn(rows, by_origin[origin], quotas[origin], selection)
-        for origin in sorted(quotas, key=lambda origin: origin != "self")  # a group's first member is the run's own
+        for origin in sorted(quotas, key=lambda origin: origin != "self")  # the run's own text comes first in a group
     ]
     numbers = [_numbers(rows, cut) for cut in cuts]
     number_R, member_R = np.concatenate(numbers), np.concatenate([cut.member_R for cut in cuts])
@@ -264,14 +268,14 @@ def _within(rows: Rows, selection: Selection, passed: Passed, by_origin: dict[st
 
 
 def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:
-    """For each row a number of its prompt and of its place among the prompt's groups, to be met by other origins."""
+    """For each row, the number of its prompt and of its group within the prompt, to match with other origins."""
     key_P = rows.key_R[cut.member_R[cut.start_P]].astype(np.int64)
     place_P = _count_up(np.diff(_run_starts(key_P), append=len(key_P)))
     return np.repeat(key_P << 32 | place_P, cut.size_P)
 
 
 def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
-    """Members of each origin in a group that is mixed within itself."""
+    """Number of members of each origin in a group that mixes origins."""
     shares = shares_of(draw)
     quotas = dict(zip(shares, apportion(group_size, list(shares.values())), strict=True))
     if without := [origin for origin, members in quotas.items() if not members]:
@@ -282,7 +286,7 @@ def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
 
 
 def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> Groups:
-    """A prompt's rows fill one group after the other; the one that is not full is its last, or with `newest_whole` its
+    """Cut a prompt's rows into groups, one after the other. The last group may be incomplete; with `newest_whole`, the
     first."""
     member_R = np.flatnonzero(chosen_R)
     key_R = rows.key_R if len(member_R) == len(chosen_R) else rows.key_R[member_R]
@@ -290,7 +294,7 @@ def _cut(rows: Rows, chosen_R: Mask, size: int, newest_whole: bool = False) -> G
 
 
 def _cut_visits(rows: Rows, chosen_R: Mask, size: int) -> Groups:
-    """The same, of each visit by itself."""
+    """Like `_cut`, separately for each visit."""
     member_R = np.flatnonzero(chosen_R)
     visit_R = rows.key_R[member_R].astype(np.int64) << 32 | (rows.admission_R[member_R] - NO_VISIT)
     in_order = np.argsort(visit_R, kind="stable")
@@ -298,8 +302,8 @@ def _cut_visits(rows: Rows, chosen_R: Mask, size: int) -> Groups:
 
 
 def _cut_in_turn(rows: Rows, chosen_R: Mask, size: int, selection: Selection) -> Groups:
-    """The same, with a prompt's rows put in order: the least used come first, so that each has its turn, and equally
-    used ones are in `draw.order`. A priority counts uses by itself."""
+    """Like `_cut`, with a prompt's rows sorted: the least used come first, so that each gets its turn, and equally used
+    ones follow `draw.order`. A priority already includes uses."""
     member_R = np.flatnonzero(chosen_R)
     uses_R, order, by = rows.uses_R[member_R], selection.draw.order, list[npt.NDArray]()
     if order == "uniform":
@@ -315,7 +319,7 @@ def _cut_in_turn(rows: Rows, chosen_R: Mask, size: int, selection: Selection) ->
 
 
 def _divided(member_R: npt.NDArray[np.int64], unit_R: npt.NDArray, size: int, newest_whole: bool = False) -> Groups:
-    """Members of equal unit, which follow each other, in groups of that size."""
+    """Divide adjacent members of the same unit into groups of the given size."""
     first_K = _run_starts(unit_R)
     rows_K = np.diff(first_K, append=len(member_R))
     groups_K = -(-rows_K // size)
@@ -325,12 +329,12 @@ def _divided(member_R: npt.NDArray[np.int64], unit_R: npt.NDArray, size: int, ne
 
 
 def _run_starts(value_R: npt.NDArray) -> npt.NDArray[np.int64]:
-    """Where equal values that follow each other begin."""
+    """Indices at which runs of equal values start."""
     return np.append(np.zeros(min(1, len(value_R)), np.int64), np.flatnonzero(value_R[1:] != value_R[:-1]) + 1)
 
 
 def _count_up(length_K: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """0, 1, 2, … anew for each length.
+    """0, 1, 2, … restarting for each length.
 
     >>> _count_up(np.array([2, 3])).tolist()
     [0, 1, 0, 1, 2]
@@ -339,7 +343,7 @@ def _count_up(length_K: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Passed, written: bool = False) -> Groups:
-    """Without groups that are short or flat. `written`: the run forms them of its own visits."""
+    """The groups that are neither incomplete nor flat. `written`: the run forms them from its own visits."""
     complete_P = groups.size_P >= selection.least
     short_R = np.repeat(~complete_P, groups.size_P)
     passed.incomplete(rows.admission_R[groups.member_R[short_R]], written)
@@ -353,7 +357,7 @@ def _filtered(rows: Rows, groups: Groups, selection: Selection, passed: Passed, 
 
 
 def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> npt.NDArray[np.int64]:
-    """Places of the groups, the one to draw first at the front."""
+    """Indices of the groups, in the order in which they are drawn."""
     if order == "uniform":
         return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups))
     first_P = rows.id_R[groups.member_R[groups.start_P]]
@@ -365,7 +369,7 @@ def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> n
 
 
 def _best(score_P: npt.NDArray, first_P: npt.NDArray[np.int64], most: int) -> npt.NDArray[np.int64]:
-    """Places of the highest scores in order, at least `most` of them; of equal ones those that came first."""
+    """Indices of the highest scores in order, at least `most` of them; among equal ones, the earlier first."""
     if 0 < most < len(score_P):
         place_P = np.flatnonzero(score_P >= np.partition(score_P, -most)[-most])
     else:
@@ -374,13 +378,15 @@ def _best(score_P: npt.NDArray, first_P: npt.NDArray[np.int64], most: int) -> np
 
 
 def _priority(rows: Rows, groups: Groups, selection: Selection) -> npt.NDArray[np.float64]:
-    """log2 of 2^(−age / half_life) / (1 + uses), of the group's mean age and mean uses; no age counts as 0."""
+    """log2 of 2^(−age / half_life) / (1 + uses), with the group's mean age and mean uses. No age counts as 0."""
     age_P, uses_P = np.zeros(len(groups), np.int64), np.zeros(len(groups), np.int64)
     in_order = len(groups.member_R) == len(rows.id_R) and bool((np.diff(groups.member_R) > 0).all())
-    for place in range(groups.size_P.max(initial=0)):  # a member of every group at a time: few, and far faster
+    for place in range(
+        groups.size_P.max(initial=0)
+    ):  # one member of every group at a time: few iterations, and much faster
         with_P = slice(None) if place < groups.size_P.min() else np.flatnonzero(groups.size_P > place)
         member_P = groups.start_P[with_P] + place
-        if not in_order:  # else every row is its own number
+        if not in_order:  # otherwise each row is its own index
             member_P = groups.member_R[member_P]
         version_P = rows.version_R[member_P]
         age_P[with_P] += np.where(version_P == NO_AGE, 0, selection.now - version_P)

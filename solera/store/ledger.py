@@ -43,7 +43,7 @@ _COUNT_LEFTOVER = select(func.count()).select_from(rollouts).where(_UNUSED, _r.a
 _REACHED = (
     select(_r.admission)
     .where(_r.admission.is_not(None), _r.uses > 0, _r.superseded == 0)
-    .order_by(_r.id.desc())  # admissions grow with ids, so that few rows are read
+    .order_by(_r.id.desc())  # admissions grow with ids, so few rows are read
     .limit(1)
 )
 _READ = (
@@ -55,9 +55,9 @@ _READ = (
     .order_by(_r.id, _w.part, _w.revision)
 )  # fmt: skip
 LAST_ID = 2**31 - 1
-"""That the tables have room for."""
+"""Largest id that the tables can hold."""
 RECENT = 16_384
-"""Most rollouts kept in memory between being written and being drawn."""
+"""Maximum number of rollouts kept in memory after they are written and before they are drawn."""
 _LAST_ID = select(func.max(_r.id))
 _KNOWN = select(_r.fingerprint, _r.id).where(_r.fingerprint.in_(bindparam("marks", expanding=True)))
 _AMONG = _r.id.in_(bindparam("ids", expanding=True))
@@ -71,10 +71,10 @@ _REVISIONS = (
 )
 _PARTS = select(_w.part).where(_w.rollout_id == bindparam("id")).distinct().order_by(_w.part)
 IMPORTED_TOGETHER = 1_000
-"""Rows looked up by one query."""
+"""Rows that one query looks up."""
 LISTED_TOGETHER = 1_000
-"""Rows that can be drawn, read at the same time."""
-_LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
+"""Drawable rows that are read at a time."""
+_LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # matches the index
 _LATE = select(_w.late, _w.rollout_id).where(_w.late > bindparam("after"))
 _COUNT_USES = (
     update(rollouts)
@@ -88,9 +88,9 @@ _USED_BEFORE = select(func.count(), func.coalesce(func.sum(uses.c.rollout_id), 0
 
 
 class Ledger:
-    """The Store protocol: everything is drawn once, first in, first out.
+    """Implements the Store protocol. Each rollout is drawn once, first in, first out.
 
-    What `add`, `add_reward` and `record` have returned from outlives the process.
+    Once `add`, `add_reward` or `record` has returned, the data survives the end of the process.
     """
 
     selective = False
@@ -107,10 +107,10 @@ class Ledger:
         self._add_late = BulkInsert(self._engine, insert(rewards), (*REWARD_COLUMNS, "late"))
         self._add_uses = BulkInsert(self._engine, insert(uses), USE_COLUMNS)
         self._recent: dict[int, Rollout] = {}
-        """Written here, not yet drawn, and given no further reward since: what a query would find."""
+        """Rollouts written here, not drawn yet, and without further rewards since: the same as a query would return."""
         self._queue: Queue | None = None
         self._groups: dict[int, int] = {}
-        """Number of the group that each rollout was last drawn in."""
+        """Number of the group in which each rollout was last drawn."""
         with self.transaction():
             self._late = self._last_late()
             """Number of the last late reward that is known here."""
@@ -129,8 +129,8 @@ class Ledger:
         return self.add(rollouts)
 
     def add_used(self, new: Mapping[int, Rollout], steps: Items[Items[Use]]) -> dict[int, int]:
-        """Write rollouts, and what steps learned from, those among it by the ids that they have in `new`; returns the
-        ids of those that no step has learned from."""
+        """Write rollouts together with the uses of finished steps, which refer to the rollouts by their ids in `new`.
+        Returns the ids of the rollouts that no step has used."""
         now, times = time.time(), Counter(use.rollout_id for step in steps for use in step)
         with self.transaction(write=True):
             first = self._last_id() + 1
@@ -157,16 +157,15 @@ class Ledger:
             ) from error
 
     def revise(self, given: Items[tuple[int, Reward]]) -> int:
-        """Rewards that came later or changed, all or none: each takes the place of what its part held.
+        """Add or change rewards, all or none. A new reward replaces the previous value of its part.
 
-        `Reward.revision` is counted here; a reward that says what is known already is left out. Returns how many were
-        written.
+        Numbers the revisions (`Reward.revision`) and skips rewards that change nothing. Returns how many were written.
         """
         with self.transaction(write=True):
             return self._revise(given)
 
     def unrewardable(self, ids: Items[int]) -> str | None:
-        """What keeps one of these rollouts from being rewarded, in the transaction that is open."""
+        """Why one of these rollouts cannot be rewarded, or None. Runs in the open transaction."""
         found = {id_: rest for id_, *rest in self._connection.execute(_STANDINGS, {"ids": list(ids)})}
         for id_ in sorted(ids):
             if id_ not in found:
@@ -179,14 +178,14 @@ class Ledger:
         return None
 
     def parts(self, rollout_id: int) -> list[str]:
-        """Names of the parts of its reward."""
+        """The parts of the rollout's reward, by name."""
         with self.transaction():
             return list(self._connection.scalars(_PARTS, {"id": rollout_id}))
 
     def add_imported(self, *files: Items[Rollout], over: bool = True) -> tuple[int, int]:
-        """Write what came from elsewhere, all or none, each once however often it is given; rewards of what is there
-        already are revised, or without `over` only added where it has none of that part. Returns how many rollouts were
-        new, and how many rewards were revised."""
+        """Write imported rollouts, all or none, each only once even if it is given again. Rewards of rollouts that are
+        already there are revised; without `over`, they are only added for parts that have no value. Returns the number
+        of new rollouts and of revised rewards."""
         with self.transaction(write=True):
             first = self._last_id() + 1
             revised = sum(self._import(new, over) for new in files)
@@ -203,7 +202,7 @@ class Ledger:
             return self.form(chosen)
 
     def queue(self) -> Queue:
-        """What was learned from and left behind up to now, in the transaction that is open."""
+        """What was used and left over so far. Runs in the open transaction."""
         if self._queue is None:
             reached = self._connection.scalar(_REACHED)
             reached = -1 if reached is None else reached
@@ -211,8 +210,8 @@ class Ledger:
         return self._queue
 
     def unused(self) -> Generator[Unused, None, None]:
-        """What can be drawn, in the order of ids, in the transaction that is open; little more is read than is asked
-        for."""
+        """The rollouts that can be drawn, ordered by id. Reads little more than the caller consumes. Runs in the open
+        transaction."""
         options, reached = {"yield_per": LISTED_TOGETHER}, self.queue().reached
         with self._connection.execute(_LIST_UNUSED, {"reached": reached}, execution_options=options) as rows:
             yield from map(tuple, rows)
@@ -221,7 +220,7 @@ class Ledger:
         return {"leftover": self._queue.leftover} if self._queue is not None and self._queue.leftover else {}
 
     def form(self, chosen: list[tuple[str, list[int]]]) -> list[Group]:
-        """Groups by prompt key and ids of their members, in the transaction that is open."""
+        """Build groups from prompt keys and the ids of their members. Runs in the open transaction."""
         self._forget_regraded()
         self._groups = {id_: number for number, (_, members) in enumerate(chosen) for id_ in members}
         ids = {id_ for _, members in chosen for id_ in members}
@@ -244,12 +243,12 @@ class Ledger:
         self.pass_by(used)
 
     def pass_by(self, used: Items[Use]) -> None:
-        """What was left of the visits before these becomes a leftover."""
+        """Mark what remains of visits before these as leftovers."""
         if self._queue is not None:
             self._queue.used(use.rollout_id for use in used)
 
     def flush(self) -> None:
-        """Everything is written already, if the file is still there."""
+        """Everything is already written; check that the file still exists."""
         self._refuse_gone()
 
     def watermark(self) -> int:
@@ -261,10 +260,10 @@ class Ledger:
             return count_uses(self._connection, version)
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
-        """Undo what a run did after the checkpoint it resumes from: uses from `version` on are forgotten, what it wrote
-        itself after `watermark` is not drawn again. Every reward and everything that came from elsewhere stays; a task
-        may have given its rollouts an origin of their own, so that the run's lineage tells them too. Without a
-        checkpoint that is not known: then any lineage is, of what was not imported."""
+        """Undo what a run did after the checkpoint that it resumes from. Uses from `version` on are deleted, and
+        rollouts that the run generated after `watermark` are not drawn again. All rewards and all imported rollouts
+        stay. The run's own rollouts are recognised by origin and by lineage, because a task may set its own origin.
+        Without a checkpoint the lineage is unknown; then all lineages count, except of imported rollouts."""
         if self.watermark() < watermark:
             raise SoleraError(
                 f"{self.place}: the checkpoint expects {watermark} rollouts, but the store has "
@@ -290,8 +289,8 @@ class Ledger:
         self._refuse_gone()
 
     def _refuse_gone(self) -> None:
-        """SQLite goes on writing to a file that was deleted: before, nothing is lost; after, nobody is told that what
-        is lost was written."""
+        """Refuse to write to a deleted file. SQLite would keep writing without an error. Checked before writing,
+        nothing is lost; checked after, no caller believes that lost data was written."""
         if self._file is not None and isinstance(self.place, Path):
             refuse_gone(self.place, self._file)
 
@@ -304,7 +303,7 @@ class Ledger:
         self._add_rewards.run(self._connection, graded)
 
     def _add_step(self, used: Items[Use], counted_from: int = LAST_ID) -> None:
-        """Uses of one step; rollouts from `counted_from` on have them counted already."""
+        """Write the uses of one step. Rollouts from `counted_from` on already include them in their count."""
         self._add_uses.run(self._connection, list(map(use_row, used)))
         if any(use.rollout_id < counted_from for use in used):
             self._connection.execute(_COUNT_USES, {"now": used[0].version, "before": counted_from})
@@ -330,7 +329,8 @@ class Ledger:
         return revised
 
     def _known(self, marked: dict[bytes, Rollout]) -> dict[bytes, int]:
-        """Ids of what was imported before, and of what the run wrote itself and an export of it brings back."""
+        """Ids of rollouts that were imported before, or that the run generated itself and that an export brings
+        back."""
         known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
         back = {m: (r.id, r.lineage, bytes(encode(r.sequences))) for m, r in marked.items() if r.id and r.lineage}
         rows = self._connection.execute(_OWN, {"ids": [id_ for id_, *_ in back.values()]}) if back else ()
@@ -367,7 +367,8 @@ class Ledger:
         return self._connection.scalar(_LAST_LATE) or 0
 
     def _forget_regraded(self) -> None:
-        """Rollouts that a reward came for since, from here or from elsewhere, are read from the tables."""
+        """Drop rollouts from memory that received a reward since, here or in another process, so that they are read
+        again."""
         for number, rollout_id in self._connection.execute(_LATE, {"after": self._late}):
             self._recent.pop(rollout_id, None)
             self._late = max(self._late, number)
@@ -384,13 +385,14 @@ class Ledger:
 
 
 def count_uses(connection: Connection, before: int) -> tuple[int, int]:
-    """How many uses of earlier versions there are, and the sum of their rollouts' ids."""
+    """The number of uses of earlier versions, and the sum of their rollouts' ids."""
     count, total = connection.execute(_USED_BEFORE, {"version": before}).one()
     return int(count), int(total)
 
 
 def open_store(run: Path | str) -> Ledger:
-    """The store of the run in that folder, running or not: `open_store("runs/NAME").revise([(5, Reward(1.0))])`."""
+    """The store of the run in this folder, during or after the run: `open_store("runs/NAME").revise([(5,
+    Reward(1.0))])`."""
     return Ledger(place_in(Path(run)))
 
 
@@ -411,11 +413,12 @@ def batched(items: Iterable[T], count: int) -> Iterator[tuple[T, ...]]:
 
 
 def _among(column: Any, ids: Collection[int]) -> Any:
-    """Ids drawn together mostly lie together: then a range is asked for, which is faster and may hold others too."""
+    """Ids that are drawn together are mostly adjacent. Then a range query is faster; it may return other ids as
+    well."""
     dense = ids and max(ids) - min(ids) < 4 * len(ids)
     return column.between(min(ids), max(ids)) if dense else column.in_(ids)
 
 
 def in_groups(used: Items[Use], groups: Mapping[int, int]) -> list[Use]:
-    """Each use with the number of the group that its rollout was drawn in, where it does not have one."""
+    """Each use with the number of the group that its rollout was drawn in, if it has none yet."""
     return [use if use.group is not None else Use(*use[:-1], groups.get(use.rollout_id)) for use in used]

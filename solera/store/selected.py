@@ -1,4 +1,4 @@
-"""The ledger as a policy other than first in, first out sees it."""
+"""A view of the ledger for draw policies other than first in, first out."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,7 @@ from solera.store.ledger import Ledger
 
 
 class Selected:
-    """The Store protocol over a ledger and `[draw]`."""
+    """Implements the Store protocol over a ledger and the section `[draw]`."""
 
     selective = True
 

@@ -1,4 +1,4 @@
-"""What a store holds: rollouts counted by origin, age, reward and uses."""
+"""Count the rollouts of a store by origin, age, reward and uses."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ _LINEAGE = select(_r.lineage).where(_r.lineage.is_not(None), _r.origin == "self"
 _LAST = select(func.max(_u.version))
 _WRITTEN = select(func.max(_r.version))
 BANDS = 8
-"""Most bars of a picture of rewards."""
+"""Maximum number of bars in the plot of rewards."""
 
 
 class RolloutCounts(NamedTuple):
-    """Rollouts of one kind. `reward` is the mean of those that have one."""
+    """Counts of one kind of rollouts. `reward` is the mean of those that have one."""
 
     name: str
     rollouts: int
@@ -37,7 +37,7 @@ Statistics = dict[str, list[RolloutCounts]]
 
 
 def statistics(place: Place) -> Statistics:
-    """Lines for each origin, age, reward and number of uses. Ages are as of the version reached."""
+    """Counts for each origin, age, reward and number of uses. Ages are relative to the latest version."""
     with open_for_reading(place) as connection:
         catalogue = Catalogue(connection.scalar(_LINEAGE) or "")
         catalogue.refresh(connection)
@@ -72,7 +72,7 @@ def _ages(rows: Rows, now: int) -> Iterator[tuple[str, Mask]]:
 
 
 def _rewards(rows: Rows) -> Iterator[tuple[str, Mask]]:
-    """Each value where there are few, else bands of equal width."""
+    """One bar per value if there are few values, otherwise bands of equal width."""
     known_R = rows.reward_R[~np.isnan(rows.reward_R)]
     values = np.unique(known_R)
     if len(values) <= BANDS:
