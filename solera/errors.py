@@ -1,27 +1,28 @@
-"""The one exception a user is meant to see: what was wrong, where, and what to do, in one line; and words for it."""
+"""The exceptions that users see, each with a one-line message: what is wrong, where, and what to do. Also helpers for
+such messages."""
 
 from typing import Any
 
 
 class SoleraError(Exception):
-    """A mistake in what the user gave us. The command line prints it as one line and exits with status 2."""
+    """A mistake in the user's input. The command line prints it as one line and exits with status 2."""
 
 
 class StopRunError(SoleraError):
-    """Stops the run, whatever `collect.errors` says about episodes that fail."""
+    """Stops the run even if `collect.errors` tolerates failed episodes."""
 
 
 class BadRequestError(SoleraError):
-    """A request that an engine cannot serve. It fails alone; other requests of its batch do not."""
+    """A request that an engine cannot serve. Other requests of the same batch are not affected."""
 
 
 def one_line(said: object, longest: int = 300) -> str:
-    """What another package's error says, or any text, without its line breaks."""
+    """The message of another package's error, or any text, without line breaks."""
     return " ".join(str(said).split())[:longest] or type(said).__name__
 
 
 def counted(count: int, noun: str) -> str:
-    """How many of something.
+    """A number with its noun.
 
     >>> counted(1, "reward"), counted(0, "bad line")
     ('1 reward', '0 bad lines')
@@ -30,6 +31,6 @@ def counted(count: int, noun: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value of JSON is."""
+    """The name of a JSON value's type."""
     kinds = {str: "text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")

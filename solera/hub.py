@@ -1,4 +1,4 @@
-"""Whether the hub of models and datasets answers: asked first, for its own library tries for a minute."""
+"""Check whether the Hugging Face hub answers. Its own library would retry for a minute."""
 
 import ssl
 from functools import lru_cache
@@ -7,11 +7,11 @@ from pathlib import Path
 from solera.errors import one_line
 
 UNREACHED = ("ConnectError", "ConnectTimeout", "ProxyError", "OfflineModeIsEnabled")
-"""Errors where nobody took the call, of httpx or its successor. A hub that is slow to answer has taken it."""
+"""Errors of httpx (or its successor) that mean that nothing answered. A slow hub has answered."""
 
 
 def absent() -> str:
-    """Why nothing comes from the hub, nor from its cache."""
+    """Why neither the hub nor its cache can supply a file."""
     why, error = "cannot be reached (or HF_HUB_OFFLINE is set)", _unreached()
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__ or error.__context__
@@ -23,8 +23,8 @@ def absent() -> str:
 
 
 def call() -> None:
-    """Refused with a ConnectionError where nobody takes the call within HF_HUB_ETAG_TIMEOUT. One call a process: each
-    cell of a sweep would wait for its own."""
+    """Raise ConnectionError if the hub does not answer within HF_HUB_ETAG_TIMEOUT. Checked once per process, so that
+    the cells of a sweep do not each wait."""
     if (error := _unreached()) is not None:
         raise ConnectionError(absent()) from error
 
@@ -35,7 +35,7 @@ def _unreached() -> BaseException | None:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    except Exception as error:  # whatever else it is, the hub's library meets it again and says so
+    except Exception as error:  # the hub's library will meet any other error again and report it
         return error if type(error).__name__ in UNREACHED else None
     return None
 
@@ -46,6 +46,6 @@ def copy_of(model: str) -> str | None:
 
     try:
         config = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # no name that a hub would have
+    except ValueError:  # not a valid hub name
         return None
     return str(Path(config).parent) if isinstance(config, str) else None

@@ -1,4 +1,4 @@
-"""Random numbers that depend on what they are for, and on nothing that was drawn before."""
+"""Random numbers that depend only on their purpose, never on what was drawn before."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST_UNIFORM = 1.0 - 2.0**-22
-"""Below 1 by more than float32 rounds away, so that a draw never passes the end of a distribution."""
+"""Far enough below 1 that float32 does not round it to 1, so that a draw never passes the end of a distribution."""
 _LIMIT = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15
 _TURN = 0xD1B54A32D192ED03
 
 
 def stream_seed(*parts: int) -> int:
-    """One 64-bit seed from several numbers: run, prompt, member of the group, turn.
+    """Combine several numbers (run, prompt, member of the group, turn) into one 64-bit seed.
 
     >>> stream_seed(0, 1, 2) == stream_seed(0, 1, 2), stream_seed(0, 1, 2) == stream_seed(0, 2, 1)
     (True, False)
@@ -28,7 +28,7 @@ def stream_seed(*parts: int) -> int:
 
 
 def stream_seeds(*parts: int | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
-    """`stream_seed` of many numbers at once; arrays are broadcast.
+    """`stream_seed` for arrays, which are broadcast.
 
     >>> stream_seeds(0, np.arange(3)).tolist() == [stream_seed(0, index) for index in range(3)]
     True
@@ -42,9 +42,9 @@ def stream_seeds(*parts: int | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.u
 
 
 def uniforms(seed_B: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float32]:
-    """`count` numbers in [0, 1) for each seed: the generator SplitMix64, all rows at once.
+    """`count` numbers in [0, 1) for each seed, from the generator SplitMix64, all rows at once.
 
-    A response's numbers depend on its seed alone, not on which others share its batch. `[B] -> [B, count]`
+    The numbers of a response depend only on its seed, not on the rest of its batch. `[B] -> [B, count]`
     """
     with np.errstate(over="ignore"):
         state_BT = _finalised(seed_B[:, None] + np.uint64(_GOLDEN) * np.arange(1, count + 1, dtype=np.uint64))
@@ -53,7 +53,7 @@ def uniforms(seed_B: npt.NDArray[np.uint64], count: int) -> npt.NDArray[np.float
 
 
 def _finalised(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64's mixing of the bits, of many numbers."""
+    """The bit mixing of SplitMix64, for arrays."""
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""What a user's code gives, checked and brought into one form; anything else is refused in one line."""
+"""Check and convert values that a user's code provides. Anything else is refused in one line."""
 
 from inspect import iscoroutine
 from operator import index
@@ -11,22 +11,22 @@ from solera.errors import SoleraError, one_line
 
 
 def kind(value: Any) -> str:
-    """What a value is, for a complaint about it."""
+    """The kind of a value, for an error message."""
     return "text" if isinstance(value, str) else f"a {type(value).__name__}"
 
 
 def shown(value: Any) -> str:
-    """What a value is and how it begins, for a complaint about it."""
+    """The kind of a value and how it starts, for an error message."""
     return f"{kind(value)}: {one_line(repr(value), 60)}"
 
 
 def is_token_ids(token_ids: Any) -> bool:
-    """Whether it is a tuple of whole numbers already."""
+    """Whether it is already a tuple of whole numbers."""
     return type(token_ids) is tuple and set(map(type, token_ids)) <= {int}
 
 
 def token_ids_of(value: Any, what: str) -> tuple[int, ...]:
-    """Token ids as a tuple, from a tuple, a list or an array; a complaint about anything else begins with `what`.
+    """Convert a tuple, list or array to a tuple of token ids. `what` starts the error message about anything else.
 
     >>> token_ids_of([3, 4], "the prompt")
     (3, 4)
@@ -36,7 +36,7 @@ def token_ids_of(value: Any, what: str) -> tuple[int, ...]:
     if isinstance(value, str):
         raise SoleraError(f"{what} is text; it must be token ids: encode it first, with codec.encode(text)")
     if iscoroutine(value):
-        value.close()  # or Python would print that nobody awaited it
+        value.close()  # otherwise Python warns that it was never awaited
         raise SoleraError(f"{what} is a coroutine: write `await generate(...)`")
     try:
         array = np.asarray(value)
@@ -48,7 +48,7 @@ def token_ids_of(value: Any, what: str) -> tuple[int, ...]:
 
 
 def tokens_written(versions: Any) -> int:
-    """Tokens in all runs of `Completion.versions`."""
+    """Number of tokens in `Completion.versions`."""
     total = 0
     try:
         for count, version in versions:
@@ -62,7 +62,7 @@ def tokens_written(versions: Any) -> int:
 
 
 def logp_of(value: Any) -> npt.NDArray[np.float32]:
-    """Log-probabilities as an array, from any list of numbers."""
+    """Convert a list of numbers to an array of log-probabilities."""
     try:
         logp_T: npt.NDArray[np.float32] = np.asarray(value, np.float32)
     except (TypeError, ValueError, RuntimeError):

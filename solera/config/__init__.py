@@ -1,7 +1,7 @@
-"""What a run is: frozen dataclasses, one for each section, every default stated once.
+"""The config of a run: frozen dataclasses, one per section. Every default is stated once.
 
-A run is described by a TOML file with one table for each class of `sections`, and by command-line overrides of the same
-names (`--learn.lr 1e-4`). The string under a field is its help text. Nothing here imports torch.
+A TOML file has one table per class of `sections`. Command-line options have the same names (`--learn.lr 1e-4`) and
+override the file. The string under a field is its help text. Nothing here imports torch.
 """
 
 from solera.config.fields import LARGEST, LARGEST_REWARD, SYNONYMS, Text, alike, check_types, help_of, perhaps

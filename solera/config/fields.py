@@ -15,14 +15,14 @@ from solera.config.secrets import MAY_HOLD_SECRETS
 from solera.errors import SoleraError
 
 Text = NewType("Text", str)
-"""May have several lines."""
+"""Text that may have several lines."""
 
 LARGEST = 10**18 - 1
-"""Whole numbers beyond it do not fit into 64 bits, or not with what is added to them."""
+"""Largest whole number. Larger ones, or sums with them, do not fit into 64 bits."""
 
 
 LARGEST_REWARD = 1e12
-"""In either direction: squares and sums of such rewards are finite in float32."""
+"""Largest absolute value of a reward. Squares and sums of such rewards are finite in float32."""
 
 
 def short(section: str, field_name: str) -> Any:
@@ -31,7 +31,7 @@ def short(section: str, field_name: str) -> Any:
 
 
 def check_types(values: Any, name: str, section: Any) -> None:
-    """The same types from Python as from a file."""
+    """Check values given from Python against the same types as in a file."""
     if not isinstance(values, section):
         raise SoleraError(f"{name} is {values!r} but must be a solera.{section.__name__}")
     for key, hint in get_type_hints(section).items():
@@ -44,7 +44,7 @@ def check_types(values: Any, name: str, section: Any) -> None:
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """The value as the annotated type; TypeError with a description of that type where it is not one."""
+    """The value converted to the annotated type. Raises TypeError with a description of the type if it does not fit."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return typed(value, arguments[0])
@@ -62,7 +62,7 @@ def typed(value: Any, hint: Any) -> Any:
         raise TypeError({int: "a whole number", float: "a number", str: "text", bool: "true or false"}[hint])
     if hint is int and abs(value) > LARGEST:
         raise TypeError("a whole number of at most 18 digits")
-    if hint is float and not abs(value) <= sys.float_info.max:  # NaN compares with nothing
+    if hint is float and not abs(value) <= sys.float_info.max:  # also true for NaN
         raise TypeError("a finite number")
     if hint is str and not (value and value.isprintable()):
         raise TypeError("text, not empty and without control characters")
@@ -80,7 +80,7 @@ def _typed_one_of(value: Any, hints: list[Any]) -> Any:
 
 
 def _typed_items(value: Any, hints: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Items of a tuple of fixed length, or of one kind and any number."""
+    """Items of a tuple, of fixed length or of any number of one kind."""
     kind, any_number = {str: "texts", float: "numbers"}[hints[0]], hints[1] is Ellipsis
     if not isinstance(value, list) or not (any_number or len(value) == len(hints)):
         raise TypeError(f"a list of {kind}" if any_number else f"a list of {len(hints)} {kind}")
@@ -96,7 +96,7 @@ def shown(value: Any) -> str:
 
 
 def shown_in(field: str, value: Any) -> str:
-    """The value of a field, unless a secret may be in it."""
+    """The value of a field for a message, unless it may contain a secret."""
     return "not shown" if field in MAY_HOLD_SECRETS else shown(value)
 
 
@@ -105,16 +105,16 @@ SYNONYMS = {
     "num_iterations": "passes", "num_generations": "group_size", "max_steps": "steps", "total_training_steps": "steps",
     "max_completion_length": "max_tokens", "max_new_tokens": "max_tokens",
 }  # fmt: skip
-"""What other trainers call our fields."""
+"""Names of our fields in other trainers."""
 
 
 def perhaps(word: str, known: Any) -> str:
-    """What a wrong word may have been meant to be, or all that there is."""
+    """A suggestion for an unknown word, or all known words if none is similar."""
     return alike(word, known, 1) or f"; use one of {', '.join(known)}"
 
 
 def alike(word: str, known: Any, most: int = 3) -> str:
-    """What a wrong word may have been meant to be, where something is like it.
+    """A suggestion for an unknown word; empty if no known word is similar.
 
     >>> alike("epsilon", ["epsilon_low", "epsilon_high", "beta"])
     '; did you mean epsilon_low or epsilon_high?'
@@ -128,7 +128,7 @@ def alike(word: str, known: Any, most: int = 3) -> str:
 
 
 def help_of(section: type) -> dict[str, str]:
-    """What stands under each field of a config class.
+    """The string under each field of a config class.
 
     >>> from solera.config import LearnConfig
     >>> help_of(LearnConfig)["passes"]

@@ -1,4 +1,4 @@
-"""TOML in and out: errors with file, line and field, and a config written so that it reads back."""
+"""Read and write TOML. Errors name the file, the line and the field. A written config can be read back."""
 
 import dataclasses
 import itertools
@@ -15,7 +15,7 @@ from solera.config.sections import Config
 from solera.errors import SoleraError
 
 Place = Callable[..., str]
-"""From the path of a table or field to where it is written, such as `run.toml:12`."""
+"""Maps the path of a table or field to its location, such as `run.toml:12`."""
 KEY = r"""(?:"[^"]*"|'[^']*'|[\w-]+)"""
 DOTTED = rf"{KEY}(?:\s*\.\s*{KEY})*"
 """A key as TOML writes it: `period`, `sync.period`, `"v=20".sync`."""
@@ -29,7 +29,7 @@ def load(path: Path | str) -> Config:
 
 
 def load_resolved(path: Path) -> Config:
-    """Read the config.toml that a run wrote, and give fields that are newer than the file the value they had then.
+    """Read the config.toml that a run wrote. Fields that did not exist then get the value that the code used then.
 
     A run writes every field, set or unset. So a field that the file does not mention did not exist yet.
     """
@@ -52,7 +52,7 @@ def _text(path: Path) -> str:
 
 
 def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
-    """The complaint with file and line, where the field that it begins with has its value in `config` from `file`."""
+    """The error with file and line, if the field that it starts with got its value from `file`."""
     named = re.match(r"(\w+)\.(\w+)\b", str(error))
     if named is None:
         return error
@@ -66,28 +66,28 @@ def located(error: SoleraError, file: Path, config: Config) -> SoleraError:
 
 
 def parse(text: str, source: str) -> Config:
-    """A Config from TOML text; `source` names it in errors."""
+    """Read a Config from TOML text. `source` names the text in errors."""
     return overlay(Config(), tomllib.loads(text), places(text, source))
 
 
 def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
-    """A file's text and its tables."""
+    """The text of a file and its tables."""
     text = _text(path)
     try:
         return text, tomllib.loads(text)
     except RecursionError as error:
         raise SoleraError(f"{path}: not valid TOML: lists or tables are nested too deep") from error
-    except ValueError as error:  # TOMLDecodeError, and Python's own about numbers with thousands of digits
+    except ValueError as error:  # TOMLDecodeError, or Python's error for a number with thousands of digits
         raise SoleraError(f"{path}: not valid TOML: {error}") from error
 
 
 def places(text: str, source: str) -> Place:
-    """Says where in a TOML text a table or field is written."""
+    """Return a function that finds the line of a table or field in a TOML text."""
     return lambda *path: f"{source}:{_line(text, path)}"
 
 
 def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
-    """Fields of TOML tables over a config; `place(section, field)` says where each is written."""
+    """Apply the fields of TOML tables to a config. `place(section, field)` gives the location of each."""
     sections = get_type_hints(Config)
     values = {}
     for name, table in tables.items():
@@ -105,7 +105,7 @@ def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
 
 
 def typed_fields(section: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
-    """The fields of one table, known to the class `section` and of its types."""
+    """The fields of one table, checked against the fields and types of the class `section`."""
     hints = get_type_hints(section)
     values = {}
     for key, value in table.items():
@@ -120,7 +120,7 @@ def typed_fields(section: Any, name: str, table: dict[str, Any], place: Place) -
 
 
 def _line(text: str, path: tuple[str, ...]) -> int:
-    """Line on which a key is written, or the innermost table around it that has a line of its own."""
+    """The line of a key, or of the innermost table around it that has its own line."""
     best, found, table = 0, 1, tuple[str, ...]()
     for number, line in enumerate(text.split("\n"), 1):
         if header := re.match(rf"\s*\[{{1,2}}\s*({DOTTED})\s*\]", line):
@@ -140,7 +140,7 @@ def _keys(dotted: str) -> tuple[str, ...]:
 
 
 def dump(config: Config) -> str:
-    """The config as TOML that `parse` reads back. Unset fields stand as comments, so that the file is complete."""
+    """The config as TOML that `parse` can read. Unset fields appear as comments, so that the file is complete."""
     lines = []
     for section, fields in itertools.groupby(fields_of(config).items(), lambda field: field[0].partition(".")[0]):
         lines.append(f"[{section}]")
@@ -152,7 +152,7 @@ def dump(config: Config) -> str:
 
 
 def fields_of(config: Config) -> dict[str, str]:
-    """Every field as it stands in a file, section by section.
+    """Every field as TOML writes it, section by section.
 
     >>> fields_of(Config())["learn.warmup"], fields_of(Config())["run.name"]
     ('10', 'unset')

@@ -1,4 +1,4 @@
-"""Values and combinations that cannot work, each refused with one line that says what to change."""
+"""Values and combinations that cannot work. Each is refused with one line that says what to change."""
 
 import math
 import re
@@ -20,9 +20,10 @@ from solera.errors import SoleraError
 
 MOST_THREADS = 1024
 COLDEST = 1e-3
-"""Lowest temperature: logits divided by much less are infinite."""
+"""Lowest temperature. Logits divided by a much smaller one are infinite."""
 LONGEST_NAME = 200
-"""Bytes: file systems allow 255, and an unfinished folder's name is longer than its own."""
+"""Maximum length in bytes. File systems allow 255, and the name of an unfinished folder is longer than its final
+name."""
 
 SAFE = (
     "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
@@ -31,8 +32,8 @@ SAFE = (
     "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every", "checkpoint.keep",
     "report.tensorboard", "report.wandb", "report.progress",
 )  # fmt: skip
-"""Settings that a resume may change: how long a run is, where and how fast it computes, what is measured and kept.
-Every other one would make it another run."""
+"""Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
+other change would make it a different run."""
 
 
 def check(config: Config) -> None:
@@ -49,8 +50,8 @@ def check(config: Config) -> None:
 
 
 def default_lr(config: Config) -> float:
-    """The learning rate where none is set. The embedded model is tiny and learns at a rate that ruins a pretrained one;
-    what is safe there is what others take for GRPO, ten times as much for LoRA's few parameters.
+    """The learning rate if none is set. The embedded model is tiny and needs a rate that would ruin a pretrained model.
+    For pretrained models it is the usual rate for GRPO, and ten times that for LoRA, which has few parameters.
 
     >>> default_lr(Config()), default_lr(Config(model=ModelConfig("owner/name")))
     (0.0003, 1e-06)
@@ -61,7 +62,7 @@ def default_lr(config: Config) -> float:
 
 
 def refuse_without_gpu(config: Config) -> None:
-    """What cannot work on a CPU, whether it was chosen or is all there is."""
+    """Refuse settings that cannot work on a CPU, whether it was chosen or is the only device."""
     if config.run.gpu_memory is not None:
         raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
     if config.model.compute == "float16":

@@ -1,4 +1,4 @@
-"""What each task takes from the section `task`, and the parts of a mixture."""
+"""The fields of the section `task` that each task uses, and the parts of a mixture."""
 
 import dataclasses
 import re
@@ -30,10 +30,10 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
     "mixture": {"parts": (), "weights": ()},
     "own": {},
 }  # fmt: skip
-"""The fields each task uses, and the values they take where unset."""
+"""The fields that each task uses, and their defaults."""
 GYM = "gym:"
 SPELLED = {"gym": f"{GYM}NAME", "own": "file.py:Class"}
-"""How the kinds of tasks are named that are not named by one word."""
+"""How to write the kinds of tasks that have no fixed name."""
 
 
 def kind_of_task(name: str) -> str:
@@ -48,7 +48,7 @@ def kind_of_task(name: str) -> str:
 
 
 def resolve_task(task: TaskConfig) -> TaskConfig:
-    """Unset fields take the task's own values; a field that the task does not use is refused."""
+    """Fill unset fields with the task's defaults. Refuses fields that the task does not use."""
     kind = kind_of_task(task.name)
     if kind not in TASK_FIELDS or task.name in SPELLED:
         known = [SPELLED.get(name, name) for name in TASK_FIELDS]
@@ -93,7 +93,8 @@ def _check_task(task: TaskConfig) -> None:
 
 
 def passing(task: TaskConfig) -> float:
-    """The reward from which on an attempt counts as right: reasoning-gym gives partly right answers a half and more.
+    """The reward at which an attempt counts as correct. It is higher for reasoning-gym, which gives partly correct
+    answers 0.5 and more.
 
     >>> passing(TaskConfig("arithmetic")), passing(TaskConfig("gym:gcd"))
     (0.5, 0.99)
@@ -102,7 +103,7 @@ def passing(task: TaskConfig) -> float:
 
 
 def task_parts(task: TaskConfig) -> dict[str, TaskConfig]:
-    """The resolved tasks of a mixture by the names they have in it; of any other task, itself.
+    """The resolved tasks of a mixture, by their names in it. For any other task, the task itself.
 
     >>> list(task_parts(TaskConfig("mixture", parts=("gym:gcd@1", "gsm8k=data/gsm8k", "math=HuggingFaceH4/MATH-500"))))
     ['gym:gcd@1', 'gsm8k', 'math MATH-500']

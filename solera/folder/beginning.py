@@ -1,4 +1,5 @@
-"""How a run begins: its folder, and what it began with, so that a resume can tell what has changed. No torch."""
+"""The start of a run: its folder, and a record of what it started with, so that a resume can tell what has changed.
+Does not import torch."""
 
 import dataclasses
 import json
@@ -16,30 +17,31 @@ from solera.folder.paths import BEGINNING, CONFIG, MODEL, OWN_CODE
 from solera.protocols import Task
 
 OWN_PARTS = ("task", "rewards", "objective", "rule")
-"""Parts of a run that may be code of its user's."""
+"""Parts of a run that may be the user's own code."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What a run began with: what its config does not tell, and what may be edited there since."""
+    """What a run started with, where its config does not tell or may have been edited since."""
 
     started_in: str
-    """The folder in which its config's relative paths begin."""
+    """The working directory, to which relative paths in the config refer."""
     problems: str
-    """Digest of the held-out problems and of the first two to train on, which are others when rows come or go."""
+    """Digest of the held-out problems and of the first two training problems. It changes when rows are added or
+    removed."""
     rows: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Digest of the rows to train on of each of the task's files; of older runs it is not known."""
+    """Digest of the training rows of each of the task's files. Empty for older runs."""
     settings: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Every field of its config; of older runs not known."""
+    """Every field of its config. Empty for older runs."""
 
     @classmethod
     def of(cls, task: Task, config: Config, rows: Mapping[str, str]) -> "Beginning":
-        """A task whose problems the model cannot be shown is refused here, before the run has a folder."""
+        """Refuses a task whose problems the model cannot read, before the run has a folder."""
         prompts = task.prompt(0), task.prompt(1), *task.held_out(config.evaluate.problems)
         return cls(str(Path.cwd()), digest_of(prompt.key for prompt in prompts), dict(rows), fields_of(config))
 
     def changed_since(self, begun: "Beginning") -> list[str]:
-        """What is to be said of a run that goes on with other settings or data than it began with."""
+        """Notes for a run that continues with other settings or data than it started with."""
         said = begun.edited(self.settings)
         files = ", ".join(path for path, digest in self.rows.items() if begun.rows.get(path, digest) != digest)
         if self.problems != begun.problems:
@@ -53,7 +55,7 @@ class Beginning:
         return said
 
     def edited(self, settings: Mapping[str, str]) -> list[str]:
-        """What is to be said where these are other settings, of those that are known of both."""
+        """Notes about settings that differ, among those known on both sides."""
         fields = "; ".join(
             f"{name} has another value" if name in MAY_HOLD_SECRETS else f"{name} is {settings[name]}, was {value}"
             for name, value in self.settings.items()
@@ -67,7 +69,7 @@ def digest_of(keys: Iterable[str]) -> str:
 
 
 def read_beginning(folder: Path) -> Beginning | None:
-    """`None` for a run from before it was kept."""
+    """`None` for a run from before this was recorded."""
     file = folder / BEGINNING
     try:
         beginning = Beginning(**json.loads(file.read_bytes())) if file.exists() else None
@@ -79,7 +81,7 @@ def read_beginning(folder: Path) -> Beginning | None:
 
 
 def read_own_code(folder: Path) -> list[str]:
-    """Which parts of a run are code of its user's."""
+    """The parts of a run that are the user's own code."""
     file = folder / OWN_CODE
     try:
         names = json.loads(file.read_bytes()) if file.exists() else []
@@ -94,7 +96,7 @@ def read_own_code(folder: Path) -> list[str]:
 
 
 def new_folder(config: Config) -> Path:
-    """Where the run will live; refused where something is there already."""
+    """The folder of a new run. Refused if it already exists."""
     assert config.run.name is not None
     folder = Path(config.run.root) / config.run.name
     if os.path.lexists(folder):
@@ -106,7 +108,7 @@ def new_folder(config: Config) -> Path:
 
 
 def make_run_folder(config: Config, beginning: Beginning, own: Sequence[str]) -> Path:
-    """A new folder for the run; `own` names the parts of the run that are its user's code."""
+    """Create the run's folder. `own` names the parts of the run that are the user's own code."""
     files = {CONFIG: dump(config), BEGINNING: json.dumps(dataclasses.asdict(beginning))}
     if own:
         files[OWN_CODE] = json.dumps(list(own))

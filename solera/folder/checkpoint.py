@@ -1,8 +1,8 @@
-"""Where a run stands, written so that a killed run goes on as if nothing had happened.
+"""The state of a run, saved so that a killed run continues as if nothing had happened.
 
-A checkpoint is a folder `checkpoints/step-000120`: the model as an ordinary Hugging Face folder, `state.json`,
-`tensors.pt`, and `digests.json`, by which damage is noticed. It is written under another name and renamed when
-complete, so a half-written one is never read. Torch is loaded when tensors are read or written.
+A checkpoint is a folder such as `checkpoints/step-000120`: the model as an ordinary Hugging Face folder, `state.json`,
+`tensors.pt`, and `digests.json`, which reveals damage. It is written under another name and renamed when complete, so a
+half-written one is never read. Torch is imported only when tensors are read or written.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from solera.sync.rules import SyncState
 
 
 class UnreadableCheckpointError(SoleraError):
-    """A checkpoint that cannot be gone on from."""
+    """A checkpoint from which a run cannot continue."""
 
     def __init__(self, folder: Path, why: str) -> None:
         super().__init__(f"{folder}: the checkpoint cannot be read: {why}")
@@ -31,7 +31,8 @@ class UnreadableCheckpointError(SoleraError):
 
 @dataclass(frozen=True)
 class RunState:
-    """What is not in a tensor. There are no random states: every draw depends on the seed and its own number."""
+    """Everything except tensors. There are no random states, because every draw depends only on the seed and its own
+    number."""
 
     lineage: str
     version: int
@@ -39,26 +40,25 @@ class RunState:
     position: int
     """Next problem of the task's stream."""
     watermark: int
-    """Last rollout in the store when this was written."""
+    """Id of the last rollout in the store when the checkpoint was written."""
     accuracy: float | None
-    """This version's accuracy on held-out problems, where it was evaluated."""
+    """Accuracy of this version on held-out problems, if it was evaluated."""
     compute: str | None = None
-    """The run's arithmetic; unset in a checkpoint from before it was kept."""
+    """Number format of the run. Unset in older checkpoints."""
     uses: tuple[int, int] | None = None
-    """Uses of earlier versions in the store when this was written: how many, and the sum of their rollouts' ids. Unset
-    in a checkpoint from before it was kept."""
+    """Uses of earlier versions in the store when the checkpoint was written: their number, and the sum of their
+    rollouts' ids. Unset in older checkpoints."""
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A complete checkpoint that was read back."""
+    """A complete checkpoint that was read."""
 
     folder: Path
     state: RunState
     tensors: dict[str, Any]
     sealed: bool
-    """Whether its files could be compared with what was written; a checkpoint from before digests were kept has
-    none."""
+    """Whether its files were compared with their digests. Older checkpoints have none."""
 
     @property
     def model(self) -> Path:
@@ -67,7 +67,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Saver:
-    """Writes checkpoints below `folder`, keeps the last few and the best."""
+    """Writes checkpoints to `folder`, and keeps the last few and the best."""
 
     folder: Path
     every: int
@@ -78,11 +78,11 @@ class Saver:
         return self.every > 0 and version % self.every == 0
 
     def save(self, state: RunState, tensors: dict[str, Any]) -> None:
-        """Write a checkpoint; it appears whole or not at all."""
+        """Write a checkpoint. It appears complete or not at all."""
         final = self.folder / step_name(state.version)
         unfinished = self.folder / f"{UNFINISHED}{final.name}"
         shutil.rmtree(unfinished, ignore_errors=True)
-        self.folder.mkdir(exist_ok=True)  # without parents: a run's folder that was deleted does not come back
+        self.folder.mkdir(exist_ok=True)  # no parents: do not recreate a run's folder that was deleted
         unfinished.mkdir()
         self.save_model(unfinished / MODEL)
         _save_tensors(tensors, unfinished / "tensors.pt")
@@ -103,7 +103,7 @@ class Saver:
 
 
 def checkpoints(folder: Path, after: int = -1) -> list[Path]:
-    """The complete checkpoints below `folder`, oldest first; where a step is given, only those after it."""
+    """The complete checkpoints in `folder`, oldest first; if a step is given, only those after it."""
     found = {step_of(path): path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()}
     return [found[step] for step in sorted(found) if step > after]
 
@@ -117,14 +117,15 @@ def step_name(version: int) -> str:
 
 
 def set_aside(path: Path) -> None:
-    """Mark a checkpoint for removal. Renamed at once: a kill during the removal would leave half of it to be read."""
+    """Mark a checkpoint for removal by renaming it. A kill during the removal would otherwise leave half of it to be
+    read."""
     discarded = path.with_name(f"{UNFINISHED}{path.name}")
     shutil.rmtree(discarded, ignore_errors=True)
     path.rename(discarded)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Everything but the model, compared with the digests that were written with it."""
+    """Read everything except the model, and compare it with its digests."""
     import torch
 
     try:
@@ -147,12 +148,12 @@ def _save_tensors(tensors: dict[str, Any], path: Path) -> None:
 
     try:
         torch.save(tensors, path)
-    except RuntimeError as error:  # torch knows of a full disk only that less was written than it gave
+    except RuntimeError as error:  # torch reports a full disk only as an incomplete write
         raise OSError(errno.EIO, f"cannot be written (is the disk full?): {one_line(error)}", str(path)) from error
 
 
 def _accuracy(folder: Path) -> float | None:
-    """Of a checkpoint that cannot be read it is not known; a resume says so, a run in progress need not stop."""
+    """`None` for a checkpoint that cannot be read. A resume reports that; a run in progress need not stop."""
     try:
         return read_state(folder).accuracy
     except UnreadableCheckpointError:
@@ -177,6 +178,6 @@ def read_state(folder: Path) -> RunState:
 
 
 def _sync_state(fields: dict[str, Any]) -> SyncState:
-    """JSON has no tuples, and a checkpoint from before the readings were kept has none of them."""
+    """Convert lists to tuples, which JSON lacks. Older checkpoints have no readings."""
     readings = tuple((int(batches), float(share)) for batches, share in fields.get("readings", ()))
     return SyncState(**{**fields, "readings": readings})

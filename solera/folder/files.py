@@ -1,4 +1,4 @@
-"""Files and folders that appear whole or not at all, that can be checked later, and that one process holds."""
+"""Files and folders that appear complete or not at all, can be checked for damage, and can be locked by one process."""
 
 import errno
 import fcntl
@@ -17,9 +17,9 @@ from solera.errors import SoleraError
 from solera.folder.paths import DIGESTS, LOCK
 
 UNFINISHED = ".unfinished-"
-"""Names of files and folders that are not yet whole, or no longer wanted, begin with this."""
+"""Prefix of files and folders that are incomplete or no longer wanted."""
 PIECE = 1 << 24
-"""Bytes of a file that are hashed together. Pieces are hashed side by side: a checkpoint has gigabytes."""
+"""Bytes that are hashed at once. Pieces are hashed in parallel, because a checkpoint has gigabytes."""
 
 
 class DamagedError(SoleraError):
@@ -27,20 +27,20 @@ class DamagedError(SoleraError):
 
 
 def beside(target: Path) -> Path:
-    """Where a file is written until it is whole."""
+    """Temporary name of a file until it is complete."""
     return target.with_name(f"{UNFINISHED}{target.name}")
 
 
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """The file to write to; it takes the target's place when it is whole. A full disk names the target and leaves
-    nothing."""
+    """A file to write to, which replaces the target when it is complete. If the disk is full, the error names the
+    target and nothing is left behind."""
     unfinished = beside(target)
     try:
         yield unfinished
         unfinished.replace(target)
     except OSError as error:
-        if error.filename not in (None, str(unfinished)):  # what is at fault is what was read
+        if error.filename not in (None, str(unfinished)):  # the fault is in a file that was read
             raise
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
@@ -48,7 +48,7 @@ def appearing(target: Path) -> Iterator[Path]:
 
 
 def writable(target: Path, named: str) -> Path:
-    """The file, refused before the work is done and not after it; `named` is how its user calls it."""
+    """Check that a file can be written before doing the work. `named` is the user's name for it."""
     try:
         if target.is_dir():
             raise SoleraError(f"{named}: this is a folder; give a file")
@@ -66,7 +66,7 @@ def write_whole(target: Path, text: str) -> Path:
 
 
 def publish(unfinished: Path, final: Path) -> None:
-    """Give a finished folder its name, once all of it is on the disk."""
+    """Rename a finished folder to its final name, once all of it is on the disk."""
     for path in (*unfinished.rglob("*"), unfinished):
         handle = os.open(path, os.O_RDONLY)
         os.fsync(handle)
@@ -75,7 +75,7 @@ def publish(unfinished: Path, final: Path) -> None:
 
 
 def make_folder(folder: Path, files: Mapping[str, str]) -> Path:
-    """A new folder with these files in it from the first moment, so that whatever comes of it can be continued."""
+    """Create a folder that contains these files from the first moment, so that it can always be continued."""
     unfinished = folder.with_name(f"{UNFINISHED}{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         unfinished.mkdir(parents=True)
@@ -92,15 +92,15 @@ def make_folder(folder: Path, files: Mapping[str, str]) -> Path:
 
 
 def seal(folder: Path) -> None:
-    """Write down size and digest of every file in the folder; of a folder in it that is sealed, of its seal only."""
+    """Record the size and digest of every file in the folder. For a sealed folder inside it, record only its seal."""
     text = json.dumps({str(path.relative_to(folder)): _digest(path) for path in _files(folder)}, indent=1)
     (folder / DIGESTS).write_text(text, encoding="utf-8")
 
 
 def check_sealed(folder: Path) -> bool:
-    """Whether the folder has a seal. A file that is missing or has changed since is refused by its name in the folder.
+    """Whether the folder has a seal. A missing or changed file is refused, with its name in the folder.
 
-    Files that were added to the folder are not looked at.
+    Files that were added to the folder are ignored.
     """
     seal_file = folder / DIGESTS
     if not seal_file.is_file():
@@ -143,7 +143,7 @@ def _digest(path: Path) -> list[Any]:
 
 
 def refuse_gone(path: Path, opened: os.stat_result) -> None:
-    """Refuse a file that was deleted, or replaced by another, since it was opened: what is written to it is lost."""
+    """Refuse a file that was deleted or replaced since it was opened, because anything written to it would be lost."""
     try:
         same = os.path.samestat(path.stat(), opened)
     except (FileNotFoundError, NotADirectoryError):
@@ -154,11 +154,11 @@ def refuse_gone(path: Path, opened: os.stat_result) -> None:
 
 @contextmanager
 def alone(folder: Path, doing: str = "training this run") -> Iterator[None]:
-    """Refuse a folder that another process is still `doing` this in: both would write the same files.
+    """Lock the folder, or refuse it if another process is `doing` this in it. Both would write the same files.
 
-    Whoever resumes a run takes this before reading anything of it: what was read earlier may be out of date.
+    A resume takes the lock before it reads anything, because earlier readings may be out of date.
     """
-    with (folder / LOCK).open("a") as held:  # NFS grants an exclusive lock only on a file that is open for writing
+    with (folder / LOCK).open("a") as held:  # NFS grants an exclusive lock only on a file opened for writing
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

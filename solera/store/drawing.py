@@ -92,7 +92,7 @@ class BatchShare:
 class Ranking:
     """The shares of a batch, and the rollouts that were skipped."""
 
-    parts: list[BatchShare]
+    shares: list[BatchShare]
     passed: Mapping[str, int]
     short_R: npt.NDArray[np.int32]
     """Admissions of rollouts whose visit does not have enough rewards for a group yet."""
@@ -108,7 +108,7 @@ class Ranking:
 
     def take(self, groups: int) -> list[npt.NDArray[np.int64]]:
         """Take each share's groups. If one share is short, the others fill in, the first share first."""
-        pairs = list(zip(self.parts, apportion(groups, [part.share for part in self.parts]), strict=True))
+        pairs = list(zip(self.shares, apportion(groups, [part.share for part in self.shares]), strict=True))
         chosen = [group for part, count in pairs for group in part.between(0, count)]
         for part, count in pairs:
             chosen += part.between(count, count + groups - len(chosen))
@@ -117,10 +117,10 @@ class Ranking:
     def missing(self, groups: int, reserve: int) -> int:
         """Number of groups to generate so that `groups` can be drawn and `reserve` remain; 0 if the run generates
         nothing."""
-        counts = apportion(groups, [part.share for part in self.parts])
-        pairs = list(zip(self.parts, counts, strict=True))
+        counts = apportion(groups, [part.share for part in self.shares])
+        pairs = list(zip(self.shares, counts, strict=True))
         others = sum(min(count, len(part.groups)) for part, count in pairs if not part.written)
-        return sum(max(0, groups - others + reserve - len(part.groups)) for part in self.parts if part.written)
+        return sum(max(0, groups - others + reserve - len(part.groups)) for part in self.shares if part.written)
 
 
 def rank(rows: Rows, selection: Selection) -> Ranking:

@@ -48,7 +48,7 @@ class Selected:
         assert self._catalogue is not None
         chosen = ranking.take(groups)
         self._passed = ranking.skipped(self._catalogue.rows, chosen)
-        if not chosen and not any(part.written for part in ranking.parts):
+        if not chosen and not any(share.written for share in ranking.shares):
             raise SoleraError(
                 f"draw.policy = {self.draw_config.policy}: {_nothing(ranking.passed, self._catalogue.origins)}"
             )
