@@ -1,4 +1,4 @@
-"""Accuracy of the learner's current weights on held-out problems, while it trains."""
+"""Accuracy of the learner's current weights on held-out problems during training."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,8 @@ from solera.records import Sampling
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Attempts the same held-out problems. The exam's engine sees the learner's weights, not the lagged copy."""
+    """Attempts the same held-out problems each time. The exam's engine uses the learner's current weights, not the
+    engine's older copy."""
 
     exam: Exam
     sampling: Sampling
@@ -17,11 +18,13 @@ class Evaluator:
     every: int
 
     def due(self, version: int) -> bool:
-        """Before the first batch, and then at every period. (After the last one the loop asks in any case.)"""
+        """Whether to evaluate before the first batch, and then at every period. After the last batch the loop always
+        evaluates."""
         return version == 0 or (self.every > 0 and version % self.every == 0)
 
     def evaluate(self) -> dict[str, float]:
-        """Share of attempts that pass, with its interval, mean reward, share alike and, of several attempts, pass@n."""
+        """Share of attempts that pass, with its interval, the mean reward, the share of identical responses and, with
+        several attempts, pass@n."""
         attempts = self.exam.attempt(self.sampling, self.samples)
         accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
         reward = estimate(attempts.reward_P(), yes_or_no=False)

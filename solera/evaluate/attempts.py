@@ -1,4 +1,4 @@
-"""Held-out problems attempted, and counted: for each how many attempts were graded, how many passed."""
+"""Attempt held-out problems, and count for each how many attempts were graded and how many passed."""
 
 import math
 from collections import Counter
@@ -13,12 +13,12 @@ from solera.streams import stream_seed
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, rollouts_of
 
 Values = list[float | None]
-"""One for each problem; `None` where it has none."""
+"""One value per problem; `None` if it has none."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """How the attempts at one problem went. `reward` is the mean over graded attempts."""
+    """The result of the attempts at one problem. `reward` is the mean over graded attempts."""
 
     key: str
     graded: int
@@ -27,7 +27,7 @@ class Problem:
 
 
 def task_of(key: str) -> str:
-    """The task that a prompt's key begins with.
+    """The task that a prompt's key starts with.
 
     >>> task_of("gym:gcd@1/17")
     'gym:gcd@1'
@@ -37,29 +37,29 @@ def task_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class Attempts:
-    """`samples` attempts at each problem, all sampled alike."""
+    """`samples` attempts at each problem, all sampled the same way."""
 
     sampling: Sampling
     samples: int
     problems: tuple[Problem, ...]
     truncated: float
-    """Share of attempts cut off by the limit."""
+    """Share of attempts cut off at the token limit."""
     length: float
-    """Mean tokens of an attempt, end token included."""
+    """Mean length of an attempt in tokens, including the end token."""
     alike: float
-    """Share of attempts that are the most frequent one, token for token: near 1 the problems are not looked at."""
+    """Share of attempts that equal the most frequent one, token for token. Near 1, the model ignores the problem."""
 
     @property
     def ungraded(self) -> int:
-        """Attempts left out because no reward came for them."""
+        """Number of attempts that got no reward and are not counted."""
         return self.samples * len(self.problems) - sum(problem.graded for problem in self.problems)
 
     def rate_P(self) -> Values:
-        """Share of a problem's graded attempts that passed; its mean over problems is avg@n."""
+        """Share of a problem's graded attempts that passed. Its mean over problems is avg@n."""
         return [problem.passed / problem.graded if problem.graded else None for problem in self.problems]
 
     def tasks(self) -> "dict[str, Attempts]":
-        """The attempts at the problems of each task; all else is of all of them."""
+        """The attempts at the problems of each task. The other fields cover all tasks."""
         names = dict.fromkeys(task_of(problem.key) for problem in self.problems)
         return {
             name: replace(self, problems=tuple(problem for problem in self.problems if task_of(problem.key) == name))
@@ -76,23 +76,24 @@ class Attempts:
 
 @dataclass(frozen=True)
 class Exam:
-    """A task's held-out problems, who attempts them, and the reward from which on an attempt passes."""
+    """A task's held-out problems, the engine that attempts them, and the reward at which an attempt passes."""
 
     task: Task
     engine: Engine
     prompts: list[Prompt]
     threshold: float
     max_rows: int
-    """Most attempts in flight; more are made in turns, all attempts at a problem in the same one."""
+    """Maximum number of attempts in flight. More are made in several rounds; all attempts at a problem are in the same
+    round."""
     functions: tuple[str, ...] = ()
-    """Reward functions that the user wrote, to be named where nothing was graded."""
+    """The user's own reward functions, to be named if nothing was graded."""
     guard: Guard = STOP
-    """What becomes of attempts that fail; one without a reward is left out."""
+    """What to do with attempts that fail. An attempt without a reward is not counted."""
 
     def attempt(
         self, sampling: Sampling, samples: int = 1, seed: int = 0, advance: Callable[[int], None] = lambda done: None
     ) -> Attempts:
-        """Attempt every problem `samples` times; `advance` is told how many attempts are made after each turn."""
+        """Attempt every problem `samples` times. Calls `advance` after each round with the number of attempts made."""
         attempted = list[Attempted]()
         step = max(1, self.max_rows // samples)
         for start in range(0, len(self.prompts), step):
@@ -131,19 +132,19 @@ class Exam:
 
 
 def attempt_seed(seed: int, index: int, number: int) -> int:
-    """Seed of attempt `number` at problem `index`: that of the first does not depend on how many follow."""
+    """Seed of attempt `number` at problem `index`. It does not depend on the number of attempts."""
     start = seed << 32 | index
     return stream_seed(start, number) if number else stream_seed(start)
 
 
 def count_problem(key: str, rollouts: Iterable[Rollout], threshold: float) -> Problem:
-    """An attempt passes where its reward reaches the threshold; one without a reward is left out."""
+    """An attempt passes if its reward reaches the threshold. Attempts without a reward are not counted."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = math.fsum(rewards) / len(rewards) if rewards else None
     return Problem(key, len(rewards), sum(reward >= threshold for reward in rewards), mean)
 
 
 def share_alike(rollouts: Iterable[Rollout]) -> float:
-    """Share of the responses that are the most frequent one."""
+    """Share of the responses that equal the most frequent one."""
     written = Counter(tuple(s.token_ids_T[s.mask_T].tobytes() for s in rollout.sequences) for rollout in rollouts)
     return max(written.values()) / written.total()

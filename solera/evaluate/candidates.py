@@ -1,4 +1,4 @@
-"""Which models are meant, and with which settings, decided before torch is loaded."""
+"""Find the models to evaluate and their settings, before torch is loaded."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from solera.models.source import obtain
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to evaluate: its name in tables, where it lies, and the run whose checkpoints it is one of."""
+    """A model to evaluate: its name in tables, its path, and the run that it is a checkpoint of."""
 
     name: str
     path: str
@@ -22,7 +22,7 @@ class Candidate:
 
 
 def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
-    """Each model found or refused; with `checkpoints`, all that a run's folder holds in its place."""
+    """Find or refuse each model. With `checkpoints`, a run's folder stands for all its checkpoints."""
     if not models:
         raise SoleraError("evaluation: give at least one model: a folder, a hub name, embedded, or a run's folder")
     if checkpoints and not any(map(is_run, models)):
@@ -45,18 +45,18 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class Author:
-    """A model that writes responses: what they are called after, where it lies, and which run and version it is."""
+    """A model that generates responses: the name for their origin, its path, and its run and version."""
 
     name: str
     path: str
     lineage: str | None = None
-    """`None` where it is no run's, or the run has written nothing that would tell."""
+    """`None` if it belongs to no run, or the run has not recorded one."""
     version: int = 0
-    """Batches that the run had learned from; 0 without a lineage."""
+    """Number of batches that the run had trained on; 0 without a lineage."""
 
 
 def author_of(model: str) -> Author:
-    """A run's finished model or, until there is one, its last checkpoint; or a model that no run here has trained."""
+    """A run's finished model or, before there is one, its last checkpoint; or a model that was not trained here."""
     if not is_run(model):
         obtain(model)
         return Author(Path(model).name or model, model)
@@ -74,12 +74,12 @@ def author_of(model: str) -> Author:
 
 
 def settings(models: list[str]) -> Config:
-    """The config of the first run among the models; the defaults where there is none."""
+    """The config of the first run among the models; the defaults if there is none."""
     return next((_config(model) for model in models if is_run(model)), Config())
 
 
 def refuse_own_code(models: list[str]) -> None:
-    """A run's config does not say what it was trained on where its task or rewards are its user's own."""
+    """Refuse runs whose task or rewards are the user's own code, because the config does not contain them."""
     for model in filter(is_run, models):
         if {"task", "rewards"} & set(read_own_code(Path(model))):
             raise SoleraError(
@@ -89,12 +89,12 @@ def refuse_own_code(models: list[str]) -> None:
 
 
 def other_tasks(models: list[str], config: Config) -> list[str]:
-    """Runs that were trained on another task than the config's."""
+    """Runs that were trained on a different task than the config's."""
     return [model for model in models if is_run(model) and _config(model).task != config.task]
 
 
 def is_run(model: str) -> bool:
-    return os.path.isfile(Path(model) / CONFIG)  # unlike Path's, false for a name too long
+    return os.path.isfile(Path(model) / CONFIG)  # unlike Path.is_file, False for a name that is too long
 
 
 def _config(run: str) -> Config:
@@ -106,7 +106,8 @@ def _finished(run: str) -> Path:
 
 
 def _checkpoints(run: str) -> list[Candidate]:
-    """A run's checkpoints, oldest first, then its finished model; the last step's checkpoint is the same weights."""
+    """A run's checkpoints, oldest first, then its finished model. The checkpoint of the last step has the same
+    weights."""
     steps = sorted((Path(run) / CHECKPOINTS).glob("step-*"))
     found = [Candidate(str(step), str(step / MODEL), run) for step in steps]
     if _finished(run).is_dir():

@@ -1,4 +1,4 @@
-"""What an evaluation found: attempts of every model at the same problems, and all that follows from them."""
+"""The result of an evaluation: the attempts of every model at the same problems, and the numbers computed from them."""
 
 import dataclasses
 import statistics
@@ -14,12 +14,12 @@ from solera.evaluate.statistics import Difference, MeanEstimate, estimate, paire
 
 GREEDY = "pass@1 greedy"
 SECTIONS = ("task", "reward", "sampling", "evaluate")
-"""Tables of the config that decide what is measured."""
+"""Config sections that determine what is measured."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One model's attempts: a greedy one at each problem and, where asked for, sampled ones."""
+    """One model's attempts: a greedy one at each problem and, if requested, sampled ones."""
 
     candidate: Candidate
     greedy: Attempts
@@ -31,11 +31,11 @@ class Examined:
         return self.candidate.name
 
     def keys(self) -> list[str]:
-        """The problems, in their order."""
+        """The problems, in order."""
         return [problem.key for problem in self.greedy.problems]
 
     def tasks(self) -> "dict[str, Examined]":
-        """The same on the problems of each task alone."""
+        """The same for the problems of each task alone."""
         sampled = self.sampled.tasks() if self.sampled is not None else {}
         return {
             name: dataclasses.replace(self, greedy=part, sampled=sampled.get(name))
@@ -43,7 +43,7 @@ class Examined:
         }
 
     def quantities(self) -> dict[str, Values]:
-        """The value of each quantity for each problem; estimates and comparisons are means over these."""
+        """The value of each quantity for each problem. Estimates and comparisons are means over these."""
         values = {GREEDY: self.greedy.rate_P(), "reward greedy": self.greedy.reward_P()}
         if self.sampled is not None:
             values[f"avg@{self.sampled.samples}"] = self.sampled.rate_P()
@@ -52,14 +52,14 @@ class Examined:
         return values
 
     def estimates(self) -> dict[str, MeanEstimate | None]:
-        """Each quantity's mean over problems and its interval; one attempt a problem is one yes or no."""
+        """Each quantity's mean over problems with its interval. A single attempt per problem is a yes-or-no outcome."""
         yes_or_no = {GREEDY, "avg@1"}
         return {name: estimate(value_P, name in yes_or_no) for name, value_P in self.quantities().items()}
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """A quantity over the checkpoints of a run: the largest, where it was found, and the mean."""
+    """A quantity over the checkpoints of a run: the maximum, the checkpoint that has it, and the mean."""
 
     max: float
     at: str
@@ -68,13 +68,14 @@ class Extremes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Every model's attempts, with the settings they were made with."""
+    """Every model's attempts, and the settings used."""
 
     config: Config
     models: tuple[Examined, ...]
 
     def comparisons(self) -> Iterator[tuple[Examined, dict[str, Difference | None]]]:
-        """Each further model and, by quantity, its paired difference from the first on the problems both were given."""
+        """Each further model with its paired differences from the first, by quantity, on the problems that both
+        attempted."""
         first, keys = self.models[0].quantities(), self.models[0].keys()
         for model in self.models[1:]:
             place = {key: index for index, key in enumerate(model.keys())}
@@ -85,12 +86,12 @@ class Evaluation:
             yield model, {name: paired(first[name], second[name]) for name in first}
 
     def over_checkpoints(self) -> dict[str, dict[str, Extremes]]:
-        """For each run that was given with its checkpoints: max and mean of each quantity over them."""
+        """For each run given with its checkpoints: maximum and mean of each quantity over them."""
         runs = dict.fromkeys(model.candidate.run for model in self.models if model.candidate.run is not None)
         return {run: extremes([m for m in self.models if m.candidate.run == run]) for run in runs}
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: settings, estimates, counts of every problem, comparisons."""
+        """Plain data: settings, estimates, counts per problem, comparisons."""
         return {
             "settings": {
                 **{section: dataclasses.asdict(getattr(self.config, section)) for section in SECTIONS},
@@ -114,7 +115,7 @@ class Evaluation:
 
 
 def check_k(k: tuple[int, ...], config: Config) -> None:
-    """Refuse a k that the sampled attempts cannot answer."""
+    """Refuse a k that cannot be computed from the sampled attempts."""
     samples = config.evaluate.samples
     for value in k:
         if value < 1:
@@ -129,7 +130,7 @@ def check_k(k: tuple[int, ...], config: Config) -> None:
 
 
 def extremes(models: list[Examined]) -> dict[str, Extremes]:
-    """Max and mean over models of each quantity; a model without a value is left out."""
+    """Maximum and mean of each quantity over models. Models without a value are skipped."""
     estimates = [(model.name, model.estimates()) for model in models]
     result = {}
     for quantity in models[0].quantities():

@@ -1,6 +1,7 @@
-"""What attempts at problems say, and how sure that is. Problems are the independent units; attempts at one are not.
+"""Estimates from attempts at problems, with their uncertainty. Problems are the independent units; attempts at one
+problem are not.
 
-A value is `None` for a problem that has none: no attempt at it was graded, or fewer than k were.
+A value is `None` for a problem without one: none of its attempts was graded, or fewer than k.
 """
 
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from solera.errors import SoleraError
 
 Z = 1.96
-"""Standard normal quantile of 97.5 %: every interval is one of 95 %."""
+"""Standard normal quantile of 97.5 %. All intervals are 95 % intervals."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class MeanEstimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """Second minus first on the same problems; and the problems where only one of them scores above 0."""
+    """Second minus first on the same problems, and the number of problems on which only one of them scores above 0."""
 
     estimate: MeanEstimate
     only_first: int
@@ -65,7 +66,7 @@ def wilson(passed: int, problems: int) -> MeanEstimate:
     share, scale = passed / problems, 1 + Z * Z / problems
     centre = share + Z * Z / (2 * problems)
     half = Z * math.sqrt(share * (1 - share) / problems + (Z / (2 * problems)) ** 2)
-    low = 0.0 if passed == 0 else (centre - half) / scale  # exactly, where rounding would leave a speck
+    low = 0.0 if passed == 0 else (centre - half) / scale  # exact; rounding would leave a tiny rest
     high = 1.0 if passed == problems else (centre + half) / scale
     return MeanEstimate(share, low, high, problems)
 
@@ -86,7 +87,8 @@ def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
 
 
 def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> MeanEstimate | None:
-    """The mean over problems that have a value: Wilson's interval where each is one yes or no, else the normal one."""
+    """The mean over problems that have a value, with Wilson's interval for yes-or-no outcomes and the normal interval
+    otherwise."""
     known_P = [value for value in value_P if value is not None]
     if not known_P:
         return None

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line at each evaluation and, on a terminal, a bar with figures."""
+"""What the user sees during a run: a line at each evaluation and, on a terminal, a progress bar with numbers."""
 
 import os
 import sys
@@ -21,7 +21,7 @@ from solera.protocols import Metrics
 
 Figure = tuple[str, str, Callable[[float], str]]
 WIDE = 100
-"""Columns from which on a bar or a line has room for everything."""
+"""Terminal width from which on a bar or a line shows everything."""
 FIGURES: tuple[Figure, ...] = (
     ("reward", "reward/mean", "{:.2f}".format),
     ("held-out", "eval/pass@1", "{:.1%}".format),
@@ -32,35 +32,35 @@ FIGURES: tuple[Figure, ...] = (
 
 
 class StandardOutput(Console):
-    """A console whose reader may leave (`solera train | head`). Whoever prints to it asks whether that has happened."""
+    """A console whose reader may go away (`solera train | head`). The code that prints checks whether that happened."""
 
     reader_left = False
 
     def on_broken_pipe(self) -> None:
-        """Rich would leave the process on the spot, in the middle of a step."""
+        """Rich would exit the process at once, in the middle of a step."""
         self.reader_left = self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def results_console(piped: int) -> Console:
-    """For tables: as wide as the terminal or COLUMNS has it; where neither is there, of a width that wraps nothing."""
+    """For tables: as wide as the terminal or COLUMNS; without either, wide enough to wrap nothing."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if known else piped)
 
 
 class Progressing:
-    """The console's sink. Figures keep their last value until a new one comes."""
+    """The sink that prints to the console. Numbers keep their last value until a new one arrives."""
 
     def __init__(self, steps: int, console: Console) -> None:
         self.console = console
         self.steps = steps
         self._latest: dict[str, float] = {}
         self._oldest: float | None = None
-        """Of what was drawn since the last line; text of others has no age."""
+        """Age of the oldest data drawn since the last line. Text from elsewhere has no age."""
         self._judged = 0
-        """Step of the last update that was judged: few are."""
+        """Step of the last update that was judged. Few are."""
         self._verdicts: list[tuple[int, str]] = []
-        """Steps and verdicts that no line has told yet."""
+        """Steps and verdicts that were not printed yet."""
         self._bar: Progress | None = None
         if console.is_terminal:
             wide = console.width >= WIDE
@@ -73,7 +73,7 @@ class Progressing:
             self._bar.start()
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Move the bar; at an evaluation, print a line that stays."""
+        """Advance the bar. At an evaluation, print a line that stays."""
         self._latest.update(metrics)
         if "improvement/state" in metrics:
             self._judged = step
@@ -129,7 +129,7 @@ def verdict_words(verdicts: Sequence[tuple[int, str]], room: int) -> str:
 
 
 class Attempting:
-    """A bar for each model that is being evaluated, on a terminal only."""
+    """A progress bar for each model that is being evaluated, on a terminal only."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(

@@ -1,4 +1,4 @@
-"""A curve in few points: what a page needs of a long run."""
+"""Reduce a curve to the few points that a page needs of a long run."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from statistics import fmean
 
 Point = tuple[float, float]
 MOST_POINTS = 1_000
-"""Points of one curve in a page: two to each bucket of steps."""
+"""Points per curve in a page: two per bucket of steps."""
 
 
 def decimated(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -26,12 +26,12 @@ def decimated(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def means(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """The mean step and the mean value of every bucket: what a smoothed curve is made of."""
+    """The mean step and the mean value of every bucket, for a smoothed curve."""
     return [(fmean(step for step, _ in bucket), fmean(map(_value, bucket))) for bucket in buckets(points, most // 2)]
 
 
 def buckets(points: Sequence[Point], count: int) -> list[Sequence[Point]]:
-    """`count` runs of consecutive points, as equal in length as they can be."""
+    """`count` runs of consecutive points, as equal in length as possible."""
     edges = [round(place * len(points) / count) for place in range(count + 1)]
     return [points[start:stop] for start, stop in itertools.pairwise(edges) if stop > start]
 

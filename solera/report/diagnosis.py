@@ -1,4 +1,4 @@
-"""What a run comes to, in one sentence, and what in it deserves attention: explicit rules over its metrics."""
+"""A one-sentence summary of a run, and warnings about it: explicit rules over its metrics."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,13 +12,13 @@ from solera.report.stalling import ACCURACY, FLAT, NEARLY_ALL, SOLVED
 from solera.sync.proof import tolerance
 
 NOTABLE = 0.05
-"""Change of the accuracy that is called one where its intervals were not logged."""
+"""Smallest notable change of the accuracy if its intervals were not logged."""
 COLLAPSE = 0.1
-"""How far the last accuracy may lie below the best one."""
+"""How far the last accuracy may be below the best one."""
 FEW_BATCHES = 20
-"""Batches before which a run is not blamed for having learned nothing."""
+"""Number of batches before which a run gets no warning about not learning."""
 END = 10
-"""Batches at the beginning and at the end of a run that are averaged."""
+"""Number of batches at the start and the end of a run that are averaged."""
 MUCH_CLIPPED = 0.25
 MUCH_MASKED = 0.75
 MUCH_TRUNCATED = 0.25
@@ -28,7 +28,7 @@ FAR = 0.5
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One sentence, and a sentence for each thing that should be looked at."""
+    """One sentence of summary, and one sentence per warning."""
 
     sentence: str
     attention: list[str]
@@ -36,7 +36,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Held-out accuracy at a step, with its interval where that was logged."""
+    """Held-out accuracy at a step, with its interval if it was logged."""
 
     step: float
     value: float
@@ -44,7 +44,8 @@ class Accuracy:
     high: float | None
 
     def above(self, other: "Accuracy") -> bool:
-        """Whether it is notably higher: the intervals do not meet, or without them the values are far apart."""
+        """Whether it is notably higher: the intervals do not overlap or, without intervals, the values are far
+        apart."""
         if self.low is None or other.high is None:
             return self.value - other.value >= NOTABLE
         return self.low > other.high
@@ -56,7 +57,7 @@ class Accuracy:
 
 
 def diagnose(run: RunFolder) -> Diagnosis:
-    """What the run's metrics come to."""
+    """Summarise the run's metrics."""
     if not run.rows:
         return Diagnosis("Nothing has been logged yet.", [])
     told = "; ".join(filter(None, (_progress(run), _accuracy(run), _age(run), _judged(run))))
@@ -64,7 +65,7 @@ def diagnose(run: RunFolder) -> Diagnosis:
 
 
 def compared(runs: Mapping[str, RunFolder]) -> str | None:
-    """Which of several runs ends highest, where they tell; `None` where fewer than two were evaluated."""
+    """Which of several runs ends highest, if that can be told; `None` if fewer than two were evaluated."""
     ends = {name: found[-1] for name, run in runs.items() if (found := accuracies(run))}
     if len(ends) < 2:
         return None
@@ -98,7 +99,7 @@ def _progress(run: RunFolder) -> str | None:
 
 
 def _accuracy(run: RunFolder) -> str:
-    """How held-out accuracy went; without an evaluation, how the reward did."""
+    """How held-out accuracy changed; without evaluations, how the reward changed."""
     found = accuracies(run)
     if not found:
         rewards = [value for _, value in run.points("reward/mean")]
@@ -134,7 +135,7 @@ def _judged(run: RunFolder) -> str | None:
 
 
 def _attention(run: RunFolder) -> Iterator[str]:
-    """In the order of what matters most."""
+    """Warnings, the most important first."""
     found = accuracies(run)
     solved = bool(found) and found[-1].value >= SOLVED
     yield from _course(run, found)
@@ -180,14 +181,15 @@ def _course(run: RunFolder, found: list[Accuracy]) -> Iterator[str]:
 
 
 def _teaches_little(run: RunFolder) -> Iterator[str]:
-    """Groups in which no response is better than another; where that is nearly all of them, a note says so already."""
+    """Groups in which no response is better than another. If nearly all are, a note already says so."""
     flat = late(run, FLAT)
     if flat is not None and MUCH_MASKED < flat < NEARLY_ALL:
         yield f"{percent(flat)} of the groups had equal rewards towards the end, so nothing is learned from them."
 
 
 def _rounding(run: RunFolder) -> float:
-    """What its arithmetic may make between engine and learner; where that is not known, what the coarsest may."""
+    """The difference between engine and learner that rounding may cause; if the number format is unknown, that of the
+    coarsest."""
     compute, temperature = run.setting("model", "compute"), run.setting("sampling", "temperature")
     if compute in (None, "auto"):
         compute = "float32" if run.setting("run", "device") == "cpu" else "bfloat16"
@@ -195,6 +197,6 @@ def _rounding(run: RunFolder) -> float:
 
 
 def late(run: RunFolder, metric: str) -> float | None:
-    """Mean over the last quarter of the steps that have it, `END` of them at least."""
+    """Mean over the last quarter of the steps that have it, at least `END` of them."""
     values = [value for _, value in run.points(metric)]
     return fmean(values[-max(END, len(values) // 4) :]) if values else None

@@ -13,11 +13,11 @@ from solera.evaluate.evaluation import Evaluation, Examined
 from solera.evaluate.statistics import Difference, MeanEstimate
 
 BREAKABLE = 24
-"""Characters of a model's name from which on it may be broken in two."""
+"""Length from which on a model's name may be wrapped."""
 
 
 class TableRow(NamedTuple):
-    """What is said of a model, of a task's problems among all, or of a run's checkpoints."""
+    """The numbers of a model, of one task's problems, or of a run's checkpoints."""
 
     label: str
     cells: tuple[str, ...]
@@ -25,7 +25,7 @@ class TableRow(NamedTuple):
 
 
 def show(evaluation: Evaluation, console: Console) -> None:
-    """Print the table, what was left out of it, and each comparison with the first model."""
+    """Print the table, what it leaves out, and each comparison with the first model."""
     for table in tables(evaluation, console.width):
         console.print(table)
     for line in (*ungraded(evaluation), *comparison_lines(evaluation)):
@@ -34,7 +34,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
 
 
 def tables(evaluation: Evaluation, width: int) -> list[Table]:
-    """One with a row for each model or, where its numbers do not fit, as many as it takes with a column for each."""
+    """One table with a row per model or, if that is too wide, as many tables as needed with a column per model."""
     heads, lines = (*shown(evaluation), "truncated", "tokens", "alike"), _lines(evaluation)
     sizes = [max(map(len, column)) for column in zip(heads, *(line.cells for line in lines), strict=True)]
     label = min(BREAKABLE, max(len(line.label) for line in lines))
@@ -50,7 +50,7 @@ def tables(evaluation: Evaluation, width: int) -> list[Table]:
 
 
 def _width(*columns: int) -> int:
-    """Of a table with so many characters in its columns: a space on either side of each, and lines between."""
+    """Width of a table with these column widths: a space on either side of each, and lines between."""
     return sum(columns) + 3 * len(columns) + 1
 
 
@@ -108,7 +108,7 @@ def _lines(evaluation: Evaluation) -> list[TableRow]:
 
 
 def shown(evaluation: Evaluation) -> list[str]:
-    """Quantities with a column: rewards only where they say something else than the share that passed."""
+    """Quantities that get a column. Rewards do only if they differ from the share that passed."""
     names = []
     for name in evaluation.models[0].quantities():
         if not name.startswith("reward") or any(_graded_finely(model, name) for model in evaluation.models):
@@ -122,7 +122,7 @@ def _graded_finely(model: Examined, name: str) -> bool:
 
 
 def ungraded(evaluation: Evaluation) -> list[str]:
-    """How many attempts the numbers leave out, where there are any."""
+    """How many attempts are not counted, if any."""
     lines = []
     for model in evaluation.models:
         if count := sum(attempts.ungraded for attempts in _kinds(model)):
@@ -131,7 +131,7 @@ def ungraded(evaluation: Evaluation) -> list[str]:
 
 
 def comparison_lines(evaluation: Evaluation) -> list[str]:
-    """One paragraph for each further model, one line for each quantity."""
+    """One paragraph per further model, one line per quantity."""
     first, lines = evaluation.models[0].name, list[str]()
     for model, differences in evaluation.comparisons():
         lines.append(f"{model.name} against {first}, problem by problem:")
@@ -174,7 +174,8 @@ def _number(name: str, value: float) -> str:
 
 
 def _lengths(model: Examined) -> tuple[str, str, str]:
-    """Of greedy and, after a stroke, of sampled attempts: cut off, tokens, share that are the most frequent one."""
+    """For greedy and, after a slash, sampled attempts: share cut off, tokens, share that equal the most frequent
+    one."""
     kinds = _kinds(model)
     truncated, alike = (" / ".join(f"{getattr(a, name):.1%}" for a in kinds) for name in ("truncated", "alike"))
     return truncated, " / ".join(f"{a.length:.1f}" for a in kinds), alike

@@ -1,4 +1,4 @@
-"""A sample of the groups that a run learned from, spread over its steps, as plain values for a page."""
+"""A sample of the groups that a run trained on, spread over its steps, as plain values for a page."""
 
 import sys
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ from solera.store.reading import Reading, UsedGroup, reading
 from solera.tasks.answers import answers_of
 
 GROUPS = 80
-"""Groups of each run in a page, unless asked otherwise."""
+"""Default number of groups per run in a page."""
 A_STEP = 4
-"""Groups shown of one step, where it has as many."""
+"""Groups shown per step, if it has that many."""
 
 
 def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
-    """Up to `count` groups of the run's store; what is in the way of that becomes a note of the run."""
+    """Up to `count` groups of the run's store. Problems become notes of the run."""
     if not count:
         return []
     url = run.setting("store", "url")
@@ -52,7 +52,8 @@ def sample_groups(run: RunFolder, count: int) -> list[dict[str, Any]]:
 
 
 def _chosen(opened: Reading, count: int, group_size: int) -> Iterator[UsedGroup]:
-    """Of steps evenly apart, the first and the last among them: mostly groups that differ, some that do not."""
+    """Groups of evenly spaced steps, including the first and the last: mostly groups with different rewards, some with
+    equal ones."""
     versions = opened.versions()
     steps = min(len(versions), -(-count // A_STEP))
     for place in range(steps):
@@ -62,13 +63,14 @@ def _chosen(opened: Reading, count: int, group_size: int) -> Iterator[UsedGroup]
 
 
 def _group_size(run: RunFolder) -> int:
-    """As configured; where that is not known, all responses to a prompt in a step are taken for one group."""
+    """As configured. If that is unknown, all responses to a prompt in a step count as one group."""
     size = run.setting("collect", "group_size")
     return size if type(size) is int and size > 0 else sys.maxsize
 
 
 def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
-    """Three groups that differ to one that does not, each kind in the order drawn, for as long as both last."""
+    """Three groups with different rewards for each one with equal rewards, each kind in the order drawn, while both
+    last."""
     differing = (group for group in used if group.differs)
     flat = (group for group in used if not group.differs)
     rounds = (list(islice(differing, A_STEP - 1)) + list(islice(flat, 1)) for _ in used)
@@ -76,7 +78,7 @@ def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
 
 
 def _expected(run: RunFolder, chosen: list[UsedGroup]) -> dict[str, str | None]:
-    """What the run's task expects to each prompt; where that cannot be found, nothing, and a note says why."""
+    """The expected answer to each prompt. If it cannot be found, nothing, and a note says why."""
     if not run.config or "task" in run.own_code:  # a note tells of the config; a task of one's own is code
         return {}
     try:
@@ -89,7 +91,7 @@ def _expected(run: RunFolder, chosen: list[UsedGroup]) -> dict[str, str | None]:
 
 
 def _task(run: RunFolder) -> TaskConfig:
-    """The task alone: the rest of the config may be of another version."""
+    """Only the task section, because the rest of the config may be of another version."""
     known = {field.name for field in fields(TaskConfig)}
     given = {name: value for name, value in run.config.get("task", {}).items() if name in known}
     values: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in given.items()}
@@ -128,7 +130,8 @@ def _member(rollout: Rollout, use: Use, text: TextReader) -> dict[str, Any]:
 
 
 def _turns(rollout: Rollout, text: TextReader) -> list[dict[str, Any]]:
-    """What followed the prompt; further sequences of an episode whole, since each began with a text of its own."""
+    """What followed the prompt. Further sequences of an episode are shown whole, because each starts with its own
+    text."""
     if rollout.text is not None:
         return [{"written": True, "text": rollout.text}]
     first, *further = _cuts(rollout)

@@ -1,4 +1,4 @@
-"""A picture of what a store holds."""
+"""A plot of what a store holds."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
 
 
 def _bars(panel: Any, lines: list[RolloutCounts]) -> None:
-    """Learned from already, and not yet."""
+    """Used and unused rollouts."""
     names, used = [line.name for line in lines], [line.used for line in lines]
     panel.barh(names, used, color=COLOURS[0], label="used")
     unused = [line.rollouts - line.used for line in lines]

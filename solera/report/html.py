@@ -1,4 +1,4 @@
-"""One self-contained page about one or several runs: it works from a file, and asks no network for anything."""
+"""One self-contained page about one or more runs. It opens from a file and needs no network."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ UPLOT = "1.6.32"
 
 
 def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Path:
-    """Write the page about these runs' folders, with up to `groups` groups of each run to look into."""
+    """Write the page about these runs, with up to `groups` groups of each."""
     if target.is_dir():
         raise SoleraError(f"{target}: is a folder; give the file to write, such as {target / 'report.html'}")
     distinct = {folder.resolve(): folder for folder in folders}
@@ -29,7 +29,7 @@ def write_report(folders: list[Path], target: Path, groups: int = GROUPS) -> Pat
 
 
 def _data(runs: list[RunFolder], groups: int) -> dict[str, Any]:
-    """All that the page shows, as plain values."""
+    """Everything that the page shows, as plain values."""
     shown = [_run(run, name, groups) for run, name in zip(runs, _names(runs), strict=True)]
     known, other = panels_for(metric for run in shown for metric in run["metrics"])
     return {
@@ -54,13 +54,13 @@ def _run(run: RunFolder, name: str, groups: int) -> dict[str, Any]:
 
 
 def _names(runs: list[RunFolder]) -> list[str]:
-    """The folders' own names where these tell them apart, else the paths that were given."""
+    """The folders' own names if they are distinct, otherwise the given paths."""
     names = [run.path.resolve().name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
 def render(data: dict[str, Any]) -> str:
-    """The report's page with its data inside."""
+    """The report page with its data."""
     scripts = {name: part(f"{name}.js") for name in ("groups", "page")}
     return filled(part("page.html"), scripts, data)
 
@@ -74,11 +74,11 @@ def filled(page: str, parts: dict[str, str], data: dict[str, Any]) -> str:
     library = {"uplot_style": part("vendor/uPlot.min.css"), "uplot": _library()}
     own = {"style": part("style.css"), "charts": part("charts.js"), **parts, "data": embedded}
     contents = library | own
-    return re.sub(r"/\* (\w+) \*/", lambda place: contents[place[1]], page)  # once: what is filled in is not searched
+    return re.sub(r"/\* (\w+) \*/", lambda place: contents[place[1]], page)  # one pass: inserted text is not searched
 
 
 def _library() -> str:
-    """uPlot with its licence, which every copy must carry."""
+    """uPlot with its licence, which every copy must include."""
     return f"/*\n{part('vendor/uPlot.LICENSE')}*/\n{part('vendor/uPlot.iife.min.js')}"
 
 

@@ -1,4 +1,4 @@
-"""Which metric is drawn where. One that no panel names gets a panel of its own, so that none is lost."""
+"""Which chart shows which metric. A metric that no panel names gets its own panel, so that none is lost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from solera.diagnosis.verdict import STATE_WORDS
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart: the question it answers, the metrics it draws with their labels, and how."""
+    """A chart: its title, its metrics with their labels, and how they are drawn."""
 
     title: str
     metrics: dict[str, str]
@@ -17,29 +17,29 @@ class Panel:
     stepped: bool = False
     """Values hold until the next one. They are not smoothed."""
     syncs: bool = False
-    """Mark the steps at which the engine was given weights."""
+    """Mark the steps at which the engine received weights."""
     read_out: dict[str, str] = field(default_factory=dict)
-    """Metrics that are shown at the pointer and not drawn."""
+    """Metrics that are shown at the pointer but not drawn."""
     words: dict[str, dict[int, str]] = field(default_factory=dict)
     """Metrics whose values are shown as words."""
     apart: bool = False
-    """Each value stands for itself: points without a line."""
+    """Draw separate points without a line."""
     intervals: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Metrics with an interval, and the metrics that are its ends: drawn as a band, or as bars on points."""
+    """Metrics with an interval, and the metrics that are its ends. Drawn as a band, or as bars on points."""
     right: tuple[str, ...] = ()
-    """Metrics with an axis of their own, on the right."""
+    """Metrics with their own axis, on the right."""
     axes: tuple[str, str] = ("", "")
-    """Names of the left and the right axis, where there are both."""
+    """Names of the left and the right axis, if there are both."""
     percent: tuple[str, ...] = ()
     """Metrics that are shares, shown in percent."""
     pictured: bool = False
-    """Drawn in `plot.png` as well."""
+    """Also drawn in `plot.png`."""
     floor: float = 0
-    """What its axis reaches there at least: smaller values are rounding."""
+    """The axis reaches at least this. Smaller values are rounding."""
 
     @property
     def shown(self) -> set[str]:
-        """Every metric that has a place in the panel."""
+        """Every metric that the panel uses."""
         ends = (end for pair in self.intervals.values() for end in pair)
         return {*self.metrics, *self.read_out, *ends}
 
@@ -162,16 +162,16 @@ FAMILIES = {
     "age_weight/": ("How old are the tokens that move the policy?", "Share of the gradient, by age."),
     "age_clipped/": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
 }
-"""Panels with a curve for every metric whose name begins so; left out where there would be one curve."""
+"""Panels with a curve for every metric with this prefix. Left out if there would be only one curve."""
 REWARD = "reward/"
 NO_PARTS = ("reward/mean", "reward/zero_variance_fraction")
 
 TIME = "time/"
-"""Metrics whose sums are shown as one bar a run, and drawn nowhere else."""
+"""Metrics whose sums are shown as one bar per run, and nowhere else."""
 
 
 def panels_for(metrics: Iterable[str]) -> tuple[list[Panel], list[Panel]]:
-    """The panels above that have something to draw, and one for every metric that they leave out."""
+    """The panels that have something to draw, and one for every other metric."""
     logged = list(dict.fromkeys(metrics))
     families = [_family(prefix, *words, logged) for prefix, words in FAMILIES.items()]
     several = [panel for panel in families if len(panel.metrics) > 1]
@@ -192,7 +192,7 @@ def _family(prefix: str, title: str, explains: str, logged: list[str]) -> Panel:
 
 
 def _reward_parts(logged: list[str]) -> list[Panel]:
-    """Where the reward has several parts: the whole, and each of them."""
+    """If the reward has several parts: the total, and each part."""
     parts = {name: name.removeprefix(REWARD) for name in sorted(logged) if name.startswith(REWARD)}
     parts = {name: label for name, label in parts.items() if name not in NO_PARTS}
     whole = {"reward/mean": "whole reward"} if "reward/mean" in logged else {}
@@ -201,7 +201,7 @@ def _reward_parts(logged: list[str]) -> list[Panel]:
 
 
 def _with_intervals(panel: Panel, logged: list[str]) -> Panel:
-    """With the intervals of its metrics that were logged under their names and `_low` and `_high`."""
+    """The panel with the intervals that were logged under its metrics' names with `_low` and `_high`."""
     ends = {name: (f"{name}_low", f"{name}_high") for name in panel.metrics}
     found = {name: pair for name, pair in ends.items() if {*pair} <= {*logged}}
     return replace(panel, intervals=panel.intervals | found) if found else panel

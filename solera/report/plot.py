@@ -1,4 +1,4 @@
-"""A picture of a run: does it learn, how old is its data, how far off-policy was it, and what did the clip do?"""
+"""A picture of a run: does it learn, how old is its data, how far off-policy is it, and what does the clip do?"""
 
 import itertools
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#1f2933", "#d5dbe1"
 COLOURS = ("#0067a8", "#cc4f00", "#00815d", "#a63f80")
-"""Those of the page, where it is light (page/style.css)."""
+"""The colours of the page in light mode (page/style.css)."""
 SYNC = COLOURS[2]
 Dash = tuple[float, tuple[float, ...]] | str
 """A line style of matplotlib."""
@@ -57,7 +57,7 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
 
 
 def _curves(axis: Any, rows: list[dict[str, float]], panel: Panel, **style: Any) -> None:
-    """A curve that equals the first one everywhere would hide behind it: they share a curve and a label."""
+    """A curve that equals the first one everywhere would be hidden. Such curves share a line and a label."""
     names = panel.metrics
     first, *others = names
     same = [name for name in others if all(row.get(name) == row.get(first) for row in rows)]
@@ -77,7 +77,7 @@ def _curves(axis: Any, rows: list[dict[str, float]], panel: Panel, **style: Any)
 
 
 def _right_axis(axis: Any, rows: list[dict[str, float]], panel: Panel) -> dict[str, Any]:
-    """An axis for the metrics that are to have their own, where they leave 0 to 1 and would squeeze the others."""
+    """An axis for the metrics that need their own: if they leave 0 to 1 they would squeeze the others."""
     values = [row[name] for row in rows for name in panel.right if name in row]
     drawn = any(name in row for row in rows for name in panel.metrics if name not in panel.right)
     if not drawn or all(0 <= value <= 1 for value in values):
@@ -112,6 +112,6 @@ def _style(panel: Any, floor: float) -> None:
 
 
 def _limits(axis: Any, lowest: float, highest: float) -> None:
-    """With room for the legend above the curves."""
+    """Leaves space for the legend above the curves."""
     height = highest - lowest
     axis.set_ylim(lowest and lowest - 0.05 * height, highest + 0.2 * height)

@@ -1,4 +1,4 @@
-"""What a finished run leaves behind."""
+"""The result of a finished run."""
 
 import statistics
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from solera.report.sinks import read_metrics
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished run leaves behind."""
+    """The result of a finished run."""
 
     folder: Path
     accuracy_before: float
@@ -28,12 +28,12 @@ class Result:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """One dictionary a step, as in `metrics.jsonl`."""
+        """One dictionary per step, as in `metrics.jsonl`."""
         return read_metrics(self.folder / METRICS)
 
 
 def result_of(folder: Path, seconds: float, say: Callable[[str], None]) -> Result:
-    """Read from the run's folder, with plot and report written into it."""
+    """Read the result from the run's folder, and write the plot and the report."""
     rows = read_metrics(folder / METRICS)
     if not any(row.get("tokens/trained") for row in rows):
         say(f"nothing was learned: {_why_nothing(rows)}")

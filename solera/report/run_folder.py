@@ -1,4 +1,4 @@
-"""A run's folder as a report reads it: whatever is there is used, whatever is missing is said."""
+"""Read a run's folder for a report. Uses what is there, and notes what is missing."""
 
 import json
 import math
@@ -19,33 +19,33 @@ MetricsRow = dict[str, float]
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Config and metrics of a run, and what could not be read of them."""
+    """Config and metrics of a run, and notes about what could not be read."""
 
     path: Path
     config: dict[str, dict[str, Any]]
     rows: list[MetricsRow]
     notes: list[str] = field(default_factory=list)
     own_code: tuple[str, ...] = ()
-    """Parts that its user wrote, of which the config says nothing."""
+    """Parts that the user wrote. They are not in the config."""
 
     @property
     def finished(self) -> bool:
         return (self.path / MODEL).is_dir()
 
     def setting(self, section: str, name: str) -> Any:
-        """A field of the config as it was written; `None` where it is unset or unknown."""
+        """A field of the config as written; `None` if it is unset or unknown."""
         return self.config.get(section, {}).get(name)
 
     @property
     def generates(self) -> bool:
-        """Whether its policy wrote anything. Only a run that has an engine does."""
+        """Whether the run's policy generated anything. Only a run with an engine does."""
         draw = self.config.get("draw", {})
         policy, shares = draw.get("policy"), draw.get("shares")
         known = DrawConfig(policy or "fresh", shares=tuple(map(str, shares)) if isinstance(shares, list) else ())
         return writes(known)
 
     def points(self, metric: str) -> list[tuple[float, float]]:
-        """(step, value) wherever the metric was logged and is finite."""
+        """(step, value) for every step at which the metric was logged and is finite."""
         return [(row["step"], row[metric]) for row in self.rows if math.isfinite(row.get(metric, math.nan))]
 
     def total(self, metric: str) -> float:
@@ -53,7 +53,7 @@ class RunFolder:
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read what there is, from a run that is finished, running or killed."""
+    """Read what there is of a finished, running or killed run."""
     if not path.is_dir():
         raise SoleraError(f"{path}: no such folder; give the folder of a run, such as runs/NAME")
     if not (path / CONFIG).is_file() and not (path / METRICS).is_file():
@@ -65,7 +65,7 @@ def read_run(path: Path) -> RunFolder:
 
 
 def _without_password(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """A config that was edited, or that an earlier Solera wrote, may hold one; the page must not."""
+    """Remove passwords. An edited config, or one of an earlier version, may contain one; the page must not."""
     store = config.get("store", {})
     if not isinstance(url := store.get("url"), str) or not holds_password(url):
         return config
@@ -95,7 +95,7 @@ def _own_code(path: Path, notes: list[str]) -> tuple[str, ...]:
 
 
 def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """The tables as written, not as `config.load` checks them: a run of another version can be reported too."""
+    """The tables as written, without the checks of `config.load`, so that runs of other versions can be reported."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -109,7 +109,7 @@ def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The value where JSON has a word for it, else its text: TOML knows dates and infinities."""
+    """The value if JSON can express it, otherwise its text: TOML has dates and infinities."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Whether a draw of one's own fills its batches."""
+"""Report whether draws fill their batches."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from solera.config import DrawConfig, writes
 from solera.protocols import Metrics
 
 ENOUGH = 0.5
-"""Share of the groups asked for from which on a batch is not spoken of."""
+"""No report if a batch has at least this share of the requested groups."""
 REMEDIES = {
     "unrewarded": "wait for a reward: add it with solera data reward",
     "too_old": "are older than draw.max_age: raise it, or sync more often",
@@ -31,7 +31,7 @@ UNMET = (
 
 
 class Shortage:
-    """A sink that says once which filter leaves a batch less than half full, and what to do."""
+    """A sink that reports once which filter leaves a batch less than half full, and what to do."""
 
     def __init__(self, draw: DrawConfig, prompts: int, say: Callable[[str], None]) -> None:
         self._remedies = REMEDIES | ({"incomplete": UNMET, "leftover": UNMET} if draw.mix == "within" else {})

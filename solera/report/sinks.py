@@ -18,7 +18,7 @@ class JsonLines:
     """`metrics.jsonl`: one object a step, out of our hands before the next step begins: a kill loses none."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
-        """Rows from step `start` on are taken back: a resumed run writes them again."""
+        """Rows from step `start` on are removed, because a resumed run writes them again."""
         kept = [row for row in read_metrics(path) if row["step"] < start] if path.exists() else []
         replacement = path.with_name(f"{path.name}.new")
         replacement.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
@@ -36,8 +36,8 @@ class JsonLines:
 
 
 class TensorBoard:
-    """An event file in the run's folder, written here: the package's own writer has a thread, where a full disk would
-    be a traceback."""
+    """An event file in the run's folder. The package's own writer is not used: its thread would print a traceback on a
+    full disk."""
 
     def __init__(self, folder: Path, start: int = 0) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -49,7 +49,7 @@ class TensorBoard:
         self._file = (folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
-        if start:  # TensorBoard then leaves out what was logged from this step on before
+        if start:  # makes TensorBoard drop what was logged from this step on before
             self._write(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -86,7 +86,7 @@ class WeightsAndBiases:
 
 
 def need_wandb() -> None:
-    """Refuse where the package is missing, before anything of the run is written."""
+    """Refuse if the package is missing, before the run writes anything."""
     if importlib.util.find_spec("wandb") is None:
         raise SoleraError("report.wandb needs the package wandb: pip install wandb")
 
@@ -107,13 +107,13 @@ class TeeSink:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """Every complete line of a `metrics.jsonl`; one that a killed run left half-written is passed over."""
+    """Every complete line of a `metrics.jsonl`. A line that a killed run left incomplete is skipped."""
     lines = path.read_bytes().split(b"\n")[:-1]
     return [_row(line, f"{path}:{number}") for number, line in enumerate(lines, 1)]
 
 
 def missing_rows(path: Path, version: int) -> str | None:
-    """What to say where steps before `version` have no row: a run logs every step, so the file was damaged."""
+    """A message if steps before `version` have no row. A run logs every step, so the file was damaged."""
     held = {row["step"] for row in read_metrics(path)} if path.exists() else set()
     lost = [step for step in range(version) if step not in held]
     if not lost:

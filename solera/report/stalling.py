@@ -1,4 +1,4 @@
-"""Whether the batches of a run still teach: a group whose rewards are all equal says nothing about its responses."""
+"""Detect batches without a learning signal: a group whose rewards are all equal says nothing about its responses."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -7,15 +7,15 @@ from solera.objectives.table import UNCENTRED
 from solera.protocols import Metrics
 
 WINDOW = 10
-"""Batches that are looked at together."""
+"""Number of batches that are considered together."""
 NEARLY_ALL = 0.9
 SOLVED = 0.9
-"""Held-out accuracy from which on equal rewards mean that the task is learned."""
+"""Held-out accuracy above which equal rewards mean that the task is learned."""
 FLAT, ACCURACY = "reward/zero_variance_fraction", "eval/pass@1"
 
 
 def compares(advantage: str | None, masked: bool) -> bool:
-    """Whether an objective of this advantage, with or without the zero-variance mask, learns from differences only."""
+    """Whether an objective with this advantage and mask learns only from differences within a group."""
     return masked or (advantage is not None and advantage not in UNCENTRED)
 
 
@@ -40,7 +40,7 @@ def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
 
 
 class Stalling:
-    """A sink that says so once, while there is time to stop the run."""
+    """A sink that reports it once, while there is time to stop the run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -1,4 +1,4 @@
-"""What a page says of a run besides its curves: its columns of numbers, its main figures, its settings."""
+"""What a page shows of a run besides its curves: columns of numbers, main figures and settings."""
 
 import dataclasses
 import itertools
@@ -18,9 +18,9 @@ from solera.report.stalling import compares, stall
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
-"""Of the tokens trained on; every other waste is of those that were not."""
+"""A share of the tokens trained on. All other waste is of tokens that were not trained on."""
 CHOOSING = {"task": ("name", "path"), "objective": ("name",), "model": ("path",), "lora": ("rank",)}
-"""Fields that other fields' defaults depend on."""
+"""Fields on which the defaults of other fields depend."""
 
 
 def columns(run: RunFolder) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def columns(run: RunFolder) -> dict[str, Any]:
 
 
 def _column(run: RunFolder, name: str, middle: str, lists: dict[tuple[float, ...], int]) -> dict[str, Any]:
-    """Ends of an interval are kept at the steps at which its middle is."""
+    """The ends of an interval are kept at the same steps as its middle."""
     points = run.points(name)
     kept = decimated(points)
     if middle != name:
@@ -55,19 +55,19 @@ def _column(run: RunFolder, name: str, middle: str, lists: dict[tuple[float, ...
 
 
 def _number(value: float) -> float:
-    """Six digits are more than a curve shows, and a third of the text."""
+    """Six digits are more than a curve shows, and shorten the text by a third."""
     return float(f"{value:.6g}")
 
 
 def _syncs(run: RunFolder) -> list[float]:
-    """Steps at which the engine was given weights; of many every second, third … one."""
+    """Steps at which the engine received weights; if there are many, every second, third … one."""
     counts = [(-1.0, 0.0), *run.points("sync/count")]
     steps = [after[0] for before, after in itertools.pairwise(counts) if after[1] > before[1]]
     return steps[:: -(-len(steps) // MOST_POINTS) or 1]
 
 
 def main_figures(run: RunFolder) -> dict[str, Any]:
-    """Accuracy before and after, and the settings and sums that tell one run from another."""
+    """Accuracy before and after, and the settings and sums that distinguish runs."""
     accuracies = run.points(ACCURACY)
     if run.rows and not accuracies:
         run.notes.append("The run holds no evaluation: its accuracy is not known.")
@@ -101,7 +101,7 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
 
 
 def _pacing(run: RunFolder) -> dict[str, Any]:
-    """How old its data may be. A run that generates nothing has no engine: it has neither a sync period nor a lag."""
+    """How old the data may be. A run that generates nothing has no engine, and so neither a sync period nor a lag."""
     if not run.generates:
         return {"data": "offline: nothing is generated"}
     rule = run.setting("sync", "rule") or "every"
@@ -110,7 +110,7 @@ def _pacing(run: RunFolder) -> dict[str, Any]:
 
 
 def _verdicts(run: RunFolder) -> str | None:
-    """How many updates were certified, inconclusive and harmful, and when the first harmful one was."""
+    """How many updates were certified, inconclusive and harmful, and the step of the first harmful one."""
     judged = [(step, round(state)) for step, state in run.points("improvement/state")]
     if not judged:
         return None
@@ -121,8 +121,8 @@ def _verdicts(run: RunFolder) -> str | None:
 
 
 def _wasted(run: RunFolder) -> str | None:
-    """Tokens drawn in vain, reason by reason, the largest first, as shares of all that was drawn: what was trained on
-    and what was not. Text may be drawn that the run did not generate, and more than once."""
+    """Tokens that were drawn but not used, by reason, the largest first, as shares of all that was drawn. A run may
+    draw text that it did not generate, and may draw text more than once."""
     names = {name for row in run.rows for name in row if name.startswith(WASTE)}
     lost = {name: run.total(name) for name in names}
     drawn = run.total("tokens/trained") + sum(lost.values()) - lost.get(STALE, 0)
@@ -154,7 +154,7 @@ def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
 
 
 def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """What fields would have been with nothing given but what the task and the objective are."""
+    """The defaults of all fields for the given task and objective."""
     plain, config = dataclasses.asdict(Config()), Config()
     for section, names in CHOOSING.items():
         config = override(

@@ -27,7 +27,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; the first `words` columns are words, the others figures."""
+    """Columns and rows. The first `words` columns are text, the others numbers."""
 
     head: tuple[str, ...]
     rows: list[tuple[str | Link, ...]]
@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
-    """A picture in a file beside the page, and what a page that draws the same charts itself needs to know."""
+    """A picture in a file next to the page, and the data for a page that draws the same charts itself."""
 
     file: str
     says: str
@@ -80,7 +80,7 @@ def _md(text: str | Link) -> str:
 
 
 def page(title: str, blocks: list[Block]) -> str:
-    """The blocks as a page that holds everything within itself."""
+    """The blocks as one self-contained page."""
     data = {"charts": [], "names": [], "uplot": UPLOT}
     for block in blocks:
         if isinstance(block, Charts):

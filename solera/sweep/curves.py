@@ -1,4 +1,4 @@
-"""Accuracy over steps as small multiples: a panel for each combination of circumstances, a line for each cell in it."""
+"""Accuracy over steps as small multiples: one panel per combination of conditions, one line per cell."""
 
 import io
 from statistics import fmean
@@ -12,7 +12,7 @@ PALETTE = (*COLOURS, "#b3323c", "#3aa3a0", "#a07d1c", "#5b6773")
 
 
 def draw(results: Results) -> Any:
-    """A matplotlib figure: means over seeds as lines, their lowest and highest as bands; same scales everywhere."""
+    """A matplotlib figure: means over seeds as lines, minimum to maximum as bands, the same scales everywhere."""
     from matplotlib.figure import Figure
 
     panels = results.plan.panels()
@@ -32,7 +32,7 @@ def draw(results: Results) -> Any:
 
 
 def curve(results: Results, cell: Cell) -> list[tuple[float, float, float, float]]:
-    """(step, mean, lowest, highest) over the finished seeds, at every step where all of them were evaluated."""
+    """(step, mean, minimum, maximum) over the finished seeds, at every step at which all of them were evaluated."""
     by_step: dict[float, list[float]] = {}
     runs = results.of(cell)
     for result in runs:
@@ -48,7 +48,8 @@ def as_png(figure: Any) -> bytes:
 
 
 def charts(results: Results) -> dict[str, Any]:
-    """The same for a page that draws it: names of what is compared, and the panels with a line for each of them."""
+    """The same data for a page that draws the charts itself: the names that are compared, and the panels with a line
+    for each."""
     names = list(next(iter(results.plan.axes.values())))
     panels = [
         {"title": title, "lines": [_plain(names.index(cell.compared), curve(results, cell)) for cell in cells]}
@@ -63,7 +64,7 @@ def _plain(place: int, points: list[tuple[float, float, float, float]]) -> dict[
 
 
 def _looks(names: tuple[str, ...]) -> dict[str, tuple[str, Dash]]:
-    """A colour and a dash for each name, the same in every panel; when colours come again, the dash is another."""
+    """A colour and a dash for each name, the same in every panel. When colours repeat, the dash differs."""
     return {name: (PALETTE[i % len(PALETTE)], dash(i // len(PALETTE))) for i, name in enumerate(names)}
 
 
@@ -88,7 +89,7 @@ def _style(axis: Any, title: str) -> None:
 
 
 def _legend(figure: Any, axes: Any) -> None:
-    """One for all panels."""
+    """One legend for all panels."""
     lines = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if lines:
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5, frameon=False, fontsize=9)

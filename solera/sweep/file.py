@@ -1,4 +1,4 @@
-"""From a sweep file to a plan: every cell's config is made and checked before anything is started."""
+"""Turn a sweep file into a plan. The config of every cell is built and checked before anything starts."""
 
 import re
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from solera.sweep.plan import Cell, MeasureName, Plan
 from solera.tasks.rewards import check_data
 
 NAME = r"[\w.=-]+"
-"""What a folder's name may be made of; `+` stands between the choices of a cell."""
+"""Characters that a folder's name may have. `+` separates the choices of a cell."""
 OWN_FIELDS = {
     "name": "each run is named after its cell and seed",
     "root": "set sweep.root",
     "seed": "set sweep.seeds",
 }
-"""Fields of [run] that belong to the sweep, and what to do instead."""
+"""Fields of [run] that the sweep sets, and what to do instead."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class SweepTable:
 
 
 CHECKED_HERE = ("seeds", "baseline", "exclude")
-"""Fields of [sweep] that are of no simple type."""
+"""Fields of [sweep] without a simple type."""
 
 
 @dataclass(frozen=True)
 class SweepFile:
-    """The parts of a sweep file; `axes` are tables of tables: axis, choice, section, field."""
+    """The parts of a sweep file. `axes` are nested tables: axis, choice, section, field."""
 
     path: Path
     place: Place
@@ -53,7 +53,7 @@ class SweepFile:
 
 
 def read_plan(path: Path, quick: bool = False) -> Plan:
-    """The plan of a sweep file; with `quick`, as its table [quick] has it."""
+    """The plan of a sweep file; with `quick`, as changed by its table [quick]."""
     file = _read(path, quick)
     axes = _kept(file)
     exclude = _excluded(file)
@@ -142,7 +142,7 @@ def _excluded(file: SweepFile) -> list[dict[str, str]]:
 
 
 def _baseline(file: SweepFile, axes: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Without one in the file, the first choice of the first axis."""
+    """Default: the first choice of the first axis."""
     baseline = file.sweep.baseline
     if baseline is None:
         axis, choices = next(iter(axes.items()))
@@ -171,7 +171,7 @@ def _known(file: SweepFile, field: str, axis: str, choice: Any) -> None:
 
 
 def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
-    """A count n stands for 0 … n−1."""
+    """A number n means the seeds 0 … n−1."""
     if type(seeds) is int and seeds > 0:
         return tuple(range(seeds))
     if isinstance(seeds, list) and seeds and all(type(seed) is int and seed >= 0 for seed in seeds):
@@ -182,7 +182,8 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
 
 
 def _layers(file: SweepFile, named: dict[str, str]) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """What makes a cell's config, later ones over earlier: words for it, its place in the file, its tables."""
+    """What makes up a cell's config, later layers over earlier ones: a description, the place in the file, the
+    tables."""
     yield "", (), file.base
     for axis, choice in named.items():
         yield f"axis {axis}, choice {choice}: ", ("axis", axis, choice), file.axes[axis][choice]
@@ -191,7 +192,7 @@ def _layers(file: SweepFile, named: dict[str, str]) -> Iterator[tuple[str, tuple
 
 
 def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
-    """The config of a cell, with nothing left to refuse when its runs start."""
+    """The config of a cell, fully checked, so that nothing is refused when its runs start."""
     config = Config()
     setters: dict[tuple[str, str], str] = {}
     for words, path, tables in _layers(file, named):
@@ -201,7 +202,7 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
             for field in table:
                 _refuse_twice_or_own(section, field, path, where, setters)
     config = override(config, "run", threads=config.run.threads or 1)
-    config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs have the other cores
+    config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs use the other cores
     try:
         config = resolve_config(config)
         obtain(config.model.path)
@@ -222,7 +223,8 @@ def _placing(place: Place, path: tuple[str, ...], words: str) -> Place:
 def _refuse_twice_or_own(
     section: str, field: str, path: tuple[str, ...], where: Place, setters: dict[tuple[str, str], str]
 ) -> None:
-    """Two axes that set one field would leave it to their order; some fields are the sweep's to set."""
+    """Refuse a field that two axes set, because the result would depend on their order, and fields that the sweep
+    sets."""
     if section == "run" and field in OWN_FIELDS:
         raise SoleraError(f"{where(section, field)}: run.{field} is set by the sweep: remove it ({OWN_FIELDS[field]})")
     if path[:1] == ("axis",):
@@ -235,7 +237,7 @@ def _refuse_twice_or_own(
 
 
 def _blamed(file: SweepFile, named: dict[str, str], complaint: str) -> str:
-    """Where the field that a complaint begins with was set last; the cell's first choice where nothing sets it."""
+    """Where the field that an error starts with was last set; the cell's first choice if nothing sets it."""
     first = re.match(r"(\w+)\.(\w+)", complaint)
     if first:
         for _, path, tables in reversed(list(_layers(file, named))):

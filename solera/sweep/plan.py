@@ -1,4 +1,4 @@
-"""What a sweep is: cells of a grid, each run once with every seed."""
+"""The plan of a sweep: the cells of a grid, each run once per seed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ MeasureName = Literal["final", "best", "mean"]
 
 @dataclass(frozen=True)
 class Cell:
-    """One choice of each axis, and the resolved config that they make."""
+    """One choice per axis, and the resolved config that results."""
 
     choices: tuple[str, ...]
     config: Config
@@ -28,13 +28,13 @@ class Cell:
 
     @property
     def circumstances(self) -> tuple[str, ...]:
-        """The choices on the other axes: under what it is compared."""
+        """The choices on the other axes: the conditions of the comparison."""
         return self.choices[1:]
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A cell with one seed, and the folder its run lives in."""
+    """A cell with one seed, and the folder of its run."""
 
     cell: Cell
     seed: int
@@ -52,25 +52,26 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep file, read and checked."""
+    """A sweep file that was read and checked."""
 
     source: Path
     name: str
     folder: Path
     axes: dict[str, tuple[str, ...]]
-    """Each axis with the choices that are left on it."""
+    """Each axis with its remaining choices."""
     cells: tuple[Cell, ...]
     seeds: tuple[int, ...]
     measure: MeasureName
-    """What cells are ranked and compared by."""
+    """The measure by which cells are ranked and compared."""
     baseline: dict[str, str]
 
     def runs(self) -> list[PlannedRun]:
-        """Seed by seed, so that whatever a stopped sweep has finished can be compared."""
+        """Ordered by seed, so that the finished runs of a stopped sweep can be compared."""
         return [self._run(cell, seed) for seed in self.seeds for cell in self.cells]
 
     def only(self, wanted: list[str]) -> list[PlannedRun]:
-        """The runs of the cells that take the choices wanted (`AXIS=CHOICE`); of several on one axis, any."""
+        """The runs of the cells with the wanted choices (`AXIS=CHOICE`). Several choices on one axis are
+        alternatives."""
         choices: dict[str, set[str]] = {}
         for one in wanted:
             axis, _, choice = one.partition("=")
@@ -87,12 +88,12 @@ class Plan:
         return all(own in choices.get(axis, {own}) for axis, own in zip(self.axes, cell.choices, strict=True))
 
     def counterpart(self, cell: Cell) -> Cell | None:
-        """The cell that this one is compared with: the baseline's choices in place of its own."""
+        """The cell that this one is compared with: the same cell with the baseline's choices."""
         choices = tuple(self.baseline.get(axis, choice) for axis, choice in zip(self.axes, cell.choices, strict=True))
         return next((other for other in self.cells if other.choices == choices and other != cell), None)
 
     def panels(self) -> dict[str, list[Cell]]:
-        """The cells of each combination of circumstances, under its title; a single panel where there is one axis."""
+        """The cells of each combination of conditions, under its title; a single panel if there is only one axis."""
         panels: dict[str, list[Cell]] = {}
         for cell in self.cells:
             pairs = zip(list(self.axes)[1:], cell.circumstances, strict=True)

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep goes on: a line for each run that ends and, on a terminal, a bar."""
+"""What the user sees during a sweep: a line for each run that ends and, on a terminal, a progress bar."""
 
 import json
 import os
@@ -12,11 +12,11 @@ from solera.folder.paths import METRICS
 from solera.sweep.plan import PlannedRun
 
 LONGEST_LINE = 1 << 16
-"""Bytes at the end of a run's metrics among which its last line is."""
+"""Bytes at the end of a run's metrics that contain its last line."""
 
 
 class Progressing:
-    """Counts batches over all runs; the time left is taken from those learned since the command was given."""
+    """Counts batches over all runs. The remaining time is estimated from the batches since the command started."""
 
     def __init__(self, runs: list[PlannedRun], console: Console) -> None:
         self.console = console
@@ -31,7 +31,7 @@ class Progressing:
         self._task = self._bar.add_task("", total=self._total, runs="", left="")
 
     def update(self, running: list[PlannedRun], waiting: list[PlannedRun]) -> None:
-        """Look how far the running ones are. Runs that are neither finished nor to come have nothing left to do."""
+        """Check the progress of the active runs. Runs that are neither finished nor waiting have nothing left to do."""
         self._learned |= {run.name: learned(run) for run in running}
         self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
         state = f"{counted(len(running), 'run')} active, {len(waiting)} waiting"
@@ -41,7 +41,7 @@ class Progressing:
         self.console.print(f"{sentence}  {self.left()}".rstrip(), markup=False)
 
     def left(self) -> str:
-        """Words for the time that the remaining batches will take; none before the first."""
+        """The estimated remaining time in words; empty before the first batch."""
         made = sum(self._learned.values()) - self._before
         if made <= 0 or not self._left:
             return ""
@@ -57,7 +57,7 @@ class Progressing:
 
 
 def learned(run: PlannedRun) -> int:
-    """Batches that a run has learned from, by the last whole line of its metrics."""
+    """Batches that a run has trained on, from the last complete line of its metrics."""
     try:
         with (run.folder / METRICS).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LONGEST_LINE))

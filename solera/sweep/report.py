@@ -1,4 +1,4 @@
-"""What the report of a sweep says: `report.html`, `report.md`, `curves.png` and, with every number, `results.json`."""
+"""The report of a sweep: `report.html`, `report.md`, `curves.png` and, with all numbers, `results.json`."""
 
 import json
 import time
@@ -16,7 +16,7 @@ from solera.sweep.results import SURE, Comparison, Results, Spread
 
 @dataclass(frozen=True)
 class Column:
-    """A measure as the tables show it: its heading, what it is multiplied with, its digits and its unit."""
+    """How the tables show a measure: its heading, factor, digits and unit."""
 
     head: str
     factor: float = 100
@@ -39,7 +39,7 @@ MEASURE_WORDS = {
     "mean": "mean accuracy over all evaluations",
 }
 FEW = {1: "there is no spread to judge by", 2: "a difference must be 9 times its spread over seeds to count"}
-"""Numbers of seeds that decide little, and why: the quantile t(1) of 95 % is 12.7, and 12.7/√2 is 9."""
+"""Numbers of seeds that decide little, and why: the 95 % quantile t(1) is 12.7, and 12.7/√2 is 9."""
 EXPLAINED = (
     "Accuracies are on held-out problems: mean ± standard deviation over seeds. final: the last weights; best: the "
     "best evaluation; mean: over all evaluations; wobble: standard deviation over the last third of a run's "
@@ -50,7 +50,7 @@ EXPLAINED = (
 
 
 def write(results: Results) -> Path:
-    """Write all four files into the sweep's folder; the page's path."""
+    """Write all four files to the sweep's folder. Returns the path of the page."""
     folder, title = results.plan.folder, results.plan.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "curves.png").write_bytes(as_png(draw(results)))
@@ -83,7 +83,7 @@ def blocks(results: Results) -> list[Block]:
 
 
 def state_words(results: Results) -> str:
-    """How many runs there are, how many of them did not come to an end, and whether they are too few to compare."""
+    """How many runs there are, how many did not finish, and whether there are too few seeds to compare."""
     counts = Counter[str](result.state for result in results.runs)
     words = {"failed": "failed", "unfinished": "stopped before the end", "new": "not started"}
     others = [f"{counts[state]} {does}" for state, does in words.items() if counts[state]]
@@ -102,7 +102,7 @@ def _failed(results: Results) -> list[Block]:
 
 
 def _panel(results: Results, title: str, cells: list[Cell]) -> list[Block]:
-    """The table of one combination of circumstances, the best cell first."""
+    """The table of one combination of conditions, the best cell first."""
     head = (next(iter(results.plan.axes)), *(column.head for column in COLUMNS.values()), "seeds")
     rows = [_cell_row(results, cell) for cell in results.ranked(cells)]
     alone = len(results.plan.axes) == 1

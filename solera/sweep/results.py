@@ -1,4 +1,5 @@
-"""What a sweep's finished runs come to: measures of each run, spread over seeds, comparisons with the baseline."""
+"""The results of a sweep's finished runs: measures of each run, spread over seeds, and comparisons with the
+baseline."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -12,31 +13,31 @@ from solera.sweep.state import Failures, State, state_of
 from solera.sweep.student import Paired, holm, paired, spread
 
 SURE = 0.05
-"""Corrected p below which a difference is called one."""
+"""A difference counts if its corrected p is below this."""
 BATCH_TIMES = ("time/generate", "time/learn", "time/sync", "time/store")
 
 
 @dataclass(frozen=True)
 class Measures:
-    """A finished run in numbers; accuracies are on held-out problems."""
+    """A finished run in numbers. Accuracies are on held-out problems."""
 
     final: float
     best: float
     mean: float
-    """Over all evaluations, the first and the last weights' among them."""
+    """Over all evaluations, including the first and the last weights."""
     wobble: float | None
-    """Standard deviation of the accuracy over the last third of the evaluations; `None` where that is fewer than 2."""
+    """Standard deviation of the accuracy over the last third of the evaluations; `None` if these are fewer than 2."""
     seconds: float
-    """A batch: writing, learning, syncing, storing; evaluations aside."""
+    """Per batch: generating, learning, syncing and storing, without evaluations."""
     clipped: float | None
-    """Share of tokens with an advantage that the clip silenced, mean over batches; `None` where none had a clip."""
+    """Share of tokens with an advantage whose gradient the clip removed, mean over batches; `None` without a clip."""
     syncs: float
-    """How often the engine was given weights, the first time included."""
+    """How often the engine received weights, including the first time."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run of the plan, whatever became of it."""
+    """A run of the plan, finished or not."""
 
     run: PlannedRun
     state: State
@@ -57,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A cell against its counterpart, over the seeds that both have finished."""
+    """A cell and its counterpart, compared over the seeds that both have finished."""
 
     cell: Cell
     against: Cell
@@ -78,7 +79,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Results:
-    """A sweep's runs, and what they say."""
+    """The runs of a sweep and their results."""
 
     plan: Plan
     runs: list[RunResult]
@@ -88,7 +89,7 @@ class Results:
         return [result for result in self.runs if result.run.cell == cell and result.measures is not None]
 
     def values(self, cell: Cell, measure: str) -> dict[int, float]:
-        """By seed; runs that do not have the measure are left out."""
+        """Values by seed. Runs without the measure are skipped."""
         found = {result.run.seed: getattr(result.measures, measure) for result in self.of(cell)}
         return {seed: value for seed, value in found.items() if value is not None}
 
@@ -106,7 +107,8 @@ class Results:
         return sorted(cells, key=value, reverse=True)
 
     def comparisons(self) -> list[Comparison]:
-        """Every cell with a counterpart and a finished seed in common, in the tables' order; p corrected over all."""
+        """Every cell with a counterpart and a finished seed in common, in the order of the tables. p is corrected over
+        all."""
         found = []
         for cell in (cell for cells in self.plan.panels().values() for cell in self.ranked(cells)):
             against = self.plan.counterpart(cell)
@@ -138,7 +140,7 @@ class Results:
 
 
 def collect(plan: Plan) -> Results:
-    """Read every run's folder; only finished runs are measured."""
+    """Read the folder of every run. Only finished runs are measured."""
     failures = Failures(plan.folder)
     return Results(plan, [_result(run, state_of(run, failures), failures.get(run)) for run in plan.runs()])
 

@@ -1,4 +1,4 @@
-"""Runs side by side, each a process of its own: one that crashes cannot hurt the others."""
+"""Run several runs in parallel, each in its own process, so that a crash does not affect the others."""
 
 import time
 from collections import deque
@@ -13,13 +13,13 @@ from solera.sweep.state import Failures, locked, state_of
 from solera.sweep.worker import Command, Worker
 
 INTERRUPTED = 130
-"""Exit status of a run that was asked to stop and can go on."""
+"""Exit status of a run that was asked to stop and can be resumed."""
 LOOK_AGAIN = 0.2
-"""Seconds between two looks at the running processes."""
+"""Seconds between two checks of the running processes."""
 
 
 def run_all(plan: Plan, wanted: list[PlannedRun], jobs: int, retry: bool, console: Console, command: Command) -> bool:
-    """Start or go on with all wanted runs that are not finished; False where someone asked to stop before the end."""
+    """Start or resume all wanted runs that are not finished. Returns False if the user stopped the sweep."""
     with locked(plan.folder), Interruption() as interruption:
         runner = Runner(plan.folder, wanted, retry, command)
         try:
@@ -40,7 +40,7 @@ def run_all(plan: Plan, wanted: list[PlannedRun], jobs: int, retry: bool, consol
 
 
 class Runner:
-    """The runs of a sweep that wait and those that are at work."""
+    """The waiting and the active runs of a sweep."""
 
     def __init__(self, folder: Path, wanted: list[PlannedRun], retry: bool, command: Command) -> None:
         self._folder, self._command = folder, command
@@ -57,19 +57,19 @@ class Runner:
             self.running.append(Worker(run, self._folder, self._command))
 
     def reap(self) -> list[str]:
-        """Take note of the runs that have ended; a sentence for each."""
+        """Record the runs that have ended. Returns a sentence for each."""
         ended = [worker for worker in self.running if worker.status is not None]
         self.running = [worker for worker in self.running if worker not in ended]
         return [self._ended(worker) for worker in ended]
 
     def ask_to_stop(self) -> None:
-        """Once: each finishes its step, saves and leaves."""
+        """First request: each run finishes its step, saves and exits."""
         if not self._stopping:
             self._stopping = True
             self._interrupt()
 
     def leave_none_behind(self) -> None:
-        """Whatever ends the sweep ends its runs; those that were asked before leave at once."""
+        """When the sweep ends for any reason, end its runs. Runs that were already asked to stop exit at once."""
         self._interrupt()
         for worker in self.running:
             worker.wait()

@@ -1,4 +1,4 @@
-"""Where each run of a sweep stands, read from the sweep's folder alone, so that a sweep can go on after any end."""
+"""The state of each run of a sweep, read only from the sweep's folder, so that a sweep can continue after any end."""
 
 import dataclasses
 import fcntl
@@ -52,11 +52,11 @@ NO_PART_OF_A_RUN = (
     ("run", "root"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("engine", "max_rows"),
     ("collect", "overlap"),
 )  # fmt: skip
-"""What may differ: where a run lies, what memory it has, and when its batches are written."""
+"""Fields that may differ: where a run is stored, how much memory it has, and when its batches are generated."""
 
 
 def refuse_changed(plan: Plan) -> None:
-    """A run that was made with another config than the file has now would be compared as what it is not."""
+    """Refuse a sweep whose file has changed since a run was made. The run would be compared under a wrong name."""
     for run in plan.runs():
         if not (run.folder / CONFIG).exists():
             continue
@@ -75,7 +75,7 @@ def refuse_changed(plan: Plan) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Refuse a second sweep in the folder, and one that would meet runs which a killed sweep left."""
+    """Refuse a second sweep in the folder, and a sweep while runs of a killed one are still active."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("a") as file:
         try:
@@ -91,7 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Held by every run of the sweep."""
+    """Lock held by every run of the sweep."""
     with (folder / LOCK).open("a") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

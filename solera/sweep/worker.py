@@ -1,4 +1,4 @@
-"""A process for one run: it trains as `solera train` does, and stops when its sweep is gone."""
+"""A process for one run. It trains like `solera train`, and stops when its sweep is gone."""
 
 import multiprocessing
 import os
@@ -14,7 +14,8 @@ from solera.sweep.state import at_work
 
 LINUX = sys.platform == "linux"
 PROCESSES = multiprocessing.get_context("forkserver") if LINUX else multiprocessing.get_context("spawn")
-"""On Linux a server loads torch and transformers once, and each run is a fork of it: seconds less for every run."""
+"""On Linux a server process loads torch and transformers once, and each run is a fork of it. This saves seconds per
+run."""
 PROCESSES.set_forkserver_preload(
     [
         "solera.run.running",
@@ -27,23 +28,25 @@ PROCESSES.set_forkserver_preload(
 
 
 Command = Callable[[list[str]], int]
-"""`solera` as a function: from its arguments to its exit status."""
+"""`solera` as a function from its arguments to its exit status."""
 
 
 class Worker:
-    """A running run."""
+    """An active run."""
 
     def __init__(self, run: PlannedRun, sweep: Path, command: Command) -> None:
-        os.environ["OMP_NUM_THREADS"] = "1"  # read by the server when it loads torch; `run.threads` counts in the run
+        os.environ["OMP_NUM_THREADS"] = (
+            "1"  # the server reads it when it loads torch; in the run, `run.threads` applies
+        )
         self.run = run
         self.log = _below(sweep, "logs", f"{run.name}.log")
-        self.log.write_bytes(b"")  # what an earlier attempt said is not this one's last line
+        self.log.write_bytes(b"")  # the last line must not come from an earlier attempt
         self._process = PROCESSES.Process(target=train, args=(command, _arguments(run, sweep), self.log, sweep))
         self._process.start()
 
     @property
     def status(self) -> int | None:
-        """Exit status; `None` while it runs, negative where a signal killed it."""
+        """Exit status; `None` while it runs, negative if a signal killed it."""
         return self._process.exitcode
 
     def interrupt(self) -> None:
@@ -61,8 +64,8 @@ class Worker:
 
 
 def train(command: Command, arguments: list[str], log: Path, sweep: Path) -> None:
-    """What the process does."""
-    os.setpgid(0, 0)  # or a terminal's Ctrl-C would reach it twice: once more through the sweep
+    """The main function of the process."""
+    os.setpgid(0, 0)  # otherwise Ctrl-C in a terminal reaches it twice, directly and through the sweep
     with log.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
