@@ -212,7 +212,7 @@ def test_an_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     done = solera("train", *SMALL, "--run.root", str(tmp_path / "file"), "--run.name", "x")
     assert done.returncode == 2
-    assert "the run's folder cannot be made" in done.stderr
+    assert "the folder cannot be created" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -224,7 +224,7 @@ def test_a_run_whose_reader_leaves_saves_and_stops_and_can_go_on(tmp_path):
         left.stdout.close()
         said = left.stderr.read()
     assert left.returncode == 141, said
-    assert "go on with: solera train --resume runs/left" in said
+    assert "continue with: solera train --resume runs/left" in said
     assert said.count("\n") == 1
     assert list((tmp_path / "runs" / "left" / "checkpoints").iterdir())
 

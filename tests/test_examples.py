@@ -48,7 +48,7 @@ def test_a_run_with_own_code_goes_on_only_with_own_code(tmp_path):
     with pytest.raises(InterruptedRunError):
         solera.train(config(tmp_path), rule=rule)
     with pytest.raises(
-        solera.SoleraError, match=r"code of its own for rule: go on with solera.resume\(.*rule=\.\.\.\)"
+        solera.SoleraError, match=r"your own code for rule: resume it with solera.resume\(.*rule=\.\.\.\)"
     ):
         solera.resume(tmp_path / "own")
     result = solera.resume(tmp_path / "own", rule=rule)

@@ -255,7 +255,7 @@ def test_without_an_earlier_checkpoint_the_run_can_begin_again(tmp_path, stopped
     status, said = solera(tmp_path, "train", "--resume", str(stopped))
     assert status == 2 and said.endswith(f"solera train --resume {stopped} --from 0\n")
     status, said = solera(tmp_path, "train", "--resume", str(stopped), "--from", "0")
-    assert status == 0 and "begins again" in said
+    assert status == 0 and "starting again" in said
     assert_same_outcome(stopped, whole)
 
 
@@ -339,7 +339,7 @@ def test_what_a_run_needs_is_missed_at_the_next_step(tmp_path, damage, more):
     assert child.exitcode == 1, said
     named = damage.removesuffix("*") if damage != "." else r""
     assert f"{folder}/{named}" in said and "was deleted or replaced while it was in use" in said
-    assert said.count("\n") == 1 and f"resume with: solera train --resume {folder}" in said
+    assert said.count("\n") == 1 and f"continue with: solera train --resume {folder}" in said
     if damage == ".":
         assert not folder.exists()
     else:

@@ -92,7 +92,7 @@ def test_a_run_whose_disk_fills_up_goes_on_once_there_is_room(disk, capfd, whole
     assert place in said
     disk(65536)
     if kilobytes:
-        assert said.endswith("resume with: solera train --resume disk/run\n")
+        assert said.endswith("continue with: solera train --resume disk/run\n")
         assert main(["train", "--resume", "disk/run"]) == 0
     else:
         assert [path.name for path in Path("disk").iterdir()] == ["ballast"]
@@ -106,7 +106,7 @@ def test_a_disk_too_small_for_plot_and_report_leaves_the_model_and_the_report_ca
     Path("run.toml").write_text(RUN.format(steps=4, every=0))
     disk(600)
     said = says_one_line(capfd, main(["train", "run.toml"]))
-    assert said.endswith("go on with: solera report disk/run\n")
+    assert said.endswith("continue with: solera report disk/run\n")
     assert not Path("disk/run/plot.png").exists()
     assert rows(Path("disk/run")) == whole
     assert (Path("disk/run/model") / "model.safetensors").exists()
@@ -166,10 +166,10 @@ def test_a_signal_loses_nothing(tmp_path, signals):
     assert process.returncode == 130
     assert "stopping after this step, which is saved first" in told
     if len(signals) == 1 or "interrupted" not in said:  # twice is at once, unless the step was over before the second
-        assert re.fullmatch(r"solera: stopped after batch \d+; resume with: solera train --resume disk/run\n", said)
+        assert re.fullmatch(r"solera: stopped after batch \d+; continue with: solera train --resume disk/run\n", said)
         assert list((tmp_path / "disk" / "run" / "checkpoints").glob("step-*"))
     else:
-        assert said == "solera: interrupted; resume with: solera train --resume disk/run\n"
+        assert said == "solera: interrupted; continue with: solera train --resume disk/run\n"
     assert [row["step"] for row in read_metrics(metrics)] == list(range(len(read_metrics(metrics))))
 
 
@@ -188,7 +188,7 @@ def test_a_run_left_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
         broken.setattr(Learner, "update", update)
         assert main(["train", "run.toml"]) == 130
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said == "solera: interrupted; resume with: solera train --resume disk/run"
+    assert said == "solera: interrupted; continue with: solera train --resume disk/run"
     assert main(["train", "--resume", "disk/run"]) == 0
 
 
@@ -207,7 +207,7 @@ def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, 
         assert main(["train", "run.toml"]) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("solera: disk/run: the GPU's memory is full: in its config.toml lower engine.max_rows")
-    assert said.endswith("resume with: solera train --resume disk/run")
+    assert said.endswith("continue with: solera train --resume disk/run")
     assert main(["train", "--resume", "disk/run"]) == 0
     assert [row["step"] for row in read_metrics(Path("disk/run/metrics.jsonl"))] == [0, 1, 2, 3, 4, 5]
 
@@ -230,4 +230,4 @@ sys.exit(main(["train", "run.toml", "--collect.overlap", "False"]))
     (tmp_path / "run.toml").write_text(RUN.format(steps=50, every=0))
     done = run_script(script, cwd=tmp_path)
     assert done.returncode == 130
-    assert done.stderr == "solera: interrupted; resume with: solera train --resume disk/run\n"
+    assert done.stderr == "solera: interrupted; continue with: solera train --resume disk/run\n"

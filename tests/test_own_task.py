@@ -168,7 +168,7 @@ def test_a_run_with_a_named_task_is_resumed_and_evaluated_from_the_command_line(
     started.send_signal(signal.SIGINT)
     said = started.communicate(timeout=120)[1]
     assert started.returncode == 130
-    assert "resume with: solera train --resume runs/x" in said
+    assert "continue with: solera train --resume runs/x" in said
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
     lost = command("train", "--resume", "../runs/x", cwd=elsewhere)
@@ -279,10 +279,10 @@ def length(rollout, row):
         ({"task": lambda: None}, r"task <lambda>: <lambda>\(codec\) raised TypeError"),
         ({"task": TextPassed}, r"TextPassed.run: the input of generate is text; .*codec.encode\(text\)"),
         ({"task": PlainRewards}, r"rewards contains 1.0; each must be a solera.Reward, such as Reward\(1.0\)"),
-        ({"task": NoRollout}, "run gave a float; it must give a solera.Rollout"),
+        ({"task": NoRollout}, "run returned a float; it must return a solera.Rollout"),
         ({"task": NotAwaited}, r"turn 1 is a coroutine: write `await generate\(...\)`"),
         ({"task": NoPrompt}, r"task NoPrompt: prompt\(0\) returned text; it must return a solera.Prompt"),
-        ({"task": NothingHeldOut}, r"held_out\(8\) gave no problem"),
+        ({"task": NothingHeldOut}, r"held_out\(8\) returned no problem"),
         ({"task": "tasks.py:Nobody"}, "task.name: tasks.py:Nobody: there is no file tasks.py"),
         ({"task": "gsm9k"}, "task.name is 'gsm9k'; did you mean gsm8k"),
         ({"rewards": length}, r"rewards must be a list of functions or names, such as rewards=\[length\]"),

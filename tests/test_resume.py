@@ -143,7 +143,7 @@ def train_until_interrupted(folder: Path) -> None:
     try:
         running.train(config(folder.parent, folder.name, every=0))
     except running.InterruptedRunError as stopped:
-        os._exit(130 if str(stopped).endswith(f"resume with: solera train --resume {folder}") else 1)
+        os._exit(130 if str(stopped).endswith(f"continue with: solera train --resume {folder}") else 1)
 
 
 def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
@@ -225,7 +225,7 @@ def test_a_damaged_checkpoint_is_moved_away_and_the_run_goes_on_from_the_one_bef
     weights = newest / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(
-        SoleraError, match=rf"{newest.name}: .*: model\.safetensors is damaged.*to go on from {older.name}, the one"
+        SoleraError, match=rf"{newest.name}: .*: model\.safetensors is damaged.*to resume from {older.name}, the one"
     ):
         running.resume(folder)
     newest.rename(tmp_path / newest.name)

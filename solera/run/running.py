@@ -162,7 +162,7 @@ def _train(
     with _advised(folder, command):
         finished, version = _learn(parts, read, folder, console, resumption)
     if not finished:
-        raise InterruptedRunError(f"stopped after batch {version}; resume with: {command}")
+        raise InterruptedRunError(f"stopped after batch {version}; continue with: {command}")
     with _advised(folder, command):
         unfinished = folder / f"{UNFINISHED}{MODEL}"
         loading.export(parts.model, parts.codec, unfinished, merge=parts.config.lora.export == "merged")
@@ -222,7 +222,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
     """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
-    once, then = "once that is fixed", f"resume with: {command}"
+    once, then = "once that is fixed", f"continue with: {command}"
     try:
         yield
     except BrokenPipeError:
@@ -234,7 +234,7 @@ def _advised(folder: Path, command: str) -> Iterator[None]:
         said = (
             "the GPU's memory is full: in its config.toml lower engine.max_rows or "
             "learn.micro_batch_tokens, raise run.gpu_memory, or set learn.gradient_checkpointing, then "
-            f"resume with: {command}"
+            f"continue with: {command}"
         )
         raise OSError(errno.ENOMEM, said, str(folder)) from error
     except SoleraError as error:

@@ -64,7 +64,7 @@ def test_weights_and_biases_without_a_key_is_said_in_one_line_with_what_to_do(tm
     line = done.stderr.splitlines()[-1]
     assert line.startswith("solera: runs/mine: report.wandb: ")
     assert line.endswith(
-        "(or set WANDB_MODE=offline); once that is fixed, resume with: solera train --resume runs/mine"
+        "(or set WANDB_MODE=offline); once that is fixed, continue with: solera train --resume runs/mine"
     )
     assert "Traceback" not in done.stderr
 

@@ -186,7 +186,7 @@ async def no_tokens(prompt, generate):
 @pytest.mark.parametrize(
     ("episode", "complaint"),
     [
-        (nothing, "run gave a NoneType; it must give a solera.Rollout"),
+        (nothing, "run returned a NoneType; it must return a solera.Rollout"),
         (of_another_key, "a rollout of another prompt, 'other'"),
         (text, r"the input of generate is text; .* codec.encode\(text\)"),
         (no_tokens, "the input of generate is empty"),

@@ -135,6 +135,6 @@ def test_a_malformed_reward_names_function_and_row(tmp_path, kind):
         said = str(refusal.value)
         assert "\n" not in said, said
         assert len(said) < 600
-        assert re.match(r"data\.jsonl:[12]: reward \S+rewards\.py:f (gave|raised) ", said), (output, said)
+        assert re.match(r"data\.jsonl:[12]: reward \S+rewards\.py:f (returned|raised) ", said), (output, said)
         graded = grade_all(problems, ["x", "y", "z"], functions=("exact", f"{path}:f"), timeout=5, errors="missing")
         assert len(graded[1]) == 1  # what `exact` gave stays

@@ -96,7 +96,7 @@ def test_a_reward_that_fails_stops_the_run_with_one_line_and_can_be_mended(examp
     assert "reward rewards.py:digits raised KeyError: 'nothing' (rewards.py, line 6)" in done.stderr
     assert done.stderr.startswith("solera: data.jsonl:")
     assert done.stderr.endswith(
-        "; once that is fixed (settings are in runs/x/config.toml), resume with: solera train --resume runs/x\n"
+        "; once that is fixed (settings are in runs/x/config.toml), continue with: solera train --resume runs/x\n"
     )
     (example / "rewards.py").write_text(good)
     monkeypatch.chdir(example)

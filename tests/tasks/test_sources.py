@@ -104,7 +104,7 @@ def test_gsm8k_itself():
 
 
 def test_a_template_needs_the_problems_place():
-    with pytest.raises(SoleraError, match=r"without \{prompt\}"):
+    with pytest.raises(SoleraError, match=r"must contain \{prompt\}"):
         resolve_task(TaskConfig("gsm8k", path="x.jsonl", template="Think!"))
 
 
@@ -226,7 +226,7 @@ def test_parts_of_a_mixture_are_named_and_refused_with_what_is_wrong():
     }  # fmt: skip
     for wrong, says in [
         (("arithmetic@9",), "levels 1 to 4"), (("gsm8k",), "task.path is unset: give a folder"),
-        (("mixture",), "in a mixture"), (("countdown", "countdown"), "there twice"),
+        (("mixture",), "cannot contain a mixture"), (("countdown", "countdown"), "listed twice"),
         (("gym:gcd@x",), "a whole number"), ((), "task.parts is empty"),
         (("nothing",), "task.name is 'nothing'"),
     ]:  # fmt: skip
