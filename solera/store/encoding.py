@@ -1,8 +1,8 @@
 """A rollout's sequences as compact bytes.
 
-Little-endian. A header with format and number of sequences; for each sequence its number of tokens, whether it has
-log-probabilities, and its number of spans; then the token ids, the spans as (start, stop, version), and the spans'
-log-probabilities.
+Little-endian. The header has the format and the number of sequences. Each sequence has its number of tokens, whether it
+has log-probabilities, and its number of spans; then the token ids, the spans as (start, stop, version), and the
+log-probabilities of the spans.
 """
 
 import struct
@@ -21,8 +21,8 @@ _INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
 
 
 def encode(sequences: tuple[Sequence, ...]) -> bytearray:
-    """A bytearray, which SQLite's driver takes as it is; for bytes it looks for an adapter first, which takes longer
-    than writing them."""
+    """Returns a bytearray, which SQLite's driver takes directly. For bytes it first looks for an adapter, which takes
+    longer than writing them."""
     parts: list[Any] = [_HEADER.pack(FORMAT, len(sequences))]
     for s in sequences:
         parts.append(_SEQUENCE.pack(len(s.token_ids_T), s.span_logp is not None, len(s.spans)))
@@ -34,7 +34,7 @@ def encode(sequences: tuple[Sequence, ...]) -> bytearray:
 
 
 def decode(data: bytes | bytearray) -> tuple[Sequence, ...]:
-    """What `encode` was given; damaged bytes are refused."""
+    """The inverse of `encode`. Refuses damaged bytes."""
     try:
         kind, count = _HEADER.unpack_from(data)
         if kind != FORMAT:

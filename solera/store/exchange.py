@@ -1,4 +1,4 @@
-"""Rollouts and rewards in and out of a store, as files of JSON lines or Parquet."""
+"""Import and export rollouts and rewards as files of JSON lines or Parquet."""
 
 import json
 import os
@@ -21,37 +21,38 @@ from solera.tasks.keys import HeldOutError
 
 T = TypeVar("T")
 COMPLAINTS = 5
-"""Bad lines that are complained of one by one."""
+"""Maximum number of bad lines that are reported one by one."""
 
 
 @dataclass
 class ReadLines(Generic[T]):
-    """What a file holds: the good lines read, the bad ones as they stand, each with its complaint."""
+    """The content of a file: the good lines, parsed, and the bad ones as they are, each with its error."""
 
     good: list[T] = field(default_factory=list)
     bad: list[bytes] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     held_out: int = 0
-    """Rollouts of another store that answer held-out problems. They are left out."""
+    """Number of rollouts of another store that were skipped because they answer held-out problems."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """What came of a file."""
+    """The result of an import."""
 
     rollouts: int
-    """New ones."""
+    """New rollouts."""
     known: int
-    """Rollouts that were there already."""
+    """Rollouts that were already in the store."""
     rewards: int
-    """Rewards revised, or added to rollouts that were there."""
+    """Rewards that were changed, or added to known rollouts."""
     complaints: list[str]
     held_out: int = 0
-    """Rollouts of another store that were left out, since they answer held-out problems."""
+    """Rollouts of another store that were skipped because they answer held-out problems."""
 
 
 def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
-    """All lines or none, in one transaction; with `skip_bad` all good lines, and the bad ones into that file."""
+    """Import all lines or none, in one transaction. With `skip_bad`, import all good lines and write the bad ones to
+    that file."""
     check_apart(path, skip_bad)
     lines = read_lines(path, reader, skip_bad is not None)
     new, revised = ledger.add_imported(lines.good)
@@ -60,7 +61,7 @@ def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Pa
 
 
 def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> Imported:
-    """Rewards by rollout id, in the same way."""
+    """Import rewards by rollout id, in the same way."""
 
     def read(line: bytes, place: str) -> list[tuple[int, Reward]]:
         id_, reward = read_reward(line, place, partial(usual_part, ledger))
@@ -78,7 +79,8 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
 
 
 def usual_part(ledger: Ledger, rollout_id: int) -> str:
-    """The part of a reward that names none: refused where its rollout has others, for one of them may be meant."""
+    """The part of a reward that names none. Refused if the rollout has other parts, because one of them may be
+    meant."""
     parts = ledger.parts(rollout_id)
     if parts and Reward.part not in parts:
         raise SoleraError(
@@ -89,9 +91,10 @@ def usual_part(ledger: Ledger, rollout_id: int) -> str:
 
 
 def export_rollouts(place: Place, target: Path, codec: Codec | None = None) -> int:
-    """Every rollout that can be learned from, with its rewards; the file appears whole or not at all. Returns how many.
+    """Export every rollout that training may use, with its rewards. The file appears complete or not at all. Returns
+    how many.
 
-    Probes stay: they answer held-out problems, which nobody may learn from. With a codec its text stands beside it.
+    Probes are not exported, because they answer held-out problems. With a codec, the text is included.
     """
     with reading(place) as opened, appearing(target) as unfinished:
         rows = (
@@ -114,7 +117,7 @@ def _write_lines(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def check_readable(path: Path) -> None:
-    """A file of lines, or a folder with a store in it."""
+    """Check that it is a file of lines, or a folder with a store."""
     if path.is_dir():
         place_in(path)
         return
@@ -127,7 +130,7 @@ def check_readable(path: Path) -> None:
 
 
 def check_data_files(paths: Iterable[str], skip_bad: str | None) -> None:
-    """That every file can be read, and that bad lines can be written beside them and not over one."""
+    """Check that every file can be read, and that bad lines can be written without overwriting one of them."""
     for path in map(Path, paths):
         check_readable(path)
         check_apart(path, Path(skip_bad) if skip_bad is not None else None)
@@ -136,8 +139,8 @@ def check_data_files(paths: Iterable[str], skip_bad: str | None) -> None:
 
 
 def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
-    """Every line that is not blank, row of a Parquet file, or rollout of a store, by its id; the first bad one stops
-    it, unless told to keep going."""
+    """Read every line that is not blank, every row of a Parquet file, or every rollout of a store by its id. The first
+    bad one stops it, unless told to continue."""
     lines = ReadLines[T]()
     for number, line in _numbered(path):
         try:
@@ -177,13 +180,13 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def check_apart(path: Path, skip_bad: Path | None) -> None:
-    """Before anything is read: bad lines written over the file would leave nothing of its good ones."""
+    """Checked before anything is read: writing bad lines over the input file would destroy its good ones."""
     if skip_bad is not None and skip_bad.exists() and path.exists() and skip_bad.samefile(path):
         raise SoleraError(f"{skip_bad}: this is the input file; choose another file for the bad lines")
 
 
 def set_aside(bad: list[bytes], target: Path | None) -> None:
-    """After the good lines are in: whoever mends these and imports them again loses nothing."""
+    """Write the bad lines after the good ones are imported, so that they can be corrected and imported again."""
     if target is not None:
         with appearing(target) as unfinished:
             unfinished.write_bytes(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in bad))

@@ -1,6 +1,6 @@
-"""A rollout or a reward as a line of JSON, read strictly: every complaint names the field and says what it must be.
+"""A rollout or a reward as a line of JSON. Reading is strict: every error names the field and says what it must be.
 
-A line holds text (`prompt`, `response`), or tokens (`sequences`), which is what an export writes.
+A line holds text (`prompt`, `response`) or tokens (`sequences`). An export writes tokens.
 """
 
 import re
@@ -21,7 +21,7 @@ from solera.tasks.prompting import encode_prompt, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
-"""The last two are for people: the tokens count."""
+"""The last two are for people; only the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
 REWARD_FIELDS = ("id", "value", "part", "source", "position")
 LARGEST = 2**31 - 1
@@ -30,9 +30,9 @@ ORIGIN = re.compile(r"self|human|(model|file):.+")
 
 @dataclass(frozen=True)
 class LineReader:
-    """From a line to its rollouts, one unless it has several `responses`.
+    """Converts a line to its rollouts: one, unless the line has several `responses`.
 
-    `is_held_out` is asked of a prompt's tokens; `origin` is of lines that name none; `vocabulary` and `longest` are the
+    `is_held_out` checks a prompt's tokens. `origin` is for lines that name none. `vocabulary` and `longest` are the
     model's.
     """
 
@@ -43,7 +43,8 @@ class LineReader:
     longest: int | None
     origin: str
     template: str | None = None
-    """The task's, for prompts that are text: whoever answered saw the problem, the model is shown what it will see."""
+    """The task's template, for prompts that are text. The author of the response saw the bare problem; the model sees
+    the template."""
 
     def __call__(self, line: bytes, place: str) -> list[Rollout]:
         data = read_object(line, place)
@@ -106,7 +107,7 @@ class LineReader:
         return ids
 
     def _origin(self, data: dict[str, Any]) -> str:
-        """Who wrote it. What calls itself `self` was written by another run's learner: here it is the file's."""
+        """Who wrote it. `self` in a file means another run's learner, so the file's origin is used."""
         if "model" in data and "origin" in data:
             raise SoleraError("fields 'model' and 'origin' both name the author: keep one")
         origin = f"model:{_text(data, 'model')}" if "model" in data else data.get("origin", self.origin)
@@ -149,7 +150,8 @@ class LineReader:
 
 
 def read_reward(line: bytes, place: str, usual_part: Callable[[int], str]) -> tuple[int, Reward]:
-    """A line of a file of rewards: the rollout's id, and what it is worth; `usual_part(id)` where no part is named."""
+    """A line of a file of rewards: the rollout's id and the reward. `usual_part(id)` gives the part if none is
+    named."""
     data = read_object(line, place)
     try:
         canonical(data)
@@ -161,7 +163,7 @@ def read_reward(line: bytes, place: str, usual_part: Callable[[int], str]) -> tu
 
 
 def plain(rollout: Rollout, created: float) -> dict[str, Any]:
-    """A line that `LineReader` reads back without loss."""
+    """A line that `LineReader` can read back without loss."""
     sampling = rollout.sampling
     return {
         "id": rollout.id, "key": rollout.prompt_key, "origin": rollout.origin, "lineage": rollout.lineage,
@@ -173,7 +175,7 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
 
 
 def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
-    """What a person reads of it, beside its tokens: the prompt, and everything from the first written token on."""
+    """The text next to the tokens, for people: the prompt, and everything from the first generated token on."""
     starts = [s.spans[0].start if s.spans else len(s.token_ids_T) for s in rollout.sequences]
     pairs = list(zip(rollout.sequences, starts, strict=True))
     written = "\n".join(codec.decode(sequence.token_ids_T[start:]) for sequence, start in pairs)
@@ -187,7 +189,8 @@ def _plain(sequence: Sequence) -> dict[str, Any]:
 
 
 def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
-    """A line of several responses as several lines: each is text or an object, `rewards` has a number for each."""
+    """Split a line with several responses into several lines. Each response is text or an object; `rewards` has a
+    number for each."""
     responses, rewards = data["responses"], data.get("rewards")
     if not isinstance(responses, list) or not responses or not all(isinstance(one, str | dict) for one in responses):
         raise SoleraError(_must_be(data, "responses", "a list of texts or objects"))
@@ -199,7 +202,7 @@ def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
-    """One number (`reward`), or each part (`rewards`); none where the reward is still to come."""
+    """One number (`reward`), or one for each part (`rewards`); none if the reward is still missing."""
     if "reward" in data and "rewards" in data:
         raise SoleraError("fields 'reward' and 'rewards' both give the reward: keep one")
     if data.get("reward") is not None:
@@ -234,13 +237,13 @@ def _sampling(data: Any) -> Sampling | None:
 
 
 def _id(data: dict[str, Any]) -> int | None:
-    """The store's that it was exported from; other tools write ids of their own."""
+    """The id in the store that it was exported from. Other tools write their own ids."""
     id_ = data.get("id")
     return id_ if type(id_) is int and 0 < id_ <= LARGEST else None
 
 
 def _known(data: dict[str, Any], fields: tuple[str, ...], *taken_apart: str) -> None:
-    """`taken_apart` are fields of a line that its rollouts no longer have."""
+    """Refuse unknown fields. `taken_apart` are fields of a line that its rollouts no longer have."""
     for name in data:
         if name not in fields:
             raise SoleraError(f"unknown field {name!r}{perhaps(name, (*fields, *taken_apart))}")

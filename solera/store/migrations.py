@@ -1,4 +1,4 @@
-"""From one version of the schema to the next, for stores that an earlier Solera wrote."""
+"""Upgrade stores that an earlier version of Solera wrote."""
 
 from sqlalchemy import Column, Connection, Integer, MetaData, Table, insert, inspect, select, update
 
@@ -35,17 +35,17 @@ MIGRATIONS = {
         "ALTER TABLE uses ADD COLUMN checksum BIGINT",
     ),
 }
-"""What leads to each version from the one before. Never change an entry: add the next."""
+"""The statements that lead to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)
 UNMARKED = 1
-"""Version of a store that says none: the first had no place for it."""
+"""Version of a store without a version number: the first schema did not store it."""
 
 _bytes = {"sqlite": "BLOB", "postgresql": "BYTEA"}
 _version = Table("schema_version", MetaData(), Column("version", Integer, nullable=False))
 
 
 def version_of(connection: Connection) -> int:
-    """Version of the store's schema; 0 where there is no store yet."""
+    """Version of the store's schema; 0 if there is no store yet."""
     tables = set(inspect(connection).get_table_names())
     if _version.name in tables:
         return connection.scalars(select(_version.c.version)).one()
@@ -53,7 +53,7 @@ def version_of(connection: Connection) -> int:
 
 
 def migrate(connection: Connection, place: str) -> None:
-    """Bring a store to this version, in the transaction that is open; a new one is made."""
+    """Upgrade a store to this version, or create it, in the open transaction."""
     held = version_of(connection)
     refuse_newer(held, place)
     if held == VERSION:

@@ -1,4 +1,4 @@
-"""Rows of a Parquet file, in and out: the one file that knows pyarrow."""
+"""Read and write rows of Parquet files. Only this module uses pyarrow."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,7 @@ from typing import Any
 from solera.errors import SoleraError, one_line
 
 TOGETHER = 1_000
-"""Rows held in memory while a file is read or written."""
+"""Rows in memory while a file is read or written."""
 
 
 def is_parquet(path: Path) -> bool:
@@ -17,7 +17,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def read_rows(path: Path) -> Iterator[bytes]:
-    """Each row as a line of JSON. Parquet fills fields that a row does not have with null: these are left out."""
+    """Each row as a line of JSON. Parquet fills missing fields with null; these are left out."""
     pyarrow = _pyarrow()
     try:
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches(TOGETHER):
@@ -28,7 +28,7 @@ def read_rows(path: Path) -> Iterator[bytes]:
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """What `store/lines.py` makes of rollouts, one a row; returns how many."""
+    """Write the output of `store/lines.py`, one rollout per row. Returns how many."""
     pyarrow, rest, count = _pyarrow(), iter(rows), 0
     schema = _schema(pyarrow)
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -68,5 +68,6 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _refuse(value: Any) -> str:
-    """What JSON cannot say, a date or bytes, becomes text that names it, and is refused where it stands."""
+    """A value that JSON cannot express, such as a date or bytes, becomes text that names it, and is refused later with
+    its place."""
     return f"<{type(value).__name__}>"

@@ -1,9 +1,9 @@
-"""First in, first out: which groups can be formed of rollouts that were never used.
+"""First in, first out: which groups can be formed from rollouts that were never used.
 
-What the run generated for one visit of the task's stream (`Rollout.admission`) forms a group of its own: joined with
-those of another visit, it would hold answers of several policies. Once a step has learned from a later visit, the rest
-of an earlier one is a leftover and is not drawn any more. Imported rollouts belong to no visit: those of one prompt
-fill one group after the other.
+The rollouts that the run generated for one visit of the task's stream (`Rollout.admission`) form their own group.
+Combined with those of another visit, the group would mix answers of several policies. Once a step has used a later
+visit, the rest of an earlier one is a leftover and is not drawn any more. Imported rollouts belong to no visit: those
+of one prompt fill one group after the other.
 """
 
 from bisect import insort
@@ -14,16 +14,16 @@ from math import inf
 Unused = tuple[int, str, int | None]
 """Id, prompt key and admission of a rollout."""
 Filling = dict[tuple[str, int | None], list[int]]
-"""Members of groups that are not complete, by prompt key and admission, in the order of their first members."""
+"""Members of incomplete groups, by prompt key and admission, in the order of their first members."""
 
 
 class Queue:
-    """How far the stream has been learned from, and what was left behind. It is given what is unused by id, without
+    """How far training has come in the stream, and what was left over. Its input is the unused rollouts by id, without
     visits up to `reached`."""
 
     def __init__(self, reached: int, leftover: int) -> None:
         self.reached = reached
-        """The last admission that a step has learned from; -1 where there is none."""
+        """The last admission that a step has used; -1 if there is none."""
         self._leftover = leftover
         self._left_by_draw = 0
         self._drawn: dict[int, int] = {}
@@ -34,7 +34,7 @@ class Queue:
         return self._leftover + self._left_by_draw
 
     def missing(self, unused: Iterable[Unused], groups: int, group_size: int) -> int:
-        """By how many there are fewer complete groups than that."""
+        """Number of complete groups that are missing."""
         return groups - sum(1 for _ in islice(complete_groups(unused, group_size, {}), groups))
 
     def draw(self, unused: Iterable[Unused], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
@@ -47,7 +47,7 @@ class Queue:
         return [(key, members) for members, (key, _) in first]
 
     def used(self, ids: Iterable[int]) -> None:
-        """A step has learned from these, of what was drawn last."""
+        """Record that a step has used these rollouts of the last draw."""
         reached = max((self._drawn[id_] for id_ in ids if id_ in self._drawn), default=self.reached)
         if reached > self.reached:
             self.reached, self._leftover, self._left_by_draw = reached, self.leftover, 0
@@ -56,8 +56,8 @@ class Queue:
 def complete_groups(
     unused: Iterable[Unused], group_size: int, filling: Filling
 ) -> Iterator[tuple[list[int], tuple[str, int | None], float]]:
-    """Groups of equal key and admission, each when its last member comes: members, key and admission, and the oldest id
-    that is still in an incomplete group. Those are left in `filling`."""
+    """Groups of equal key and admission, each as soon as its last member arrives: members, key, admission, and the
+    oldest id that is still in an incomplete group. Incomplete groups stay in `filling`."""
     for id_, key, admission in unused:
         members = filling.setdefault((key, admission), [])
         members.append(id_)
@@ -69,7 +69,7 @@ def complete_groups(
 def first_groups(
     unused: Iterable[Unused], groups: int, group_size: int, filling: Filling
 ) -> list[tuple[list[int], tuple[str, int | None]]]:
-    """Complete groups in the order of their first members. What follows is not read once none of it can come before."""
+    """Complete groups in the order of their first members. Stops reading once nothing that follows can come earlier."""
     first: list[tuple[list[int], tuple[str, int | None]]] = []
     for members, visit, oldest in complete_groups(unused, group_size, filling):
         insort(first, (members, visit), key=lambda group: group[0])

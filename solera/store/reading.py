@@ -1,4 +1,4 @@
-"""What was learned from, read back from a store that someone else may be writing to."""
+"""Read back what training used, from a store that another process may be writing to."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -37,12 +37,12 @@ _ALL = (
 )  # fmt: skip
 Member = tuple[Rollout, Use]
 READ_TOGETHER = 1_000
-"""Rows held in memory while all are read."""
+"""Rows in memory while all are read."""
 
 
 @dataclass(frozen=True, eq=False)
 class UsedGroup:
-    """A group as one step learned from it; `uses` in the order of the group's rollouts."""
+    """A group as one step used it. `uses` are in the order of the group's rollouts."""
 
     version: int
     group: Group
@@ -55,17 +55,17 @@ class UsedGroup:
 
     @property
     def masked(self) -> bool:
-        """Whether nothing in it took part in the step."""
+        """Whether none of it had an effect on the step."""
         return all(use.advantage is None for use in self.uses)
 
     @property
     def guessed(self) -> bool:
-        """Whether an earlier Solera recorded the step, which did not say which rollouts formed a group."""
+        """Whether an earlier version of Solera recorded the step, which did not record the groups."""
         return any(use.group is None for use in self.uses)
 
 
 class Reading:
-    """One moment of a store. Nothing is written, and a running training is not held up."""
+    """A snapshot of a store. It writes nothing and does not block a running training."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -79,7 +79,7 @@ class Reading:
             yield rollout_of(rows[0][:11], graded), rows[0][11]
 
     def lineage(self) -> str | None:
-        """Of the run whose store this is, by the last rollout that it wrote; `None` where it wrote none."""
+        """The lineage of the store's run, from the last rollout that it generated; `None` if it generated none."""
         own = select(_r.lineage).where(_r.origin == "self", _r.superseded == 0, _r.fingerprint.is_(None))
         return self._connection.scalar(own.order_by(_r.id.desc()).limit(1))
 
@@ -90,15 +90,15 @@ class Reading:
         return dict(map(tuple, self._connection.execute(counted)))
 
     def versions(self) -> range:
-        """From the first version that something was learned at to the last."""
+        """The versions at which training used something, from the first to the last."""
         first, last = self._connection.execute(select(func.min(_u.version), func.max(_u.version))).one()
         return range(0) if first is None else range(first, last + 1)
 
     def used(self, version: int, group_size: int) -> list[UsedGroup]:
         """The groups of one step, without the sequences of their rollouts, which `with_sequences` adds.
 
-        Steps that an earlier Solera recorded do not name their groups. Theirs are guessed: a prompt's rollouts fill one
-        group of `group_size` after the other.
+        Steps that an earlier version of Solera recorded do not name their groups. These are guessed: a prompt's
+        rollouts fill one group of `group_size` after the other.
         """
         known, prompts = defaultdict[int, list[Member]](list), defaultdict[str, list[Member]](list)
         for _, same in groupby(self._connection.execute(_USED.where(_u.version == version)), key=itemgetter(0)):
@@ -133,6 +133,6 @@ def _used_group(version: int, members: list[Member]) -> UsedGroup:
 
 @contextmanager
 def reading(place: Place) -> Iterator[Reading]:
-    """Open a store for reading only; one that is missing, damaged or of another make is refused in one line."""
+    """Open a store for reading only. A missing, damaged or foreign one is refused in one line."""
     with open_for_reading(place) as connection:
         yield Reading(connection)

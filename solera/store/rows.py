@@ -1,4 +1,4 @@
-"""Records as rows of the tables and back, with a checksum over the values of every row."""
+"""Convert records to table rows and back, with a checksum over the values of every row."""
 
 from collections import Counter
 from functools import cache
@@ -18,7 +18,7 @@ ROLLOUT_COLUMNS = (
 REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position", "checksum")
 USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision", "group_number", "checksum")
 SET_ASIDE = 1 << 32
-"""Added to the seal of a rollout that a resume sets aside, so that the seal covers that flag too."""
+"""Added to the seal of a rollout that a resume superseded, so that the seal covers that flag too."""
 
 
 def rollout_row(id_: int, rollout: Rollout, now: float, fingerprint: bytes | None = None) -> tuple[Any, ...]:
@@ -36,7 +36,7 @@ def rollout_row(id_: int, rollout: Rollout, now: float, fingerprint: bytes | Non
 
 
 def reward_row(rollout_id: int, reward: Reward, now: float, late: int | None = None) -> tuple[Any, ...]:
-    """In the order of REWARD_COLUMNS; `late` is the reward's number among those that came after their rollout."""
+    """In the order of REWARD_COLUMNS. `late` is the reward's number among those that arrived after their rollout."""
     values = rollout_id, reward.part, reward.revision, reward.value, reward.source, now, reward.position
     return *values, checksum_of_reward(*values, late)
 
@@ -48,7 +48,7 @@ def use_row(use: Use) -> tuple[Any, ...]:
 
 
 def fingerprint(rollout: Rollout, seen: Counter[bytes]) -> bytes:
-    """A digest of what was written by whom; a text that `seen` has met before is another sample, not the same."""
+    """A digest of text and author. If `seen` already contains the text, it is another sample, not the same one."""
     words = "\0".join((rollout.prompt_key, rollout.origin, rollout.lineage or "", rollout.finish_reason))
     content = blake2b(words.encode() + b"\0" + encode(rollout.sequences), digest_size=16)
     seen[content.digest()] += 1
@@ -64,12 +64,12 @@ def rollout_of(row: Any, graded: tuple[Reward, ...]) -> Rollout:
     )  # fmt: skip
 
 
-_sampling = cache(Sampling)  # a run has one or two, a batch hundreds of rollouts
+_sampling = cache(Sampling)  # a run has one or two values, a batch hundreds of rollouts
 
 
 _ROLLOUT, _REWARD, _USE = Struct("<qqqqddd"), Struct("<qqqqdd"), Struct("<qqqqqd")
 _NONE = -(2**63)
-"""Stands for a whole number that is unset."""
+"""Stands for an unset whole number."""
 
 
 def seal_of(
@@ -77,7 +77,7 @@ def seal_of(
     temperature: float | None, max_tokens: int | None, top_p: float | None, created: float, text: str | None,
     admission: int | None, fingerprint: bytes | None,
 ) -> int:  # fmt: skip
-    """CRC-32 of all that was written of a rollout apart from its tokens, which have a checksum of their own."""
+    """CRC-32 of all columns of a rollout except its tokens, which have their own checksum."""
     numbers = _ROLLOUT.pack(
         id_, _whole(version), _whole(max_tokens), _whole(admission), _real(temperature), _real(top_p), created
     )
@@ -104,10 +104,10 @@ def _whole(value: int | None) -> int:
 
 
 def _real(value: float | None) -> float:
-    """The number that a database gives back: SQLite has no negative zero, and keeps a NaN as nothing."""
+    """The number as a database returns it: SQLite has no negative zero, and stores NaN as NULL."""
     return nan if value is None or isnan(value) else value + 0.0
 
 
 def _words(*words: str | None) -> bytes:
-    """One after the other; a zero character, which no text may hold, stands for one that is unset."""
+    """The texts joined; a zero character, which no text may contain, stands for an unset one."""
     return "\0".join(["\0" if word is None else word for word in words]).encode()

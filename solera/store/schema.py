@@ -42,7 +42,7 @@ rollouts = Table(
     Column("fingerprint", LargeBinary, doc="digest of what was imported, so that it is not imported twice"),
 )
 
-# Values are written out, not bound: an index of a part of a table is used by queries that name that part literally.
+# Literal values, not bound ones: a partial index serves only queries that repeat its condition literally.
 to_draw = (
     (rollouts.c.uses == literal_column("0"))
     & (rollouts.c.superseded == literal_column("0"))
@@ -69,7 +69,7 @@ rewards = Table(
     Column("position", Integer, doc="see Reward"),
     Column("checksum", BigInteger, doc="CRC-32 of the other columns, see rows.py; unset in older stores"),
     Column("late", Integer, doc="number among the rewards that came after their rollout; unset for those with it"),
-    sqlite_with_rowid=False,  # the key is the table: one tree to write instead of two
+    sqlite_with_rowid=False,  # the key is the table: one B-tree to write instead of two
 )
 _came_later = rewards.c.late.is_not(None)
 Index("rewards_late", rewards.c.late, sqlite_where=_came_later, postgresql_where=_came_later)

@@ -1,6 +1,6 @@
-"""Whether a store is whole, and whether it fits a checkpoint.
+"""Check that a store is intact, and that it fits a checkpoint.
 
-A store is whole if its file is, if no row is missing or belongs to nobody, and if every row has its checksum.
+A store is intact if its file is, if no row is missing or orphaned, and if every row matches its checksum.
 """
 
 from collections.abc import Iterator
@@ -37,17 +37,17 @@ READ_TOGETHER = 1_000
 
 @dataclass
 class Verified:
-    """How much was looked at, and what is wrong with it."""
+    """How much was checked, and what is wrong with it."""
 
     rollouts: int = 0
     unsigned: int = 0
-    """Rollouts of an earlier Solera, which wrote no checksums or only those of tokens."""
+    """Rollouts of an earlier version of Solera, which wrote no checksums, or only those of tokens."""
     complaints: list[str] = field(default_factory=list)
 
 
 class Needs(NamedTuple):
-    """What a store held when the checkpoint of `version` was written: the id of the last rollout, and
-    `uses_before(version)`, which older checkpoints do not tell."""
+    """What a store contained when the checkpoint of `version` was written: the id of the last rollout, and
+    `uses_before(version)`, which older checkpoints do not record."""
 
     version: int
     watermark: int
@@ -55,7 +55,7 @@ class Needs(NamedTuple):
 
 
 def verify(place: Place, checkpoint: Needs | None = None) -> Verified:
-    """Read all of a store, and compare it with the run's newest checkpoint."""
+    """Read the whole store, and compare it with the run's newest checkpoint."""
     found = Verified()
     with open_for_reading(place) as connection:
         found.complaints += [
@@ -102,7 +102,7 @@ def _lacking(connection: Connection, needs: Needs) -> str | None:
 
 
 def _integrity(connection: Connection) -> Iterator[str]:
-    """What SQLite finds in its own file; PostgreSQL checks its pages as it reads them."""
+    """Faults that SQLite finds in its own file. PostgreSQL checks its pages when it reads them."""
     if connection.dialect.name == "sqlite":
         lines = connection.exec_driver_sql("PRAGMA integrity_check").scalars()
         yield from (f"the file: {' '.join(str(line).split())}" for line in lines if line != "ok")
@@ -116,7 +116,8 @@ def _orphans(connection: Connection) -> Iterator[str]:
 
 
 def _miscounted(connection: Connection, table: Table, noun: str) -> Iterator[str]:
-    """Rollouts that have had another number of these than there are; an earlier Solera did not count rewards."""
+    """Rollouts whose recorded number of these rows differs from the actual one. An earlier version did not count
+    rewards."""
     there = select(table.c.rollout_id, func.count().label("rows")).group_by(table.c.rollout_id).subquery()
     count, held = func.coalesce(there.c.rows, 0), rollouts.c[noun]
     query = select(_r.id, held, count).join_from(rollouts, there, there.c.rollout_id == _r.id, isouter=True)
@@ -125,7 +126,7 @@ def _miscounted(connection: Connection, table: Table, noun: str) -> Iterator[str
 
 
 def _gone(connection: Connection) -> Iterator[str]:
-    """Ids are given without a gap. Rollouts removed from the end, with all that belongs to them, cannot be noticed."""
+    """Missing ids. Ids have no gaps. Rollouts removed from the end, with all their rows, cannot be detected."""
     for before, after in pairwise(chain([0], connection.scalars(select(_r.id).order_by(_r.id)))):
         if after - before == 2:
             yield f"rollout {before + 1} is missing"
