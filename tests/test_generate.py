@@ -171,7 +171,7 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
         (["embedded", "--out", "out", "--prompts", "1", "--samples", "-2"], "--samples is -2; it must be at least 1"),
         (["embedded", "--out", "out", "--prompts", "1", "--temperature", "0"], "sampling.temperature is 0.0"),
         (["embedded", "--out", "out", "--prompts", "1", "--origin", "self"], "it must be human, model:NAME or file:"),
-        (["embedded", "--out", "taken", "--prompts", "1"], "--out taken: this is there already, and no store is in it"),
+        (["embedded", "--out", "taken", "--prompts", "1"], "--out taken already exists and has no store"),
         (["nowhere", "--out", "out", "--prompts", "1"], "nowhere"),
         (["embedded", "--out", "out", "--task", "jsonl", "--task.path", "none.jsonl"], "none.jsonl: cannot be read"),
         (["embedded", "--out", "out", "--task", "jsonl", "--task.path", "bad.jsonl"], "bad.jsonl:2: field 'prompt' is"),

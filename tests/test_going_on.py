@@ -188,7 +188,7 @@ def test_a_store_whose_uses_are_of_other_rollouts_is_refused(stopped):
             "(select max(rollout_id) from uses where version = 7)",
             (last,),
         )
-    with pytest.raises(SoleraError, match="holds as many, of other rollouts"):
+    with pytest.raises(SoleraError, match="has as many, of other rollouts"):
         running.resume(stopped)
 
 
@@ -349,9 +349,9 @@ def test_what_a_run_needs_is_missed_at_the_next_step(tmp_path, damage, more):
 @pytest.mark.parametrize(
     ("left", "said"),
     [
-        (None, "has lost 8 rows of 8 (steps 0 to 7)"),
-        (slice(0, 3), "has lost 5 rows of 8 (steps 3 to 7)"),
-        (slice(1, None), "has lost 1 row of 8 (step 0)"),
+        (None, "is missing 8 rows of 8 (steps 0 to 7)"),
+        (slice(0, 3), "is missing 5 rows of 8 (steps 3 to 7)"),
+        (slice(1, None), "is missing 1 row of 8 (step 0)"),
     ],
 )
 def test_lost_rows_of_metrics_are_told(stopped, whole, tmp_path, left, said):

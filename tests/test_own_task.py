@@ -327,7 +327,7 @@ def test_a_task_and_rewards_from_python_together(tmp_path):
     assert all(row["reward/length"] == pytest.approx(row["response/length"]) for row in rows)
     assert {"reward/reward", "reward/exact"} <= rows[0].keys()
     (result.folder / "model").rename(result.folder / "was_model")
-    with pytest.raises(solera.SoleraError, match="code of its own for task, rewards"):
+    with pytest.raises(solera.SoleraError, match="your own code for task, rewards"):
         solera.resume(result.folder, task=TwoTries)
     with pytest.raises(solera.SoleraError, match=r"a name that was given differs from the run's config\.toml"):
         solera.resume(result.folder, task=TwoTries, rewards=[length, "exact"], objective="grpo")

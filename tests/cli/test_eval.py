@@ -198,7 +198,7 @@ def test_the_same_from_python_and_the_seed_decides_the_samples():
         (["embedded", "--problemz", "4"], "did you mean --problems?"),
         (["embedded", "--problems", "0"], "it must be at least 1"),
         (["embedded", "--task", "sums"], "sums"),
-        (["embedded", "--checkpoints"], "none is named"),
+        (["embedded", "--checkpoints"], "but none was given"),
         (["embedded", "--json", "no/such/out.json"], "cannot write a file to no/such"),
         (["embedded", "--json", "."], "this is a folder"),
         (["embedded", "--task.level", "9"], "levels 1 to 4"),

@@ -136,7 +136,7 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
     [
         ((5,), 4, 1.0, "pass@5 cannot be computed from 4"),
         ((0,), 4, 1.0, "k must be at least 1"),
-        ((1,), 1, 0.0, "of sampled attempts"),
+        ((1,), 1, 0.0, "needs sampled attempts"),
     ],
 )
 def test_an_impossible_k_is_refused(k, samples, temperature, says):

@@ -178,5 +178,5 @@ def test_mistakes_are_said_in_one_line(tiny, adapted, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(SoleraError, match="does not name its base model"):
         loading.load(str(tmp_path), torch.device("cpu"))
-    with pytest.raises(SoleraError, match=r"act with lora\.rank above 0 only"):
+    with pytest.raises(SoleraError, match=r"have no effect without lora\.rank above 0"):
         resolved(dataclasses.replace(config(tmp_path, "x"), lora=LoraConfig(0, 8.0)))

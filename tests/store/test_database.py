@@ -137,7 +137,7 @@ def test_a_store_of_the_fourth_version_can_be_read_at_once(place):
 
 
 def test_a_newer_store_is_refused_in_one_line(store_of_the_future):
-    says = f"the store has schema version 999, but this Solera supports only up to {VERSION}: use a newer one"
+    says = f"the store has schema version 999, but this Solera supports only up to {VERSION}: install a newer Solera"
     with pytest.raises(SoleraError, match=says):
         Ledger(store_of_the_future)
     with pytest.raises(SoleraError, match=says), open_for_reading(store_of_the_future):
@@ -183,7 +183,7 @@ def test_a_run_is_the_same_in_both_databases(tmp_path, postgres):
     assert not (folder / "store.db").exists()
     assert '"members"' in (folder / "report.html").read_text()
     again = RUN.format(root=tmp_path / "elsewhere", name=folder.name, store=f'url = "{postgres}"')
-    with pytest.raises(SoleraError, match=r"exists already: choose another --run\.name, or drop that schema"):
+    with pytest.raises(SoleraError, match=r"already exists: choose another --run\.name, or drop that schema"):
         train(parse(again, "test"))
     assert not (tmp_path / "elsewhere").exists()
 
@@ -243,7 +243,7 @@ def test_a_password_in_an_older_run_does_not_reach_the_page(tmp_path):
         (folder / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 1.0}\n')
         page = write_report([folder], folder / "report.html").read_text()
         assert "s3cr" not in page and "store.url holds a password" in page
-        assert ("store.url is another" in page) == (number == 1)  # edited since it began
+        assert ("store.url has another value" in page) == (number == 1)  # edited since it began
         said = [say(folder) for say in (told_by_resume, told_by_data)]
         assert not any("s3cr" in sentence for sentence in said)
         assert all("store.url holds a password" in sentence for sentence in said)

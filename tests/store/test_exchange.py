@@ -137,7 +137,7 @@ def test_a_probe_is_given_no_reward(ledger, tmp_path):
         SoleraError, match=r"r\.jsonl:2: field 'id': rollout 1 belongs to a probe, which training does not use;"
     ):
         import_rewards(ledger, file)
-    with pytest.raises(SoleraError, match="rollout 1 is a probe's"):
+    with pytest.raises(SoleraError, match="rollout 1 belongs to a probe"):
         ledger.revise([(2, Reward(1.0)), (1, Reward(1.0))])
     assert import_rewards(ledger, file, tmp_path / "bad.jsonl").rewards == 1
 

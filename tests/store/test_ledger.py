@@ -281,7 +281,7 @@ def test_what_nothing_learns_from_is_given_no_reward(store):
         SoleraError, match="rollout 2 belongs to a probe, which training does not use; solera data export"
     ):
         store.add_reward(2, Reward(0.5, "style"))
-    with pytest.raises(SoleraError, match="rollout 3 was written after the checkpoint that the run was resumed from"):
+    with pytest.raises(SoleraError, match="rollout 3 was generated after the checkpoint that the run resumed from"):
         store.add_reward(3, Reward(0.5, "style"))
     store.add_reward(1, Reward(0.5, "style"))
     store.add_reward(4, Reward(0.25, "style"))

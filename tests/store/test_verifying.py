@@ -14,9 +14,7 @@ from solera.store.ledger import Ledger
 from solera.store.verifying import verify
 from tests.store.test_ledger import rollouts, use
 
-ANOTHER = (
-    r"rollout {}: its key, text, origin, lineage, version, finish reason, sampling, admission or time is not what was"
-)
+ANOTHER = r"rollout {}: its key, text, origin, lineage, version, finish reason, sampling, admission or time is damaged: the checksum"
 DAMAGE = {
     "update rollouts set prompt_key = 'b' where id = 2": ANOTHER.format(2),
     "update rollouts set text = 'as it is' where id = 4": ANOTHER.format(4),

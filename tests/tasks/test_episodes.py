@@ -158,7 +158,7 @@ async def says_it_wrote_what_was_given(prompt, generate):
     ],
 )  # fmt: skip
 def test_a_rollout_of_something_else_is_refused(episode):
-    with pytest.raises(SoleraError, match=r"^prompt 'p/0': the rollout does not hold what the engine was given"):
+    with pytest.raises(SoleraError, match=r"^prompt 'p/0': the rollout does not match what the engine received"):
         run(episode)
 
 
