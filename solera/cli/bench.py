@@ -7,7 +7,7 @@ HELP = """Time complete training steps on this machine: decoding, grading and st
 also time TRL's step on the same model, prompts and lengths, in turn, and print the ratio.
 
   solera bench                                      the embedded model
-  solera bench --v 1 10 --rounds 3                  the cost of a sync every step
+  solera bench --v 1 10 --rounds 3                  cost of a sync every step
   solera bench --trl_step benchmarks/trl_step.py    compare with TRL's step
 """
 

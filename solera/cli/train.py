@@ -24,7 +24,7 @@ the resolved config, the metrics, the store of all rollouts, a plot, a report an
   solera train                                    embedded model, 20 seconds
   solera train recipes/demo.toml --run.seed 7     a recipe with another seed
   solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
-  solera train --resume runs/NAME                 resume from the last checkpoint
+  solera train --resume runs/NAME                 resume from last checkpoint
   solera train --resume runs/NAME --run.steps 500 extend it, finished or not
   solera train --resume runs/NAME --from 40       go back to step 40; later
                                                   checkpoints are removed

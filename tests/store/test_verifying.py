@@ -14,7 +14,10 @@ from solera.store.ledger import Ledger
 from solera.store.verifying import verify
 from tests.store.test_ledger import rollouts, use
 
-ANOTHER = r"rollout {}: its key, text, origin, lineage, version, finish reason, sampling, admission or time is damaged: the checksum"
+ANOTHER = (
+    "rollout {}: its key, text, origin, lineage, version, finish reason, sampling, admission or time is damaged: "
+    "the checksum"
+)
 DAMAGE = {
     "update rollouts set prompt_key = 'b' where id = 2": ANOTHER.format(2),
     "update rollouts set text = 'as it is' where id = 4": ANOTHER.format(4),
@@ -33,13 +36,13 @@ DAMAGE = {
     "update rollouts set superseded = 1 where id = 1": ANOTHER.format(1),
     "update rollouts set superseded = 0 where id = 6": ANOTHER.format(6),
     "update rollouts set uses = 5 where id = 3": "rollout 3: it had 5 uses, but the store has 1",
-    "update rewards set value = 1.0000001 where rollout_id = 2": "rollout 2: revision 0 of its reward 'reward' is not",
+    "update rewards set value = 1.0000001 where rollout_id = 2": "rollout 2: revision 0 of its reward 'reward' is dam",
     "update rewards set value = 1 where rollout_id = 1 and revision = 1": "rollout 1: revision 1 of its reward",
-    "update rewards set source = 'bob' where revision = 1": "rollout 1: revision 1 of its reward 'reward' is not",
-    "update rewards set position = 2 where revision = 1": "rollout 1: revision 1 of its reward 'reward' is not",
-    "update rewards set part = 'style' where rollout_id = 2": "rollout 2: revision 0 of its reward 'style' is not",
-    "update rewards set revision = 3 where rollout_id = 2": "rollout 2: revision 3 of its reward 'reward' is not",
-    "update rewards set late = 7 where revision = 1": "rollout 1: revision 1 of its reward 'reward' is not",
+    "update rewards set source = 'bob' where revision = 1": "rollout 1: revision 1 of its reward 'reward' is dam",
+    "update rewards set position = 2 where revision = 1": "rollout 1: revision 1 of its reward 'reward' is dam",
+    "update rewards set part = 'style' where rollout_id = 2": "rollout 2: revision 0 of its reward 'style' is damaged",
+    "update rewards set revision = 3 where rollout_id = 2": "rollout 2: revision 3 of its reward 'reward' is damaged",
+    "update rewards set late = 7 where revision = 1": "rollout 1: revision 1 of its reward 'reward' is damaged",
     "update uses set advantage = -0.5 where rollout_id = 1": "rollout 1: its use at version 3 (age, advantage,",
     "update uses set advantage = null where rollout_id = 3": "rollout 3: its use at version 3",
     "update uses set age = 1 where rollout_id = 1": "rollout 1: its use at version 3",

@@ -124,7 +124,7 @@ def test_a_model_that_cannot_spell_the_problems_is_told_so_first(longest):
     problems = Gym("chain_sum", None, Digits(), "{prompt} Go.", 0, longest)
     with pytest.raises(
         SoleraError,
-        match=r"can be used for training: the first holds 'S', which the model's tokenizer [a-z ]+: use another --model$",
+        match=r"for training: the first holds 'S', which the model's tokenizer [a-z ]+: use another --model$",
     ):  # State the final answer …
         problems.prompt(0)
     with pytest.raises(SoleraError, match="no problem can be held out: the first holds 'S', which the model's"):
