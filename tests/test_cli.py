@@ -77,7 +77,7 @@ def test_version():
         (["train", "--model", "no/such/folder"], "no such folder"),
         (["train", "--model", "embeded"], "did you mean embedded?"),
         (["train", "--collect.refill_rounds", "5"], "only has an effect with objective.refill = true"),
-        (["train", "--task", "sums"], "known are arithmetic, jsonl"),
+        (["train", "--task", "sums"], "use one of arithmetic, jsonl"),
         (
             ["train", "--task", "countdown"],
             "holds 'M', which the model's tokenizer does not know: use another --model\n",
@@ -156,7 +156,7 @@ REFUSED_WITHOUT_TORCH = {
     "eval owned": "owned was trained with a task or rewards from your own code",
     "data import finished nowhere.jsonl": "nowhere.jsonl: cannot be read: No such file or directory",
     "bench --model nosuch": "model 'nosuch': no such folder",
-    "bench --device cpu --gpu_memory 3": "--gpu_memory is set, but this benchmark runs on a CPU: remove it",
+    "bench --device cpu --gpu_memory 3": "--gpu_memory is set, but this runs on a CPU: remove it",
 }
 
 

@@ -18,7 +18,7 @@ class BenchOptions:
     """Time whole training steps, next to TRL's."""
 
     model: str = "embedded"
-    """A Hugging Face model folder, a hub name, or `embedded`."""
+    """A Hugging Face folder, a hub name or `embedded`."""
     random_weights: Size | None = None
     """Instead of the model, use a Llama of this size with random weights and the model's tokenizer, on both sides. Its
     responses almost never end early or earn a reward, so add --unmasked; otherwise there is nothing to learn from."""
@@ -78,12 +78,12 @@ def check(options: BenchOptions) -> BenchOptions:
         if getattr(options, name) < 1:
             raise SoleraError(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if options.group < 2:
-        raise SoleraError("--group is 1; it must be at least 2, because one response has no baseline")
+        raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
     if not options.v or min(options.v) < 1:
         given = " ".join(map(str, options.v)) or "empty"
         raise SoleraError(f"--v is {given}; give one or more sync periods of at least 1")
     if twice := [v for v in options.v if options.v.count(v) > 1]:
-        raise SoleraError(f"--v contains {twice[0]} twice: remove one (--rounds repeats a measurement)")
+        raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
     for name in ("problems", "trl_step"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():
@@ -94,10 +94,10 @@ def check(options: BenchOptions) -> BenchOptions:
         refuse_without_gpu(options)
     obtain(options.model)
     if options.trl_vllm and options.trl_step is None:
-        raise SoleraError("--trl_vllm needs --trl_step, the script that runs TRL's step")
+        raise SoleraError("--trl_vllm measures TRL's step: give the script that runs it with --trl_step")
     return options
 
 
 def refuse_without_gpu(options: BenchOptions) -> None:
     if options.gpu_memory is not None:
-        raise SoleraError("--gpu_memory is set, but this benchmark runs on a CPU: remove it")
+        raise SoleraError("--gpu_memory is set, but this runs on a CPU: remove it")

@@ -58,7 +58,7 @@ def _figures(objective: Objective, advantage: str, size: int) -> dict[str, Any]:
 
 def on_policy(
     objective: Objective, probability: tuple[float, ...], reward: tuple[float, ...], size: int
-) -> tuple[Estimate, torch.Tensor]:
+) -> tuple[GradientEstimate, torch.Tensor]:
     """The objective's expected gradient on groups written by the bandit itself, and ∇J."""
     space, logits_SV, reward_B = bandit(probability, reward)
     everyone = groups(response_logp(space, logits_SV).exp(), size, limit=10_000, generator=torch.Generator())

@@ -35,7 +35,7 @@ class LabOptions:
     lags: tuple[int, ...] = (0, 4, 16)
     """`bias`: age of the data, in updates."""
     group_size: int = 4
-    """`bias`: responses per group."""
+    """`bias`: responses in a group."""
     clip: float | None = None
     """`bias` and `fixed_point`: half-width of the clip. Unset, each objective uses its own."""
 

@@ -78,7 +78,7 @@ def ascent(objective: Objective, data: Data, logits_SV: Tensor, member_G: Tensor
 
 
 @dataclass(frozen=True)
-class Estimate:
+class GradientEstimate:
     """Mean and total variance of one group's contribution to the gradient of a large batch."""
 
     mean_SV: Tensor
@@ -102,7 +102,7 @@ def estimate(
     groups: Groups,
     generator: torch.Generator,
     copies: int = COPIES,
-) -> Estimate:
+) -> GradientEstimate:
     """`E[−∇loss]` and the variance of one group's contribution.
 
     The batch holds every group at least once, and about in proportion to its weight. Each contribution is then weighted

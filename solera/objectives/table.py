@@ -34,7 +34,7 @@ MROUEH = "Mroueh et al., arXiv 2505.22257"
 
 
 @dataclass(frozen=True)
-class Row:
+class ObjectiveSpec:
     """One named objective: its policy term and the default values of its fields.
 
     `constants` are the term's own fields, in addition to those that every objective has. `advantage` is `None` if the
@@ -97,7 +97,7 @@ REFERENCE_UPDATES = ("ref_period", "ref_ema")
 """Optional fields of an objective with a reference policy."""
 
 
-def _rec_rows() -> Iterator[tuple[str, Row]]:
+def _rec_rows() -> Iterator[tuple[str, ObjectiveSpec]]:
     """`rec_{oneside,twoside,ring}_{is,nois}`, each also with a wide clip."""
     clips = {
         "oneside": ("one_side", "a token counts until its ratio passes the bound in the direction of its advantage"),
@@ -109,17 +109,17 @@ def _rec_rows() -> Iterator[tuple[str, Row]]:
     ):
         edges = WIDE_RING if wide else RING  # the ring bounds have an effect only with clip = ring
         use = "learns faster than the narrow clip, except on data that is never renewed" if wide else meaning
-        yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", Row(
+        yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", ObjectiveSpec(
             "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
             YAO, {"clip": clip, "weight": weight, **edges},
         )  # fmt: skip
 
 
-TABLE: dict[str, Row] = {
-    "reinforce": Row(
+TABLE: dict[str, ObjectiveSpec] = {
+    "reinforce": ObjectiveSpec(
         "rec", "mean", "token_mean", "−A·ℓ", "on-policy data; a baseline off-policy, where it collapses", YAO, PLAIN
     ),
-    "rloo": Row(
+    "rloo": ObjectiveSpec(
         "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy data in small groups; its baseline is unbiased",
         "Ahmadian et al., arXiv 2402.14740", PLAIN,
     ),
@@ -147,7 +147,7 @@ TABLE: dict[str, Row] = {
         "mixture-of-experts models, whose token ratios are noisy", "Zheng et al., arXiv 2507.18071",
         {"epsilon_low": 3e-4, "epsilon_high": 4e-4},
     ),
-    "cispo": Row(
+    "cispo": ObjectiveSpec(
         "cispo", "whiten", "token_mean", "−sg(min(ρ, cap))·A·ℓ", "keeps rare tokens that a clip would remove",
         "MiniMax, arXiv 2506.13585; cap 5: ScaleRL, arXiv 2510.13786", {"cap": 5.0},
     ),
@@ -161,12 +161,12 @@ TABLE: dict[str, Row] = {
         "several passes over stale data; clips around the policy before the batch",
         "Hilton et al., arXiv 2110.00641", BAND,
     ),
-    "tis": Row(
+    "tis": ObjectiveSpec(
         "tis", "whiten", "token_mean", "decoupled, with min(q, weight_high) in place of q",
         "an engine whose probabilities differ slightly from the learner's", "Yao et al., 2025 (truncated IS)",
         {**BAND, "weight_high": 2.0},
     ),
-    "mis": Row(
+    "mis": ObjectiveSpec(
         "mis", "whiten", "token_mean", "decoupled, with q where weight_low ≤ q ≤ weight_high and 0 elsewhere",
         "like tis, if single tokens differ a lot", "IcePop, Ling Team, arXiv 2510.18855",
         {**BAND, "weight_low": 0.5, "weight_high": 2.0},
@@ -177,12 +177,12 @@ TABLE: dict[str, Row] = {
         "ρ < 1), those with the largest (log ρ)² are dropped until its mean over the rest of them is ≤ second_moment",
         "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
     ),
-    "dppo": Row(
+    "dppo": ObjectiveSpec(
         "dppo", "whiten", "token_mean", "−ρA, but 0 where |π − α| > tolerance and the update would increase it",
         "large vocabularies, where the ratios of rare tokens are noisy", "Qi et al., arXiv 2602.04879",
         {"tolerance": 0.1},
     ),
-    "sapo": Row(
+    "sapo": ObjectiveSpec(
         "sapo", "whiten", "sequence_mean", "−(4/τ)·σ(τ(ρ−1))·A", "a soft gate instead of a clip",
         "Gao et al., arXiv 2511.20347", {"tau_positive": 1.0, "tau_negative": 1.05},
     ),
@@ -191,17 +191,17 @@ TABLE: dict[str, Row] = {
         "rec", "mean", "token_mean", "−A·ℓ after dropping surplus negatives",
         "off-policy data without ratios; groups with many failures", YAO, PLAIN, drop="random",
     ),
-    "red_weight": Row(
+    "red_weight": ObjectiveSpec(
         "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ",
         "off-policy data without ratios; good responses get more weight", YAO,
         {**TEMPERED, "adaptive_temperature": False, "weight_temperature": 1.0},
     ),
-    "red_weight_adaptive": Row(
+    "red_weight_adaptive": ObjectiveSpec(
         "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ, T such that Σ A·exp(A/T)·n = 0",
         "like red_weight, if the surplus of failures varies", "Yao et al., follow-up",
         {**TEMPERED, "adaptive_temperature": True},
     ),
-    "opmd": Row(
+    "opmd": ObjectiveSpec(
         "opmd", "mean", "token_mean", "−A·ℓ/(1+τ)", "the simplest form of mirror descent", YAO, {"tau": 1.0}
     ),
     "opmd_kimi": ObjectiveSpec(
@@ -214,15 +214,15 @@ TABLE: dict[str, Row] = {
         "data from any source; tau = 0.1 lets the policy move away from the reference", YAO, {"tau": 1.0},
         zero_variance_mask=False,
     ),
-    "opmd_k2": Row(
+    "opmd_k2": ObjectiveSpec(
         "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the data's author, not a clip", YAO, PLAIN,
         zero_variance_mask=False, regulariser="k2_token",
     ),
-    "asymre": Row(
+    "asymre": ObjectiveSpec(
         "rec", "shifted", "token_mean", "−(r − mean − δ)·ℓ", "off-policy data, with a bias towards imitation",
         "Arnal et al., arXiv 2506.20520", PLAIN, zero_variance_mask=False,
     ),
-    "sft": Row(
+    "sft": ObjectiveSpec(
         "sft", None, "token_mean", "−ℓ where r ≥ threshold", "a warm start on good responses", "", {"threshold": 0.5},
         zero_variance_mask=False,
     ),
@@ -255,7 +255,7 @@ def resolve(config: ObjectiveConfig) -> ObjectiveConfig:
     return filled
 
 
-def _acting(row: Row, given: Mapping[str, Any]) -> dict[str, Any]:
+def _acting(row: ObjectiveSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     """Every field that has an effect, with its default. A field of a part counts only if that part is chosen."""
     defaults = row.defaults()
     if given.get("advantage") in UNCENTRED:

@@ -209,7 +209,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     try:
         loop.learner.restore(state.lineage, state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
-        raise SoleraError(f"{checkpoint.folder}: does not fit the run: {one_line(error)}") from error
+        raise SoleraError(f"{checkpoint.folder}: does not match the run: {one_line(error)}") from error
     loop.supply.restore(state.position)
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]

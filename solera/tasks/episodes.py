@@ -230,7 +230,8 @@ class Episode:
         """Return the rollout; raise an error if it claims that the engine generated something else."""
         key = self.prompt.key
         if not isinstance(rollout, Rollout):
-            raise SoleraError(f"prompt {key!r}: run gave {kind(rollout)}; it must give a solera.Rollout (Rollout.of)")
+            gave = f"run returned {kind(rollout)}"
+            raise SoleraError(f"prompt {key!r}: {gave}; it must return a solera.Rollout (Rollout.of)")
         if rollout.origin != "self" and rollout.lineage is None:  # text of another author
             return rollout
         if rollout.prompt_key != key:

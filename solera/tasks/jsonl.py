@@ -27,7 +27,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Row:
+class DatasetRow:
     """One line: its place, its content, and digests of it. Equal rows share `key`."""
 
     place: str
@@ -118,7 +118,7 @@ def _order(seed: int, epoch: int, count: int) -> list[int]:
     return order
 
 
-def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[Row], list[Row]]:
+def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[DatasetRow], list[DatasetRow]]:
     """Return training rows and held-out rows; refuse if either is empty, because training needs both."""
     training, held_out = split_rows(task, graders)
     if not held_out:
@@ -151,7 +151,7 @@ def _count(task: TaskConfig) -> int:
     return len(_rows(find_splits(task.path).get("train", []), task.prompt)) if task.path is not None else 0
 
 
-def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple[list[Row], list[Row]]:
+def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple[list[DatasetRow], list[DatasetRow]]:
     """Split rows into training and held-out ones, with no prompt on both sides. This needs no tokenizer.
 
     Without a separate held-out file, a hash of the prompt decides. So duplicates, and lines added later, never change
@@ -175,7 +175,7 @@ def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple
     return [row for row in rows if row.prompt_digest not in shown], held_out
 
 
-def _answered(row: Row, task: TaskConfig) -> Row:
+def _answered(row: DatasetRow, task: TaskConfig) -> DatasetRow:
     """Return the row with an answer column. MATH's rows, and some of AIME, have the answer only in a box in the
     solution."""
     if task.name != "math" or task.answer in row.data or "solution" not in row.data:
@@ -187,7 +187,7 @@ def _rows(lines: Lines, prompt: str) -> list[DatasetRow]:
     return read(lines, prompt) if isinstance(lines, str) else [make_row(line, at, prompt) for at, line in lines]
 
 
-def read(path: str, prompt: str) -> list[Row]:
+def read(path: str, prompt: str) -> list[DatasetRow]:
     """Return every row of a file; blank lines are skipped. An unchanged file is not read again."""
     try:
         status = Path(path).stat()
@@ -205,7 +205,7 @@ def _read(path: str, prompt: str, _changed: int, _size: int) -> list[DatasetRow]
     return rows
 
 
-def make_row(line: bytes, place: str, prompt: str) -> Row:
+def make_row(line: bytes, place: str, prompt: str) -> DatasetRow:
     """Parse a line of JSON into a row, or raise an error with its place."""
     data = read_object(line, place)
     if prompt not in data:

@@ -247,7 +247,7 @@ class Request:
     answer: "asyncio.Future[Reward | None]"
 
 
-class Asked:
+class RewardBatcher:
     """A user's function. All requests made in one turn of the event loop form one batch."""
 
     def __init__(

@@ -137,11 +137,11 @@ def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tm
     [
         ({"group": 1}, "--group is 1; it must be at least 2"),
         ({"steps": 0}, "--steps is 0; it must be at least 1"),
-        ({"v": (1, 10, 10)}, "--v contains 10 twice: remove one"),
+        ({"v": (1, 10, 10)}, "--v is 1 10 10: 10 is there twice"),
         ({"v": ()}, "--v is empty; give one or more"),
         ({"problems": "nowhere.jsonl"}, "--problems: nowhere.jsonl: no such file"),
         ({"trl_step": "nowhere.py"}, "--trl_step: nowhere.py: no such file"),
-        ({"trl_vllm": True}, "--trl_vllm needs --trl_step, the script"),
+        ({"trl_vllm": True}, "--trl_vllm measures TRL's step: give the script"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):
@@ -160,4 +160,4 @@ def test_share_of_the_peak_and_spread():
 def test_a_limit_for_a_gpu_that_is_not_there_is_refused():
     done = bench(*SMALL, "--gpu_memory", "4")
     assert done.returncode == 2
-    assert done.stderr == "solera: --gpu_memory is set, but this benchmark runs on a CPU: remove it\n"
+    assert done.stderr == "solera: --gpu_memory is set, but this runs on a CPU: remove it\n"
