@@ -150,9 +150,9 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
     assert written(out) == written(tmp_path / "whole")  # the seed of a response is its prompt's and its number's
     assert max(Counter(key for key, _ in written(out)).values()) > 2  # not the same one sixteen times
     for changed, name in (
-        (["--temperature", "0.5"], "sampling.temperature = 3.0, which is 0.5 now"),
-        ([*hot, "--seed", "3"], "run.seed = 0, which is 3 now"),
-        ([*hot, "--origin", "model:other"], "origin = model:embedded, which is model:other now"),
+        (["--temperature", "0.5"], "sampling.temperature = 3.0, but now it is 0.5"),
+        ([*hot, "--seed", "3"], "run.seed = 0, but now it is 3"),
+        ([*hot, "--origin", "model:other"], "origin = model:embedded, but now it is model:other"),
     ):
         capfd.readouterr()
         assert name in refusal(capfd, *words(prompts, out, *changed))

@@ -164,7 +164,7 @@ def test_an_export_with_text_is_read_by_people_and_read_back(folder, tmp_path, k
     (tmp_path / "fresh").mkdir()
     (tmp_path / "fresh" / "config.toml").write_text("")
     Ledger(tmp_path / "fresh" / "store.db").close()
-    assert solera("import", tmp_path / "fresh", out).stdout.startswith(f"{len(rows)} rollouts imported, 0 known")
+    assert solera("import", tmp_path / "fresh", out).stdout.startswith(f"{len(rows)} rollouts imported, 0 already")
     assert solera("export", tmp_path / "fresh", again).returncode == 0
     back = [json.loads(line) for line in again.read_text().splitlines()]
     assert [row["text"] for row in back] == [None] * len(rows)
@@ -203,11 +203,11 @@ def test_offline_on_imported_data_with_feedback_while_it_runs(tmp_path, monkeypa
 
     real, drawn = Selected.draw, []
 
-    def draw(self, groups, size):
+    def draw(self, groups, size, now):
         if len(drawn) == 2:  # from outside, by another connection
             with_rewards = [(i + 1, Reward(float(i % 2))) for i in range(32, 64)]
             assert open_store(tmp_path / "offline").revise(with_rewards) == 32
-        chosen = real(self, groups, size)
+        chosen = real(self, groups, size, now)
         drawn.append({rollout.id for group in chosen for rollout in group.rollouts})
         return chosen
 
