@@ -1,4 +1,4 @@
-"""From a config to objects: the one place that knows concrete classes."""
+"""Builds the objects of a run. This is the only module that names concrete classes."""
 
 import dataclasses
 import os
@@ -43,11 +43,11 @@ from solera.training.probe import Probe
 from solera.training.supply import LockStep
 
 CANARY_PROMPTS = 2
-"""Problems of the training stream that the proof of a sync lets the engine continue."""
+"""Number of training prompts that the engine continues to prove a sync."""
 
 
 def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool] = lambda: False) -> Loop:
-    """The run's loop, put together. `stop` is asked after every step whether the run shall end."""
+    """Build the loop and everything it needs. After every step the loop asks `stop` whether to end."""
     config, objective = parts.config, parts.objective
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
@@ -102,7 +102,7 @@ def _learner(parts: Parts, objective: Objective) -> Learner:
 
 
 def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
-    """The engine, and whether it shares the learner's weights: where its own would never be older, it needs none."""
+    """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
@@ -117,8 +117,8 @@ def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
 
 
 def _overlaps(parts: Parts) -> bool:
-    """Whether the next batch is generated while the learner works on this one. By default a task of the user's own is
-    left out: it may not be safe to run in another thread."""
+    """Whether the next batch is generated while the learner works on this one. By default a user's own task does not
+    overlap, because it may not be safe to run beside the learner."""
     if parts.config.collect.overlap is not None:
         return parts.config.collect.overlap
     return not parts.own.has_task(parts.config) and _has_room_beside(parts.model)
@@ -131,7 +131,7 @@ def _rule(parts: Parts) -> SyncRule:
 
 
 def _diagnosed(parts: Parts) -> DiagnoseConfig:
-    """The adaptive rule judges every step; a run without an engine has no probe."""
+    """The adaptive rule needs a judged probe at every step. A run without an engine has no probe."""
     config = parts.config
     if not configuration.writes(config.draw):
         return dataclasses.replace(config.diagnose, every=0)
@@ -141,31 +141,31 @@ def _diagnosed(parts: Parts) -> DiagnoseConfig:
 
 
 def _canary_prompts(task: Task, max_length: int | None) -> list[Prompt]:
-    """The first problems; one that fills the model's context has no continuation."""
+    """The first training prompts. A prompt that fills the model's context is left out."""
     prompts = [task.prompt(index) for index in range(CANARY_PROMPTS)]
     return [prompt for prompt in prompts if max_length is None or len(prompt.token_ids) < max_length]
 
 
 def _has_room_beside(model: LanguageModel) -> bool:
-    """Whether a processor core is idle while the learner computes on others, or on a GPU."""
+    """Whether a CPU core is left over while the learner computes on the other cores or on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores > (torch.get_num_threads() if model.device.type == "cpu" else 1)
 
 
 def _graded_alone(parts: Parts) -> bool:
-    """Whether each response is graded by itself. A user's reward function may be given a whole batch, to compare."""
+    """Whether each response is graded by itself. A user's reward function may need the whole batch."""
     return not parts.own.has_task(parts.config) and not parts.own.functions(parts.config)
 
 
 def store_of(config: Config, ledger: Ledger) -> Store:
-    """First in, first out, everything once, unless `[draw]` says otherwise."""
+    """The store that batches are drawn from: first in, first out, each rollout once, unless `[draw]` is set."""
     if config.draw == DrawConfig():
         return Deferred(ledger)
     return Selected(ledger, config.draw, config.run.seed)
 
 
 def _members(config: Config) -> int:
-    """Members of each group that the run writes itself."""
+    """How many members of each group the run generates."""
     size = config.collect.group_size
     within = config.draw.policy == "mixed" and config.draw.mix == "within"
     return quotas_of(config.draw, size).get("self", size) if within else size
@@ -188,7 +188,7 @@ def evaluation_sampling(config: Config) -> Sampling:
 
 
 def sinks_of(parts: Parts, folder: Path, console: Console, version: int) -> list[Sink]:
-    """Each goes on from `version`: what a resumed run logged after it is taken back."""
+    """The sinks of the run. Rows that were logged after `version` are removed (a resumed run)."""
     config = parts.config
     assert config.run.name is not None
     sinks: list[Sink] = [JsonLines(folder / METRICS, version)]

@@ -1,4 +1,4 @@
-"""Models evaluated on held-out problems: what `solera eval` runs."""
+"""Evaluates models on held-out problems (`solera eval`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Responses without rewards: prompts are answered by a model, and what it wrote waits in a store to be rewarded."""
+"""Generates responses without training (`solera generate`). They are stored without rewards."""
 
 import dataclasses
 import json
@@ -37,11 +37,11 @@ from solera.tasks.jsonl import every_prompt
 
 Say = Callable[[str], None]
 SAME = ("model.path", "task", "sampling", "run.seed", "store.url")
-"""Settings that a folder's responses share: with others, going on would not be going on."""
+"""Settings that all responses of a folder share. Continuing with other values is refused."""
 
 
 class Unrewarded:
-    """The Task of answering given prompts once each, whatever the answers are worth."""
+    """A task that responds to given prompts and grades nothing."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self.prompts = prompts
@@ -96,7 +96,7 @@ Attempt = tuple[Prompt, int]
 
 
 def _chunks(order: Order, prompts: Sequence[Prompt], there: dict[str, int]) -> Iterator[list[Attempt]]:
-    """What is missing, as much at a time as the engine writes side by side, all responses to a prompt together."""
+    """The missing responses, in chunks that the engine decodes at once. All responses to a prompt are in one chunk."""
     chunk: list[Attempt] = []
     for prompt in prompts:
         of_prompt = int.from_bytes(blake2b(prompt.key.encode(), digest_size=8).digest())
@@ -120,7 +120,7 @@ def _write(task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], orde
 
 
 def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> list[Prompt]:
-    """The problems asked for, in their order."""
+    """The requested problems, in order."""
     config, count = order.config, order.prompts
     if config.task.prompt is not None:
         longest = None if max_length is None else max_length - config.sampling.max_tokens
@@ -135,7 +135,7 @@ def _prompts(order: Order, codec: TokenizerCodec, max_length: int | None) -> lis
 
 
 def _different(prompts: list[Prompt], say: Say) -> list[Prompt]:
-    """Each problem once: whoever wants more responses to it asks for more samples."""
+    """Remove duplicate prompts. `samples` is the number of responses to each."""
     distinct: dict[str, Prompt] = {}
     for prompt in prompts:
         distinct.setdefault(prompt.key, prompt)
@@ -148,7 +148,7 @@ def _different(prompts: list[Prompt], say: Say) -> list[Prompt]:
 
 
 def _lineage(model: LanguageModel) -> str:
-    """Weights that no run here has trained are named by what they are: the same model has one name everywhere."""
+    """Name for weights that no run has trained: a digest of the weights, so a model has the same name everywhere."""
     specs = describe(model.parameters().items())
     return blake2b(repr(sorted(specs)).encode(), digest_size=16).hexdigest()
 
@@ -157,7 +157,7 @@ def _lineage(model: LanguageModel) -> str:
 def _place(
     order: Order, lineage: str, codec: TokenizerCodec
 ) -> Iterator[tuple[Ledger, Callable[[list[Rollout]], object]]]:
-    """The store to write to, and how: a folder of its own, new or gone on with, or that of a run."""
+    """Open the store and return how to write to it: in a folder of its own, or in a run's folder."""
     out, config = order.out, order.config
     if (out / CONFIG).is_file() and not (out / GENERATED).is_file():
         with closing(open_store(out)) as ledger:
@@ -173,7 +173,7 @@ def _place(
 
 
 def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[[list[Rollout]], object]:
-    """Into a run's store as `solera data import` does it: a resume keeps it, and held-out problems are refused."""
+    """Write into a run's store as `solera data import` does. A resume keeps the rows; held-out problems are refused."""
     config = resolve_config(configuration.load(order.out / CONFIG))
     reader = loading.load_reader(config.model.path)
     if reader.codec.tokenizer.get_vocab() != codec.tokenizer.get_vocab():
@@ -197,7 +197,7 @@ def _marks(order: Order, lineage: str) -> dict[str, Any]:
 
 
 def _refuse_other(order: Order, lineage: str) -> None:
-    """Responses of another model, or to other prompts, belong into a folder of their own."""
+    """Refuse a folder that holds responses of another model or to other prompts."""
     before = resolve_config(configuration.load(order.out / CONFIG))
     held, given = _values(before) | read_generated(order.out), _values(order.config) | _marks(order, lineage)
     for name, value in given.items():
@@ -209,11 +209,13 @@ def _refuse_other(order: Order, lineage: str) -> None:
 
 
 def _values(config: Config) -> dict[str, Any]:
-    """What must stay the same, field by field."""
+    """The values of the settings in `SAME`."""
     found: dict[str, Any] = {}
     for name in SAME:
-        room, _, field = name.partition(".")
-        part = getattr(config, room)
-        named = {name: getattr(part, field)} if field else {f"{room}.{key}": value for key, value in vars(part).items()}
+        section, _, field = name.partition(".")
+        part = getattr(config, section)
+        named = (
+            {name: getattr(part, field)} if field else {f"{section}.{key}": value for key, value in vars(part).items()}
+        )
         found |= named
     return found

@@ -1,4 +1,4 @@
-"""Rollouts from files and other stores that a run begins with (`store.data`)."""
+"""Imports the rollouts that a run begins with (`store.data`)."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ from solera.training.collation import need_behaviour
 
 
 def read_data(parts: Parts) -> list[ReadLines[Rollout]]:
-    """The rollouts of all files of `store.data`, refused where the run cannot learn from them."""
+    """Read all files of `store.data`. Refuse rollouts that the run cannot learn from."""
     config = parts.config
     check_data_files(config.store.data, config.store.skip_bad)
     read = [_read_file(parts, Path(path)) for path in config.store.data]
@@ -26,7 +26,7 @@ def read_data(parts: Parts) -> list[ReadLines[Rollout]]:
 
 
 def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
-    """A file's rollouts, or those of the store in a folder."""
+    """Read one file, or the store in a folder."""
     model, skip_bad = parts.model, parts.config.store.skip_bad
     vocabulary = model.module.get_input_embeddings().num_embeddings
     reader = line_reader(parts.config, Reader(parts.codec, vocabulary, model.max_length), path)
@@ -48,7 +48,7 @@ def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
 
 
 def import_data(parts: Parts, read: Sequence[ReadLines[Rollout]], store: Ledger) -> None:
-    """Put the good lines of all files into the store, and the bad ones into a file of their own."""
+    """Put the valid lines of all files into the store, and write the others to `store.skip_bad`."""
     # Once a rollout is in the store, a reward that came since stays.
     store.add_imported(*(lines.good for lines in read), over=not store.watermark())
     skip_bad, say = parts.config.store.skip_bad, parts.say
@@ -64,7 +64,8 @@ def import_data(parts: Parts, read: Sequence[ReadLines[Rollout]], store: Ledger)
 
 
 def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Callable[[str], None]) -> None:
-    """Refuse a share without text beside text without a share: a slip. Else the text may come while the run goes on."""
+    """Refuse `draw.shares` if it names an origin that no file has while a file has an origin without a share: probably a typo.
+    Otherwise the rollouts may still arrive while the run is training."""
     origins = {rollout.origin for lines in read for rollout in lines.good}
     if (missing := absent(draw, origins)) is None:
         return
@@ -76,7 +77,7 @@ def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Call
 
 
 def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
-    """Text that the objective cannot learn from, before the run has a folder; what is drawn later is refused then."""
+    """Refuse text that the objective cannot learn from, before the run has a folder. Later imports are checked when drawn."""
     for path, rollouts in zip(config.store.data, data, strict=True):
         try:
             need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)

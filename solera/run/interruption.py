@@ -1,4 +1,4 @@
-"""Asked to stop: what a run, and a sweep of runs, do about it. No torch."""
+"""Handles Ctrl-C for runs and sweeps. Does not import torch."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Interruption:
-    """Ctrl-C (or a polite kill) once: finish the step, save, leave. Twice: at once."""
+    """After one SIGINT or SIGTERM, the run finishes the step, saves and exits. A second one exits at once."""
 
     def __init__(self, say: Callable[[str], None] = lambda sentence: None) -> None:
         self._say = say

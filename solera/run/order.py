@@ -1,4 +1,4 @@
-"""What `solera generate` is asked to do, and the folder it makes: a store with settings, where nothing is trained."""
+"""The request of `solera generate`, and the folder it makes: a store and its settings. Does not import torch."""
 
 import json
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from solera.store.database import place_in
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be written: by whom, with which settings, how many responses to which prompts, and where they go."""
+    """What to generate: with which model and settings, how many responses to which prompts, and where to store them."""
 
     author: Author
     config: Config
@@ -22,20 +22,20 @@ class Order:
     out: Path
     samples: int
     prompts: int | None
-    """The first so many problems; `None`: all that there are."""
+    """Number of problems, from the first. `None` takes all."""
     held_out: bool
-    """The task's held-out problems in place of those that it trains on."""
+    """Use the task's held-out problems instead of its training problems."""
     origin: str
 
 
 @dataclass(frozen=True)
 class Written:
-    """What has come of an order."""
+    """What was generated."""
 
     prompts: int
-    """Different problems, answered now or before."""
+    """Distinct problems that have responses."""
     before: int
-    """Responses that were there already."""
+    """Responses that existed before."""
     now: int
     finished: bool
 
@@ -52,7 +52,7 @@ def read_generated(folder: Path) -> dict[str, Any]:
 
 
 def check_out(out: Path) -> None:
-    """A new place, a folder of this kind to go on with, or a run's."""
+    """Refuse a folder that is neither new, nor made by this command, nor a run's."""
     if out.exists() and not (out / CONFIG).is_file():
         raise SoleraError(f"--out {out} already exists and has no store: choose another folder")
     if (out / CONFIG).is_file() and not (out / GENERATED).is_file():

@@ -1,4 +1,4 @@
-"""Parts of a run that its user wrote or named in Python, checked before the model is loaded."""
+"""The task, rewards, objective and sync rule that a user passes from Python, checked before the model is loaded."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from solera.values import kind
 
 @dataclass(frozen=True)
 class OwnCode:
-    """Parts of a run that its user wrote; what is left out comes from the config."""
+    """Parts of a run that the user wrote. Parts that are unset come from the config."""
 
     task: TaskFactory | None = None
     rewards: tuple[Callable[..., Any], ...] = ()
@@ -32,7 +32,7 @@ class OwnCode:
         return self.task is not None or kind_of_task(config.task.name) == "own"
 
     def functions(self, config: Config) -> tuple[str, ...]:
-        """Reward functions that a user wrote, here or for the config."""
+        """The user's own reward functions, passed from Python or named in the config."""
         named = (spec for spec in config.reward.functions if not is_grader(spec))
         return (*named, *map(spec_of, self.rewards))
 
@@ -47,7 +47,7 @@ def own_code(
     objective: Objective | str | None = None,
     rule: SyncRule | str | None = None,
 ) -> tuple[Config, OwnCode]:
-    """The config with what was given by name in its place, and the rest, which is code. Mistakes are refused."""
+    """Put parts given by name into the config. Return it with the parts given as code. Wrong types are refused."""
     if not isinstance(config, Config):
         configuration.check(config)
     if isinstance(task, str):
@@ -73,7 +73,7 @@ def _check_objective(objective: Any) -> None:
 
 
 def _sorted_rewards(rewards: Any) -> tuple[tuple[str, ...], tuple[Callable[..., Any], ...]]:
-    """Those given by name, and those given as functions."""
+    """Separate rewards given by name from those given as functions."""
     if callable(rewards) or isinstance(rewards, str) or not isinstance(rewards, Iterable):
         given = getattr(rewards, "__name__", repr(rewards))
         raise SoleraError(f"rewards must be a list of functions or names, such as rewards=[{given}]")
@@ -85,7 +85,7 @@ def _sorted_rewards(rewards: Any) -> tuple[tuple[str, ...], tuple[Callable[..., 
 
 
 def _with_rewards(config: Config, named: tuple[str, ...]) -> Config:
-    """The config with these reward functions too, each with weight 1 where it has weights."""
+    """Add these reward functions to the config, with weight 1 if the config has weights."""
     new = tuple(name for name in named if name not in config.reward.functions)
     weights = (*config.reward.weights, *[1.0] * len(new)) if config.reward.weights else ()
     reward = replace(config.reward, functions=(*config.reward.functions, *new), weights=weights)

@@ -1,4 +1,4 @@
-"""What a run is built from: its model, its task and its arithmetic, loaded and checked before anything is written."""
+"""Loads and checks what a run is built from (model, task, data type) before anything is written."""
 
 import time
 import uuid
@@ -24,12 +24,12 @@ from solera.run.own_code import NO_OWN_CODE, OwnCode
 from solera.run.task import build_task
 
 EXTENT_PROMPTS = 8
-"""Held-out problems, which every task has, whose prompts tell how large the model's numbers grow."""
+"""Number of held-out prompts used to measure how large the model's activations get."""
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What `build_loop` and `build_exam` put together."""
+    """What `build_loop` and `build_exam` start from."""
 
     config: Config
     """Resolved."""
@@ -60,7 +60,7 @@ def load_parts(
 
 
 def resolved(config: Config) -> Config:
-    """Every value checked, every unset objective field filled in, a name given."""
+    """Check every value, fill in unset fields, and choose a name for the run."""
     config = resolve_config(config)
     if config.run.name is None:
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.objective.name}-s{config.run.seed}"
@@ -72,7 +72,7 @@ def resolved(config: Config) -> Config:
 def _load_model(
     config: Config, device: torch.device, checkpoint: Checkpoint | None
 ) -> tuple[LanguageModel, TokenizerCodec]:
-    """The checkpoint's, or the one to begin with."""
+    """Load the model of the checkpoint, or the model that the run begins with."""
     if checkpoint is None:
         model, codec = loading.load(config.model.path, device)
         if config.lora.rank:
@@ -103,8 +103,8 @@ def compute_of(
     say: Callable[[str], None] = lambda sentence: None,
     begun: str | None = None,
 ) -> torch.dtype:
-    """The arithmetic that `model.compute` asks for; by itself, on a GPU, the one that the run has `begun` with, or the
-    closest of 16 bits that has room for what the model computes on a few of the task's prompts."""
+    """The data type for `model.compute`. On a GPU, `auto` takes the type that the run has `begun` with. Otherwise it takes
+    float16 if the model's activations on a few prompts fit into it, else bfloat16."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What a run asks of its process while it trains: garbage collection, threads, kernels, memory."""
+"""Process-wide settings while a run trains: garbage collection, threads, kernels, GPU memory."""
 
 import gc
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from solera.models.language_model import LanguageModel
 from solera.models.memory import limited
 
 SMALL_MODEL = 5_000_000
-"""Parameters below which a second CPU thread costs more than it brings."""
+"""Below this number of parameters, a second CPU thread makes a step slower."""
 
 
 @contextmanager
 def rare_garbage_collection() -> Iterator[None]:
-    """Look for reference cycles less often, and not among what was there before.
+    """Run the garbage collector less often, and skip objects that existed before.
 
-    Hundreds of small records are born and die at every step; at Python's own pace the collector walks through all of
+    Every step creates and frees hundreds of small records. With Python's defaults the collector walks through all of
     torch's and transformers' objects to find nothing, for a tenth of a small step's time.
     """
     before = gc.get_threshold()
@@ -33,8 +33,7 @@ def rare_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def torch_for(model: LanguageModel, run: RunConfig) -> Iterator[None]:
-    """Threads and kernels of torch that suit the model and its ever-changing shapes, and a GPU's memory as far as the
-    run may take it; afterwards as they were."""
+    """Set torch's threads, kernels and GPU memory limit for this model and run. Restore them afterwards."""
     small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
     threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
     (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)

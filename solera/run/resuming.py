@@ -1,4 +1,4 @@
-"""Going on with a run: whether it can be done, from where, with which settings. Torch is loaded for tensors only."""
+"""Decides whether a run can be resumed, from which checkpoint, and with which settings. Imports torch only for tensors."""
 
 import dataclasses
 import shlex
@@ -37,8 +37,8 @@ from solera.tasks.rewards import check_data, check_own
 def resumable(
     folder: Path, own: Sequence[str] = (), changes: Mapping[str, Any] = MappingProxyType({}), start: int | None = None
 ) -> Config:
-    """The resolved config of the run in the folder, with `changes` such as `{"run.steps": 500}` in place; `own` names
-    the parts of one's own code that are at hand, `start` the step of the checkpoint to go on from."""
+    """The resolved config of the run in the folder, with `changes` such as `{"run.steps": 500}` applied. `own` names the
+    parts that the user passed as code; `start` is the step of the checkpoint to resume from."""
     if (folder / GENERATED).is_file():
         raise SoleraError(
             f"{folder}: this holds generated responses, not a run; to train on them: "
@@ -60,7 +60,7 @@ def resumable(
 
 
 def settings_of(folder: Path) -> Config:
-    """The resolved config that a run's folder holds."""
+    """The resolved config in a run's folder."""
     file = folder / CONFIG
     if not file.is_file():
         raise SoleraError(f"{folder}: no config.toml, so there is no run to resume here")
@@ -74,7 +74,7 @@ def settings_of(folder: Path) -> Config:
 
 
 def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config:
-    """The config with these settings in it, all of them safe."""
+    """Apply these settings to the config. Refuse settings that a resume must not change."""
     unknown = [name for name in changes if name not in configuration.fields_of(config)]
     unsafe = [name for name in changes if name not in SAFE and name not in unknown]
     if unknown:
@@ -86,13 +86,13 @@ def _changed(folder: Path, config: Config, changes: Mapping[str, Any]) -> Config
             "the run's report will mention it"
         )
     for name, value in changes.items():
-        room, _, key = name.partition(".")
-        config = configuration.override(config, room, **{key: value})
+        section, _, key = name.partition(".")
+        config = configuration.override(config, section, **{key: value})
     return resolve_config(config)
 
 
 def _refuse_finished(folder: Path, before: Config, config: Config) -> None:
-    """A finished run goes on where it is given more steps, and where it left a checkpoint to go on from."""
+    """Refuse a finished run, unless it gets more steps and has a checkpoint."""
     if not (folder / MODEL).exists():
         return
     steps = _finished_at(folder, before)
@@ -109,19 +109,19 @@ def _refuse_finished(folder: Path, before: Config, config: Config) -> None:
 
 
 def _finished_at(folder: Path, config: Config) -> int:
-    """The step of a finished run's model: the last one logged, whatever config.toml may say by now."""
+    """The step of a finished run's model: the last one logged. config.toml may have been edited since."""
     metrics = folder / METRICS
     rows = read_metrics(metrics) if metrics.exists() else []
     return max((int(row["step"]) for row in rows), default=config.run.steps)
 
 
 def changes_between(before: Config, after: Config) -> dict[str, Any]:
-    """Settings that differ, by their names."""
+    """Names and values of the settings that differ."""
     return {
-        f"{room.name}.{key.name}": getattr(getattr(after, room.name), key.name)
-        for room in dataclasses.fields(before)
-        for key in dataclasses.fields(getattr(before, room.name))
-        if getattr(getattr(after, room.name), key.name) != getattr(getattr(before, room.name), key.name)
+        f"{section.name}.{key.name}": getattr(getattr(after, section.name), key.name)
+        for section in dataclasses.fields(before)
+        for key in dataclasses.fields(getattr(before, section.name))
+        if getattr(getattr(after, section.name), key.name) != getattr(getattr(before, section.name), key.name)
     }
 
 
@@ -137,7 +137,7 @@ def _call(folder: Path, own: Sequence[str], start: int | None = None) -> str:
 
 
 def _check_files(config: Config, folder: Path) -> None:
-    """Refuse what is not found, and say where the run's paths begin if that is not here."""
+    """Refuse missing files. If the run was started in another folder, name it."""
     beginning = read_beginning(folder)
     try:
         check_own(config, check_data(config))
@@ -151,7 +151,7 @@ def _check_files(config: Config, folder: Path) -> None:
 
 
 def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable[[str], None]) -> Checkpoint | None:
-    """The run's newest checkpoint, or that of step `start`; `None`: the run begins again."""
+    """The run's newest checkpoint, or the one of step `start`. `None` means that the run begins again."""
     found = [path for path in checkpoints(folder / CHECKPOINTS) if start in (None, step_of(path))]
     if not found:
         return None
@@ -170,7 +170,7 @@ def checkpoint_of(folder: Path, config: Config, start: int | None, say: Callable
 
 @contextmanager
 def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
-    """With a checkpoint that cannot be read, say how to go on from the one before it."""
+    """If a checkpoint cannot be read, print how to resume from the one before it."""
     try:
         yield
     except UnreadableCheckpointError as error:
@@ -185,7 +185,7 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
 
 
 def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
-    """A run that has logged a step has had a store; without a checkpoint it can begin again in a new one."""
+    """Print a note if the store of a started run is missing. Without a checkpoint, the run can begin again in a new store."""
     if isinstance(store, Path) and not store.exists() and (folder / METRICS).exists():
         say(f"{store} is missing: rollouts that were imported into it, and rewards that came later, are lost")
 
@@ -193,8 +193,8 @@ def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
 def take_back(
     folder: Path, config: Config, store: Ledger, checkpoint: Checkpoint | None, say: Callable[[str], None]
 ) -> None:
-    """Undo what the run did after the checkpoint, once its store is known to fit. A kill between any two of these steps
-    leaves a run that can be resumed."""
+    """Check that the store matches the checkpoint, then undo everything after it. If the process is killed between any two
+    of these steps, the run can still be resumed."""
     state = checkpoint.state if checkpoint else None
     watermark, version = (state.watermark, state.version) if state else (0, 0)
     refuse_other(store, Needs(version, watermark, state.uses if state else None))
@@ -208,8 +208,8 @@ def take_back(
 
 
 def _keep_settings(folder: Path, config: Config, say: Callable[[str], None]) -> None:
-    """A finished run becomes an unfinished one, and the folder gets the settings that the run goes on with: in this
-    order, or a kill in between would leave a finished run that claims more steps than it made."""
+    """Rename the model of a finished run, then write the new settings. The order matters: a kill in between must not leave
+    a finished run that claims more steps than it made."""
     before = settings_of(folder)
     if (folder / MODEL).exists():
         steps = _finished_at(folder, before)

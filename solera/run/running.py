@@ -1,4 +1,4 @@
-"""The course of a run, from its config to its result."""
+"""Trains and resumes runs, from the config to the result."""
 
 import errno
 import time
@@ -55,11 +55,11 @@ from solera.training.loop import Loop
 
 @dataclass(frozen=True, eq=False)
 class Resumption:
-    """Where a resumed run goes on: from a checkpoint or, without one, from the beginning."""
+    """Where a resumed run continues: at a checkpoint or, without one, from the beginning."""
 
     checkpoint: Checkpoint | None
     changed: Sequence[str]
-    """What to tell of settings and data that have changed since the run began."""
+    """Notes about settings and data that have changed since the run began."""
 
     def tell(self, say: Callable[[str], None]) -> None:
         version = self.checkpoint.state.version if self.checkpoint else None
@@ -69,7 +69,7 @@ class Resumption:
 
 
 class InterruptedRunError(SoleraError):
-    """The run was asked to stop and did, with a checkpoint written."""
+    """The run was interrupted and has written a checkpoint."""
 
 
 def train(
@@ -81,12 +81,12 @@ def train(
     objective: Objective | str | None = None,
     rule: SyncRule | str | None = None,
 ) -> Result:
-    """Train from a config to a finished model in a new folder, with parts of one's own in place of the config's.
+    """Train a model in a new run folder. Parts passed as arguments replace those of the config.
 
-    `task` is a class, or a function, that takes the model's codec; `rewards` are functions of the signatures that
-    `reward.functions` may name; `objective` comes from `custom_objective`; `rule(state, version, diagnosis)` decides
-    after each batch when the engine gets new weights. Each may also be a name, as the config has it: it takes the
-    place of the config's, and rewards are added to the config's.
+    `task` is a class or function that takes the model's codec. `rewards` are functions with a signature that
+    `reward.functions` allows; they are added to the config's rewards. `objective` comes from `custom_objective`.
+    `rule(state, version, diagnosis)` decides after each batch whether the engine gets new weights. Each of them may
+    also be a name, as in the config.
     """
     console = console or Console(stderr=True)
     config, own = own_code(config, task, rewards, objective, rule)
@@ -116,7 +116,7 @@ def resume(
     objective: Objective | str | None = None,
     rule: SyncRule | str | None = None,
 ) -> Result:
-    """Go on with a run from its last checkpoint, with the code it was started with.
+    """Resume a run from its last checkpoint, with the code that it was started with.
 
     `changes` holds settings to go on with, such as `{"run.steps": 500}`, which also extends a finished run. `start` is
     the step of an earlier checkpoint to go back to; later ones are removed. 0 begins the run again.
@@ -141,7 +141,7 @@ def resume(
 
 
 def _checked(parts: Parts) -> tuple[Beginning, list[ReadLines[Rollout]]]:
-    """Refuse what can be refused before anything is written; returns what the run begins with and its data."""
+    """Check everything that can be refused before anything is written. Return the record of the beginning, and the data."""
     config, task = parts.config, parts.task
     beginning = Beginning.of(task, config, {} if parts.own.task is not None else row_digests(config.task))
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, parts.model.max_length)
@@ -157,7 +157,7 @@ def _train(
     console: Console,
     resumption: Resumption | None = None,
 ) -> Result:
-    """Train the run whose folder is there and locked, from its beginning or from where it is resumed."""
+    """Train a run whose folder exists and is locked, from the beginning or from where it is resumed."""
     start, command = time.perf_counter(), how_to_go_on(folder, parts.own.names())
     with _advised(folder, command):
         finished, version = _learn(parts, read, folder, console, resumption)
@@ -174,7 +174,7 @@ def _train(
 def _learn(
     parts: Parts, read: Sequence[ReadLines[Rollout]], folder: Path, console: Console, resumption: Resumption | None
 ) -> tuple[bool, int]:
-    """Run the loop; returns whether it came to its end, and the version that it reached."""
+    """Run the loop. Return whether it finished, and the version it reached."""
     config, checkpoint = parts.config, resumption.checkpoint if resumption else None
     with ExitStack() as closing:
         place = place_of(config.store.url, folder, config.run.name)
@@ -202,7 +202,7 @@ def _wants_to_stop(interruption: Interruption, console: Console) -> bool:
 
 
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
-    """Put the loop's parts where the checkpoint has them; what `Loop.run` goes on from."""
+    """Restore the loop's parts from the checkpoint. Return the sync state that `Loop.run` starts with."""
     if checkpoint is None:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
@@ -221,7 +221,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
 
 @contextmanager
 def _advised(folder: Path, command: str) -> Iterator[None]:
-    """A full disk, say, or a reward function's error ends the run; what to do then is said with it."""
+    """Add to an error that ends the run (such as a full disk) how to continue."""
     once, then = "once that is fixed", f"continue with: {command}"
     try:
         yield

@@ -1,4 +1,4 @@
-"""Notes for the user, on the console."""
+"""Prints notes on the console."""
 
 from rich.console import Console
 

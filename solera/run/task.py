@@ -1,4 +1,4 @@
-"""From a config to its task, and to readers of rollouts for it."""
+"""Builds the task of a config, and readers of rollouts for it."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ def build_task(
     rewards: Sequence[Callable[..., Any]] = (),
     factory: TaskFactory | None = None,
 ) -> Task:
-    """The task that a `factory` makes, or that of a resolved config; prompts of the config's own tasks that leave no
-    room for a response in `max_length` tokens are refused."""
+    """Build the task with `factory`, or the task of a resolved config. Built-in tasks refuse prompts that leave no room for a
+    response within `max_length` tokens."""
     if factory is None and kind_of_task(config.task.name) == "own":
         factory = load_task(config.task.name)
     if factory is not None:
@@ -50,7 +50,7 @@ def build_task(
 def _with_rewards(
     task: OwnTask, config: Config, codec: TokenizerCodec, rewards: Sequence[Callable[..., Any]]
 ) -> OwnTask:
-    """A task of one's own grades by itself; the rewards that the config or the user names come on top."""
+    """A user's own task grades its rollouts itself. Rewards named in the config or passed by the user are added."""
     reward = config.reward
     if rewards or reward.functions or reward.truncated == "penalise" or reward.overlong_buffer:
         task.regrade = build_rewards(config, codec, task, rewards, own_task=True).of_rollout
@@ -77,7 +77,7 @@ def _longest_prompt(config: Config, max_length: int | None) -> int | None:
 
 
 def line_reader(config: Config, reader: Reader, path: Path, origin: str | None = None) -> LineReader:
-    """From a line of a file to a rollout that the run of a resolved config can learn from."""
+    """Reads a line of a file as a rollout that the run of a resolved config can learn from."""
     return LineReader(
         reader.codec,
         keys_of(config.task),
