@@ -64,7 +64,7 @@ def import_data(parts: Parts, read: Sequence[ReadLines[Rollout]], store: Ledger)
 
 
 def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Callable[[str], None]) -> None:
-    """Refuse `draw.shares` if it names an origin that no file has while a file has an origin without a share: probably a typo.
+    """Refuse a share for an origin that no file has if a file has an origin without a share: probably a typo.
     Otherwise the rollouts may still arrive while the run is training."""
     origins = {rollout.origin for lines in read for rollout in lines.good}
     if (missing := absent(draw, origins)) is None:
@@ -77,7 +77,7 @@ def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Call
 
 
 def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
-    """Refuse text that the objective cannot learn from, before the run has a folder. Later imports are checked when drawn."""
+    """Refuse text that the objective cannot learn from before the run has a folder. Draws check later imports."""
     for path, rollouts in zip(config.store.data, data, strict=True):
         try:
             need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)

@@ -1,4 +1,4 @@
-"""Decides whether a run can be resumed, from which checkpoint, and with which settings. Imports torch only for tensors."""
+"""Decides whether, from where and with which settings a run can be resumed. Imports torch only for tensors."""
 
 import dataclasses
 import shlex
@@ -37,8 +37,8 @@ from solera.tasks.rewards import check_data, check_own
 def resumable(
     folder: Path, own: Sequence[str] = (), changes: Mapping[str, Any] = MappingProxyType({}), start: int | None = None
 ) -> Config:
-    """The resolved config of the run in the folder, with `changes` such as `{"run.steps": 500}` applied. `own` names the
-    parts that the user passed as code; `start` is the step of the checkpoint to resume from."""
+    """The resolved config of the run in the folder, with `changes` such as `{"run.steps": 500}` applied. `own` names
+    the parts that the user passed as code; `start` is the step of the checkpoint to resume from."""
     if (folder / GENERATED).is_file():
         raise SoleraError(
             f"{folder}: this holds generated responses, not a run; to train on them: "
@@ -185,7 +185,7 @@ def offering(folder: Path, own: Sequence[str]) -> Iterator[None]:
 
 
 def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
-    """Print a note if the store of a started run is missing. Without a checkpoint, the run can begin again in a new store."""
+    """Print a note if the store of a started run is missing. Without a checkpoint, it can begin again in a new one."""
     if isinstance(store, Path) and not store.exists() and (folder / METRICS).exists():
         say(f"{store} is missing: rollouts that were imported into it, and rewards that came later, are lost")
 
@@ -193,8 +193,8 @@ def say_if_lost(store: Place, folder: Path, say: Callable[[str], None]) -> None:
 def take_back(
     folder: Path, config: Config, store: Ledger, checkpoint: Checkpoint | None, say: Callable[[str], None]
 ) -> None:
-    """Check that the store matches the checkpoint, then undo everything after it. If the process is killed between any two
-    of these steps, the run can still be resumed."""
+    """Check that the store matches the checkpoint, then undo everything after it. If the process is killed between
+    any two of these steps, the run can still be resumed."""
     state = checkpoint.state if checkpoint else None
     watermark, version = (state.watermark, state.version) if state else (0, 0)
     refuse_other(store, Needs(version, watermark, state.uses if state else None))
@@ -208,8 +208,8 @@ def take_back(
 
 
 def _keep_settings(folder: Path, config: Config, say: Callable[[str], None]) -> None:
-    """Rename the model of a finished run, then write the new settings. The order matters: a kill in between must not leave
-    a finished run that claims more steps than it made."""
+    """Rename the model of a finished run, then write the new settings. The order matters: a kill in between must not
+    leave a finished run that claims more steps than it made."""
     before = settings_of(folder)
     if (folder / MODEL).exists():
         steps = _finished_at(folder, before)

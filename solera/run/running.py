@@ -141,7 +141,7 @@ def resume(
 
 
 def _checked(parts: Parts) -> tuple[Beginning, list[ReadLines[Rollout]]]:
-    """Check everything that can be refused before anything is written. Return the record of the beginning, and the data."""
+    """Check what can be refused before anything is written. Return the record of the beginning, and the data."""
     config, task = parts.config, parts.task
     beginning = Beginning.of(task, config, {} if parts.own.task is not None else row_digests(config.task))
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, parts.model.max_length)
