@@ -155,6 +155,10 @@ class CollectConfig:
     overlap: bool | None = None
     """Write the next batch while the present one is learned from, where no sync comes between them: the same run,
     sooner. Unset: where a CPU core is left for it."""
+    deterministic: bool = False
+    """Advance episodes of several turns in rounds: the engine starts once every episode waits for it, so that the same
+    seed gives the same run however long tools take. Slower: each round waits for the slowest tool. Episodes of one turn
+    need no rounds."""
 
 
 @dataclass(frozen=True)

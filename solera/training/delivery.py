@@ -10,7 +10,7 @@ from solera.protocols import Engine
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
-from solera.tasks.episodes import run_async
+from solera.tasks.event_loop import EventLoop
 
 CANARY_TOKENS = 2
 """Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
@@ -40,7 +40,9 @@ class Delivery:
         retry: bool,
         say: Callable[[str], None],
         shared: bool = False,
+        events: EventLoop | None = None,
     ) -> None:
+        self.events = events or EventLoop()
         self.learner = learner
         self.engine = engine
         self.prompts = prompts
@@ -52,9 +54,13 @@ class Delivery:
         self._canary: Canary | None = None
         self._next_canary = -math.inf
         """When the clock allows another."""
+        self._proof = 0.0
+        """Seconds of proof in this delivery: digests on both sides, and canaries."""
 
     def deliver(self) -> dict[str, float]:
-        """Send the learner's weights; a fault stops the run, or is said and they are sent once more."""
+        """Send the learner's weights; a fault stops the run, or is said and they are sent once more. `time/proof` is
+        the part of the time that went into proving that they arrived."""
+        faults, self._proof = 0.0, 0.0
         try:
             self._deliver()
         except SyncFaultError as fault:
@@ -62,13 +68,15 @@ class Delivery:
                 raise
             self.say(f"{fault}; sending again")
             self._deliver()
-            return {"sync/faults": 1.0}
-        return {"sync/faults": 0.0}
+            faults = 1.0
+        return {"sync/faults": faults, "time/proof": self._proof}
 
     def _deliver(self) -> None:
-        dtype = self.engine.dtype
+        dtype, before, start = self.engine.dtype, self.engine.work, time.perf_counter()
         sent = self.learner.manifest(dtype, self.shared)
+        self._proof += time.perf_counter() - start
         wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
+        self._proof += (self.engine.work - before).digesting
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent
@@ -88,6 +96,7 @@ class Delivery:
         # One that repeats the last is no new mark: steps too small to show must add up against the first.
         self._canary = before if before is not None and canary.repeats(before) else canary
         now = time.perf_counter()
+        self._proof += now - start
         self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
     def _write(self) -> Canary:
@@ -95,7 +104,7 @@ class Delivery:
             requests = enumerate(self.prompts)
             return await asyncio.gather(*(self.engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
 
-        completions = run_async(write())
+        completions = self.events.run(write())
         rollouts = tuple(Rollout.of(p, c) for p, c in zip(self.prompts, completions, strict=True))
         scored = self.learner.score(rollouts)
         return Canary(
