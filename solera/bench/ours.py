@@ -30,7 +30,6 @@ from solera.config import (
     TaskConfig,
 )
 from solera.folder.paths import METRICS
-from solera.models import digest
 from solera.report.sinks import JsonLines
 from solera.run.build import build_loop
 from solera.run.parts import load_parts, resolved
@@ -38,7 +37,6 @@ from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
-from solera.training import collector
 from solera.training.loop import Loop
 
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
@@ -82,7 +80,8 @@ class Watching(JsonLines):
 
     def log(self, step: int, metrics: Any) -> None:
         super().log(step, metrics)
-        self.rows.append({**metrics, **self.spent, "moment": time.perf_counter()})
+        proof = metrics.get("time/sync/proof", 0.0)
+        self.rows.append({**metrics, **self.spent, "time/proof": proof, "moment": time.perf_counter()})
         self.spent.clear()
 
 
@@ -97,6 +96,7 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         watch(loop, sink.spent)
         with torch_for(parts.model, config.run), rare_garbage_collection():
             loop.run(SyncState())
+        loop.collector.close()
         store.close()
         sink.close()
     counted = list(itertools.pairwise(sink.rows))[WARM_UP - 1 : options.steps + WARM_UP - 1]
@@ -112,9 +112,8 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
 
 
 def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
-    """Add up seconds in the engine while batches are written, seconds of proving that weights arrived (digests on both
-    sides and the canary), and tokens that go through the learner's model while it learns."""
-    engine, learner, delivery = loop.engine, loop.learner, loop.delivery
+    """Add up the tokens that go through the learner's model while it learns."""
+    learner = loop.learner
     cutting = learner._cut
 
     def cut(rollouts: Any) -> Any:
@@ -122,32 +121,7 @@ def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
         spent["tokens/computed"] += sum(micro.token_RL.numel() for micro in micros)
         return micros
 
-    answering = engine._answer  # type: ignore[attr-defined]
-
-    async def answer(requests: Any) -> None:
-        start = time.perf_counter()
-        await answering(requests)
-        spent["time/decode"] += time.perf_counter() - start
-
-    vars(collector)["attempt_all"] = during(collector.attempt_all, engine, "_answer", answer)
     vars(learner)["update"] = during(learner.update, learner, "_cut", cut)
-    vars(delivery)["_prove"] = timed(delivery._prove, "time/proof", spent)
-    for function in (digest.describe, digest.locate):
-        for module in list(sys.modules.values()):  # in whichever room it is called
-            if vars(module).get(function.__name__) is function:
-                vars(module)[function.__name__] = timed(function, "time/proof", spent)
-
-
-def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
-    """`function`, whose seconds are added up under `name`."""
-
-    def call(*given: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*given)
-        spent[name] += time.perf_counter() - start
-        return result
-
-    return call
 
 
 def during(method: Callable[..., Any], owner: object, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:

@@ -54,29 +54,32 @@ class Delivery:
         self._canary: Canary | None = None
         self._next_canary = -math.inf
         """When the clock allows another."""
-        self._proof = 0.0
-        """Seconds of proof in this delivery: digests on both sides, and canaries."""
+        self._proving = 0.0
+        """Seconds of the present delivery that went into its proof."""
 
     def deliver(self) -> dict[str, float]:
-        """Send the learner's weights; a fault stops the run, or is said and they are sent once more. `time/proof` is
-        the part of the time that went into proving that they arrived."""
-        faults, self._proof = 0.0, 0.0
+        """Send the learner's weights. A fault stops the run, or is said and the weights are sent once more.
+
+        `time/sync/proof` holds the seconds of the digests on both sides and of the canary.
+        """
+        self._proving, faults = 0.0, 0.0
         try:
             self._deliver()
         except SyncFaultError as fault:
             if not self.retry:
                 raise
             self.say(f"{fault}; sending again")
-            self._deliver()
             faults = 1.0
-        return {"sync/faults": faults, "time/proof": self._proof}
+            self._deliver()
+        return {"sync/faults": faults, "time/sync/proof": self._proving}
 
     def _deliver(self) -> None:
-        dtype, before, start = self.engine.dtype, self.engine.work, time.perf_counter()
+        dtype, start = self.engine.dtype, time.perf_counter()
         sent = self.learner.manifest(dtype, self.shared)
-        self._proof += time.perf_counter() - start
+        self._proving += time.perf_counter() - start
+        before = self.engine.work
         wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
-        self._proof += (self.engine.work - before).digesting
+        self._proving += (self.engine.work - before).digesting
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent
@@ -96,7 +99,7 @@ class Delivery:
         # One that repeats the last is no new mark: steps too small to show must add up against the first.
         self._canary = before if before is not None and canary.repeats(before) else canary
         now = time.perf_counter()
-        self._proof += now - start
+        self._proving += now - start
         self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
     def _write(self) -> Canary:
