@@ -117,6 +117,7 @@ class ContinuousDecoder:
         if self.memory is None or not self.memory.holds(slots * 3 // 4, requests, limit, prompt_tokens):
             if self.memory is not None:  # short and long requests may take turns: one memory for both
                 limit, requests = max(limit, self.memory.limit), max(requests, self.memory.requests)
+                spare = max(spare, min(self.memory.prompt_tokens, room // 2) - prompt_tokens)
                 slots = max(1, min(max(slots, self.memory.slots), (room - prompt_tokens - spare) // limit))
             self._graphs.clear()
             self.memory = None

@@ -172,27 +172,35 @@ class InProcessEngine:
         self.work += Work(end - start, begun - start, self.decoder.prefilled - prefilled, tokens)
 
     def _begin(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
-        """Let the decoder begin with what waits, first come, first served. The rest of a batch that did not fit as a
-        whole waits until the decoder is idle, so that it is decoded in the same parts every time."""
-        for submission in active:
-            while waiting := [job for job in submission.waiting if not job.cancelled]:
-                if self.decoder.busy and submission.divided:
-                    return
-                try:
-                    with torch.cuda.stream(self._stream), self._precision():
-                        begun = self.decoder.admit(waiting)
-                except Exception as error:  # of these jobs alone: the decoder goes on with the others
-                    for job in waiting:
-                        submission.settle(job, error)
-                    submission.waiting = []
-                    break
-                owner |= dict.fromkeys(waiting[:begun], submission)
-                submission.waiting = waiting[begun:]
-                submission.divided = bool(begun and submission.waiting)
-                if submission.waiting and not begun:
-                    return
-            else:
-                submission.waiting = []
+        """Let the decoder begin with what waits, first come, first served. An idle decoder gets everything at once.
+        Beside others, a batch begins as a whole or not at all. The rest of one that did not fit waits until the decoder
+        is idle, so that it is decoded in the same parts every time."""
+        waiting = [each for each in active if each.still_waiting()]
+        if waiting and not self.decoder.busy:
+            self._admit(waiting, owner)
+            waiting = [each for each in waiting if each.waiting]
+        for submission in waiting:
+            if submission.divided or not self._admit([submission], owner):
+                return
+
+    def _admit(self, submissions: list[Submission], owner: dict[Job, Submission]) -> int:
+        """How many of their jobs the decoder has begun with. An error is of these jobs alone: it goes on with others."""
+        of = {job: submission for submission in submissions for job in submission.waiting}
+        jobs = list(of)
+        try:
+            with torch.cuda.stream(self._stream), self._precision():
+                begun = self.decoder.admit(jobs)
+        except Exception as error:
+            for job in jobs:
+                of[job].settle(job, error)
+            begun, left = len(jobs), set[Job]()
+        else:
+            owner |= {job: of[job] for job in jobs[:begun]}
+            left = set(jobs[begun:])
+        for submission in submissions:
+            before, submission.waiting = submission.waiting, [job for job in submission.waiting if job in left]
+            submission.divided |= 0 < len(submission.waiting) < len(before)
+        return begun
 
     def _advance(self) -> list[Written]:
         if not self.decoder.busy:

@@ -29,6 +29,11 @@ class Submission:
         self.waiting = sorted(self.answers, key=lambda job: order[job.kind])
         self.pending = set(self.waiting)
 
+    def still_waiting(self) -> bool:
+        """Whether the decoder has jobs to begin with; those that were given up are none."""
+        self.waiting = [job for job in self.waiting if not job.cancelled]
+        return bool(self.waiting)
+
     def settle(self, job: Job, outcome: Outcome) -> None:
         self.pending.discard(job)
         self.ready.append((job, outcome))
