@@ -249,8 +249,9 @@ def test_requests_of_several_temperatures_and_limits_are_each_served_as_if_alone
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("rows", [1, 8, 1000])
 @pytest.mark.parametrize("kind", ["plain", "continuous"])
-def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny, planned, monkeypatch, kind, chunk):
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny, planned, monkeypatch, kind, rows, chunk):
     """Tokens are spelt as letters: token 4 is "e". What is written before the stop is what would be written without."""
     monkeypatch.setattr("solera.engines.slots.CHUNK", chunk)
     model = tiny.copy(torch.float32) if kind == "plain" else planned
@@ -258,7 +259,7 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny, plann
     def spell(ids):
         return "".join("abcdefghijklmnop"[i] for i in ids)
 
-    engine = InProcessEngine(model, (END,), 1000, torch.float32, spell=spell)
+    engine = InProcessEngine(model, (END,), rows, torch.float32, spell=spell)
     asked = ragged_requests(12, 5)
     free = ask(engine, asked)
     stopped = ask(engine, [(prompt, replace(SAMPLING, stop=("ee", "jd")), seed) for prompt, _, seed in asked])
