@@ -80,8 +80,9 @@ class Watching(JsonLines):
 
     def log(self, step: int, metrics: Any) -> None:
         super().log(step, metrics)
-        proof = metrics.get("time/sync/proof", 0.0)
-        self.rows.append({**metrics, **self.spent, "time/proof": proof, "moment": time.perf_counter()})
+        decode, proof = (metrics.get(f"time/{name}", 0.0) for name in ("generate/decode", "sync/proof"))
+        parts = {"time/decode": decode, "time/proof": proof, "moment": time.perf_counter()}
+        self.rows.append({**metrics, **self.spent, **parts})
         self.spent.clear()
 
 

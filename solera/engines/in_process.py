@@ -184,7 +184,7 @@ class InProcessEngine:
                 return
 
     def _admit(self, submissions: list[Submission], owner: dict[Job, Submission]) -> int:
-        """How many of their jobs the decoder has begun with. An error is of these jobs alone: it goes on with others."""
+        """How many of their jobs the decoder has begun with. An error is of these jobs alone; others go on."""
         of = {job: submission for submission in submissions for job in submission.waiting}
         jobs = list(of)
         try:

@@ -75,7 +75,8 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
     advantage, masked = (run.setting("objective", name) for name in ("advantage", "zero_variance_mask"))
     if stalled and "objective" not in run.own_code and compares(advantage, bool(masked)):
         run.notes.append(f"{stalled[0].upper()}{stalled[1:]}.")
-    seconds = [name for name in dict.fromkeys(name for row in run.rows for name in row) if name.startswith(TIME)]
+    timed = [name for name in dict.fromkeys(name for row in run.rows for name in row) if name.startswith(TIME)]
+    seconds = [name for name in timed if name.count("/") == 1]  # `time/sync/proof` is a part of `time/sync`
     learned = sum("tokens/trained" in row for row in run.rows)
     return {
         "finished": run.finished,

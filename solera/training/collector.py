@@ -111,10 +111,10 @@ class Collector:
         self.events.close()
 
     def take_metrics(self) -> dict[str, float]:
-        """Since the last call: `time/decode`, seconds in which the engine wrote the batches that were taken, and
-        `episodes/failed`, where some did."""
+        """Since the last call: `time/generate/decode`, seconds in which the engine wrote the batches that were taken,
+        and `episodes/failed`, where some did."""
         failed, seconds, self._failed, self._decoding = self._failed, self._decoding, 0, 0.0
-        return {"time/decode": seconds} | ({"episodes/failed": failed} if failed else {})
+        return {"time/generate/decode": seconds} | ({"episodes/failed": failed} if failed else {})
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """The next problems of the stream, a group each, unless just these are attempted already."""
