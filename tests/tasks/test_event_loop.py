@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import signal
 import threading
 import time
@@ -72,7 +73,7 @@ def test_ctrl_c_cancels_what_is_running_and_its_cleanup_is_waited_for():
             await asyncio.sleep(0.05)
             done.append("cleaned up")
 
-    threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,)).start()
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     with EventLoop() as events, pytest.raises(KeyboardInterrupt):
         events.run(long())
     assert done == ["cleaned up"]
