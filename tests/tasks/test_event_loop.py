@@ -73,9 +73,13 @@ def test_ctrl_c_cancels_what_is_running_and_its_cleanup_is_waited_for():
             await asyncio.sleep(0.05)
             done.append("cleaned up")
 
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with EventLoop() as events, pytest.raises(KeyboardInterrupt):
-        events.run(long())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with EventLoop() as events, pytest.raises(KeyboardInterrupt):
+            events.run(long())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done == ["cleaned up"]
 
 
