@@ -10,7 +10,6 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -19,7 +18,6 @@ from solera.engines.decoding import decode
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
-from solera.streams import uniforms
 
 ENTERING = {"norm", "query and key", "value", "softmax", "attention", "gated", "last norm"}
 """Inputs of matrix products."""
@@ -93,8 +91,7 @@ def main() -> None:
     model, codec = loading.load(options.model, torch.device("cpu"))
     lines = Path(options.prompts).read_text().splitlines()[: options.responses]
     prompts = [codec.encode(json.loads(line)["prompt"]) for line in lines]
-    numbers = uniforms(np.arange(len(prompts), dtype=np.uint64), options.tokens)
-    done = decode(model, prompts, numbers, Sampling(1.0, options.tokens), codec.end_token_ids)
+    done = decode(model, prompts, range(len(prompts)), Sampling(1.0, options.tokens), codec.end_token_ids)
     texts = [(list(p), done.token_BT[b, : done.length_B[b]].tolist()) for b, p in enumerate(prompts)]
     exact = logp(model, texts, Rounding(set(), torch.float32))
     print(f"{len(exact)} tokens, {options.dtype}")

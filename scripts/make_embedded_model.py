@@ -28,7 +28,7 @@ from solera.engines.decoding import decode
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
-from solera.streams import stream_seed, uniforms
+from solera.streams import stream_seed
 from solera.tasks.arithmetic import Arithmetic, draw_pair
 
 CHARACTERS = "0123456789+-*= "
@@ -131,8 +131,7 @@ def accuracies(model: LanguageModel, codec: TokenizerCodec, samples: int = 32) -
 
     def right(sampling: Sampling, copies: int) -> np.ndarray:
         prompts = [prompt.token_ids for prompt in problems for _ in range(copies)]
-        numbers = uniforms(np.arange(len(prompts), dtype=np.uint64), sampling.max_tokens)
-        written = decode(model, prompts, numbers, sampling, codec.end_token_ids)
+        written = decode(model, prompts, range(len(prompts)), sampling, codec.end_token_ids)
         answers = [prompt.data["answer"] for prompt in problems for _ in range(copies)]
         texts = [codec.decode(written.token_BT[b, :n]) for b, n in enumerate(written.length_B)]
         return np.array([text == answer for text, answer in zip(texts, answers, strict=True)]).reshape(-1, copies)

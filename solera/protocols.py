@@ -1,5 +1,6 @@
 """The interfaces between packages. Whatever fits one of these can take its place: the loop knows nothing else of it."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -46,12 +47,26 @@ class Generate(Protocol):
     """The function that a task calls to let the policy write. It takes the whole text so far and returns the
     continuation. Call it once per turn.
 
-    If the text leaves fewer tokens of the model's context than `sampling.max_tokens`, the completion stops at the end
-    of the context with `finish_reason = "length"`. If nothing is left, the completion is empty. The task should then
-    end the episode.
+    - `max_tokens`: most tokens of this turn, in place of `sampling.max_tokens`. Where the text leaves less room in the
+      model's context, the completion ends there with `finish_reason = "length"`. Where it leaves none, the completion
+      is empty. The episode should end then.
+    - `stop`: a text, or several. The completion ends with the token that completes one of them, and holds it;
+      `finish_reason` is `"stop"`.
+    - `temperature`: for this turn, in place of the run's. `behaviour_logp` is then of the distribution that was sampled
+      from, at this temperature; the learner's `logp`, `proximal_logp` and `ref_logp` stay at the run's temperature. So
+      importance weights against `behaviour_logp` stay correct. An objective that does not use it takes these tokens for
+      its own policy's, and `mismatch/logp` and the divergences count the difference. 0 has no such weights: it is
+      refused unless the run itself is greedy, as an evaluation may be.
     """
 
-    async def __call__(self, token_ids: tuple[int, ...]) -> Completion: ...
+    async def __call__(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        temperature: float | None = None,
+    ) -> Completion: ...
 
 
 class Task(Protocol):
@@ -84,8 +99,37 @@ class Weights:
     tensors: Iterator[tuple[str, Any]]
 
 
+@dataclass(frozen=True)
+class Work:
+    """What an engine has done since it was made. The difference of two is what it did in between.
+
+    >>> Work(seconds=3.0, tokens=90) - Work(seconds=1.0, tokens=30)
+    Work(seconds=2.0, prefilling=0.0, prefilled=0, tokens=60, digesting=0.0)
+    """
+
+    seconds: float = 0.0
+    """Seconds in which it computed prompts or decoded."""
+    prefilling: float = 0.0
+    """Of these, seconds in which it began with new prompts. A GPU goes on computing them afterwards."""
+    prefilled: int = 0
+    """Prompt tokens computed. A prompt that several responses share counts once."""
+    tokens: int = 0
+    """Tokens of finished responses."""
+    digesting: float = 0.0
+    """Seconds in which it took the digests of weights that it was given."""
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*map(operator.add, vars(self).values(), vars(other).values()))
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(*map(operator.sub, vars(self).values(), vars(other).values()))
+
+
 class Engine(Protocol):
     """Generates responses with its own copy of the weights."""
+
+    work: Work
+    """What it has done so far."""
 
     dtype: str
     """Type in which it holds its weights, as torch spells it. Tensors are cast to it before they are sent."""

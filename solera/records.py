@@ -61,6 +61,9 @@ class Sampling:
     temperature: float
     max_tokens: int
     top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    """A response ends with the token that completes one of these texts, and holds it. The store does not keep them, as
+    they say where a response ends, not how its tokens are drawn."""
 
     @property
     def truncated(self) -> bool:

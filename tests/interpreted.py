@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from solera.engines.pool import attend_pool
+from solera.engines.kv_cache import attend_pool
 from solera.models.digest import BLOCK, _weights
 from solera.streams import uniforms
 

@@ -16,7 +16,7 @@ from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
-from solera.protocols import Weights
+from solera.protocols import Weights, Work
 from solera.records import Manifest, Prompt, Sampling
 from solera.sync.proof import SyncFaultError
 from solera.training.delivery import Delivery
@@ -61,6 +61,10 @@ class Faulty:
         self.dtype = self.engine.dtype
         self.fault, self.late, self.generated = "", list[Weights](), 0
         self.history: list[tuple[Stamp, dict[str, torch.Tensor]]] = []
+
+    @property
+    def work(self) -> Work:
+        return self.engine.work
 
     def load(self, weights: Weights) -> Manifest:
         stamp, sent = (weights.lineage, weights.version), {name: tensor.clone() for name, tensor in weights.tensors}

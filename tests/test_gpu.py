@@ -1,6 +1,7 @@
 """What only an accelerator can show. Run with `pytest -m gpu`; the results are in benchmarks/RESULTS.md."""
 
 import asyncio
+import dataclasses
 import gc
 import os
 from pathlib import Path
@@ -76,22 +77,22 @@ def planned(model: LanguageModel, dtype: torch.dtype) -> LanguageModel:
 @pytest.mark.parametrize("slots", [8, 200])
 @pytest.mark.parametrize("sampling", [SAMPLING, Sampling(0.0, 12), Sampling(1.0, 12, 0.8)], ids=str)
 def test_graphs_write_what_plain_decoding_on_the_cpu_writes(tiny, slots, sampling):
-    prompts, numbers = requests()
-    expected = decode(tiny.copy(torch.float32), prompts, numbers, sampling, (END,))
+    prompts, seeds = requests()
+    expected = decode(tiny.copy(torch.float32), prompts, seeds, sampling, (END,))
     decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), slots, compiled=False)
     for _ in range(2):
-        assert_written(written(decoder, prompts, numbers, sampling), expected)
+        assert_written(written(decoder, prompts, seeds, sampling), expected)
 
 
 def test_a_graph_serves_responses_of_any_length(tiny):
     """A canary of two tokens between two batches records nothing."""
-    prompts, numbers = requests()
+    prompts, seeds = requests()
     decoder = ContinuousDecoder(planned(tiny, torch.float32), (END,), 200, compiled=False)
-    written(decoder, prompts, numbers, SAMPLING)
+    written(decoder, prompts, seeds, SAMPLING)
     recorded = dict(decoder._graphs)
     short = Sampling(SAMPLING.temperature, 2)
-    expected = decode(tiny.copy(torch.float32), prompts, numbers[:, :2], short, (END,))
-    assert_written(written(decoder, prompts, numbers[:, :2], short), expected)
+    expected = decode(tiny.copy(torch.float32), prompts, seeds, short, (END,))
+    assert_written(written(decoder, prompts, seeds, short), expected)
     assert decoder._graphs == recorded
 
 
@@ -102,31 +103,86 @@ def test_answers_come_while_others_are_written_and_are_those_of_the_cpu(tiny, mo
     expected = ask(InProcessEngine(tiny.copy(torch.float32), (END,), 64, torch.float32), asked)
     engine = InProcessEngine(planned(tiny, torch.float32), (END,), 64, torch.float32, beside=beside, early=True)
     given = []
-    proceed = engine._next
-    monkeypatch.setattr(engine, "_next", lambda writing: given.append(proceed(writing)) or given[-1])
+    advance = engine.decoder.advance
+    monkeypatch.setattr(engine.decoder, "advance", lambda: given.append(advance()) or given[-1])
     for _ in range(2):
         given.clear()
         for got, wanted in zip(ask(engine, asked), expected, strict=True):
             assert got.token_ids_T.tolist() == wanted.token_ids_T.tolist()
             np.testing.assert_allclose(got.behaviour_logp_T, wanted.behaviour_logp_T, atol=1e-4)
-        assert sum(bool(rows) for rows, _ in given) > 3
-        assert sorted(row for rows, _ in given for row in rows) == list(range(len(asked)))
+        assert sum(map(bool, given)) > 3
+        assert sum(map(len, given)) == len(asked)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_second_turns_begin_while_first_ones_are_still_written(tiny, monkeypatch, beside):
+    """What they hold is what a CPU writes for each text alone, whenever it began. No graph is recorded anew."""
+    cpu = InProcessEngine(tiny.copy(torch.float32), (END,), 256, torch.float32)
+    asked = ragged_requests(30, 6, Sampling(1.3, 60))
+    first = ask(cpu, asked)
+    again = [((3, 4, *each.token_ids_T.tolist()), Sampling(1.3, 60), 7 + n) for n, each in enumerate(first)]
+    expected = ask(cpu, again)
+    engine = InProcessEngine(planned(tiny, torch.float32), (END,), 256, torch.float32, beside=beside, early=True)
+    ask(engine, again)  # makes memory for all of them
+    joined, admit = [], engine.decoder.admit
+
+    def admitting(jobs):
+        busy, count = engine.decoder.busy, admit(jobs)
+        joined.append(count if busy else 0)
+        return count
+
+    async def both(request, then):
+        await engine.generate(*request)
+        return await engine.generate(*then)
+
+    async def gather():
+        return await asyncio.gather(*map(both, asked, again))
+
+    monkeypatch.setattr(engine.decoder, "admit", admitting)
+    memory = engine.decoder.memory
+    for got, wanted in zip(asyncio.run(gather()), expected, strict=True):
+        assert got.token_ids_T.tolist() == wanted.token_ids_T.tolist()
+        np.testing.assert_allclose(got.behaviour_logp_T, wanted.behaviour_logp_T, atol=1e-4)
+    assert sum(joined) > 30
+    assert engine.decoder.memory is memory
+
+
+@pytest.mark.parametrize("slots", [8, 256])
+def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny, slots):
+    """With few slots others wait for those that end so. Tokens are spelt as letters."""
+
+    def spell(ids):
+        return "".join("abcdefghijk"[i] for i in ids)
+
+    engine = InProcessEngine(planned(tiny, torch.float32), (END,), slots, torch.float32, spell=spell)
+    asked = ragged_requests(30, 6, Sampling(1.3, 40))
+    free = ask(engine, asked)
+    stopped = ask(engine, [(ids, dataclasses.replace(s, stop=("ee", "jd", "h")), seed) for ids, s, seed in asked])
+    cut = 0
+    for whole, got in zip(free, stopped, strict=True):
+        text = spell(whole.token_ids_T)
+        ends = [text.index(stop) + len(stop) for stop in ("ee", "jd", "h") if stop in text]
+        length = min([*ends, len(text)])
+        cut += length < len(text)
+        assert got.token_ids_T.tolist() == whole.token_ids_T[:length].tolist()
+        assert got.finish_reason == ("stop" if ends else whole.finish_reason)
+    assert cut > 20
 
 
 def test_compiled_layers_write_the_same_with_weights_that_came_later(tiny):
     """Query, key and value are one product then, and values a part of it."""
-    prompts, numbers = requests()
+    prompts, seeds = requests()
     other = planned(tiny, torch.float32)
     with torch.no_grad():
         for parameter in other.parameters().values():
             parameter.mul_(1.1)
     decoder = ContinuousDecoder(other, (END,), 200, compiled=True)
-    written(decoder, prompts, numbers, SAMPLING)
+    written(decoder, prompts, seeds, SAMPLING)
     with torch.no_grad():
         for own, new in zip(other.parameters().values(), tiny.parameters().values(), strict=True):
             own.copy_(new)
-    expected = decode(tiny.copy(torch.float32), prompts, numbers, SAMPLING, (END,))
-    assert_written(written(decoder, prompts, numbers, SAMPLING), expected)
+    expected = decode(tiny.copy(torch.float32), prompts, seeds, SAMPLING, (END,))
+    assert_written(written(decoder, prompts, seeds, SAMPLING), expected)
 
 
 def test_the_kernel_draws_from_the_distribution():

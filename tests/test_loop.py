@@ -2,7 +2,6 @@
 
 import math
 import sqlite3
-import threading
 import tomllib
 from contextlib import closing
 from dataclasses import replace
@@ -91,21 +90,21 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(short_run):
 )
 def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, monkeypatch, settings):
     """And it is: at as many steps as the sync rule leaves room for."""
-    threads = []
-    write = InProcessEngine._write
+    written_ahead = []
+    write = LockStep._ahead
 
-    def noting(engine, requests):
-        threads.append(threading.current_thread() is threading.main_thread())
-        return write(engine, requests)
+    def noting(collector, first, groups):
+        written_ahead.append(groups)
+        return write(collector, first, groups)
 
-    monkeypatch.setattr(InProcessEngine, "_write", noting)
+    monkeypatch.setattr(LockStep, "_ahead", noting)
 
     def told(overlap: str) -> tuple[list[dict[str, float]], int]:
-        threads.clear()
+        written_ahead.clear()
         field = f"overlap = {overlap}"
         toml = settings.replace("OVERLAP", field) if "OVERLAP" in settings else f"{settings}\ncollect = {{ {field} }}"
         rows = short_run(f"{toml}\nrun = {{ steps = 9 }}", name=overlap).metrics
-        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows], threads.count(False)
+        return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows], len(written_ahead)
 
     alone, beside = told("false"), told("true")
     assert alone[0] == beside[0]

@@ -1,15 +1,19 @@
 """A task of two turns fits the records, the store and the learner as they are."""
 
+import asyncio
+import random
+
 import numpy as np
 import torch
 
-from solera.config import CollectConfig, Config, EvaluateConfig, RunConfig
+from solera.config import CollectConfig, Config, EvaluateConfig, ReportConfig, RunConfig, SyncConfig
 from solera.engines.in_process import InProcessEngine
 from solera.models import loading
 from solera.records import PolicyVersion, Prompt, Reward, Rollout, Sampling, Span
 from solera.report.sinks import JsonLines, read_metrics
 from solera.run.build import build_loop
 from solera.run.parts import Parts, resolved
+from solera.run.running import train
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.tasks.episodes import attempt_all
@@ -85,3 +89,32 @@ def test_turns_of_one_episode_draw_different_numbers():
     prompt = Prompt("p", codec.encode("57+68="))
     attempt_all(Same(), engine, [(prompt, seed) for seed in range(200)], Sampling(3.0, 6))
     assert np.mean([a == b for a, b in seen]) < 0.5
+
+
+class Impatient(GuessTwice):
+    """Its tool takes another time at every call, and in every run."""
+
+    async def run(self, prompt, generate) -> Rollout:
+        first = await generate(prompt.token_ids)
+        await asyncio.sleep(random.uniform(0, 0.03))
+        given = (*prompt.token_ids, *first.token_ids_T.tolist(), *prompt.token_ids)
+        second = await generate(given, max_tokens=4, stop="9")
+        right = sum(self.codec.decode(guess.token_ids_T) == prompt.data["answer"] for guess in (first, second))
+        return Rollout.of(prompt, first, prompt.token_ids, second, rewards=(Reward(float(right)),))
+
+
+def test_with_deterministic_two_runs_are_the_same_to_the_bit_however_long_tools_take(tmp_path):
+    rows, weights = [], []
+    for run in range(2):
+        config = Config(
+            run=RunConfig(steps=3, device="cpu", root=str(tmp_path), name=str(run)),
+            collect=CollectConfig(prompts=8, group_size=4, deterministic=True),
+            evaluate=EvaluateConfig(every=2, problems=5),
+            sync=SyncConfig(period=2),
+            report=ReportConfig(tensorboard=False, progress=False),
+        )
+        told = train(config, task=Impatient).metrics
+        rows.append([{name: v for name, v in row.items() if not name.startswith("time/")} for row in told])
+        weights.append((tmp_path / str(run) / "model" / "model.safetensors").read_bytes())
+    assert rows[0] == rows[1]
+    assert weights[0] == weights[1]

@@ -7,9 +7,10 @@ import time
 import numpy as np
 import pytest
 
+from solera.protocols import Work
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
-from solera.tasks.episodes import attempt_all, run_async
+from solera.tasks.episodes import attempt_all
 from solera.training.supply import LockStep
 
 SAMPLING = Sampling(1.0, 4)
@@ -19,6 +20,8 @@ NOW = PolicyVersion("test", 0)
 
 class Echo:
     """A task that answers at once, and an engine that notes what it was asked."""
+
+    work = Work()
 
     def __init__(self):
         self.asked: list[tuple[tuple[int, ...], int]] = []
@@ -181,17 +184,6 @@ def test_one_error_speaks_for_all(capfd):
         attempt_all(task, task, [(task.prompt(i), i) for i in range(300)], SAMPLING)
     assert raised.value.__notes__ == ["while attempting prompt 'p/0'"]
     assert capfd.readouterr() == ("", "")
-
-
-def test_coroutines_run_where_a_loop_is_running_already():
-    async def five() -> int:
-        return 5
-
-    async def notebook_cell() -> int:
-        return run_async(five())
-
-    assert run_async(five()) == 5
-    assert asyncio.run(notebook_cell()) == 5
 
 
 def test_completions_are_told_apart_and_can_be_looked_up():

@@ -7,8 +7,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,6 @@ from solera.config import (
     SyncConfig,
     TaskConfig,
 )
-from solera.engines import in_process
 from solera.folder.paths import METRICS
 from solera.report.sinks import JsonLines
 from solera.run.build import build_loop
@@ -38,8 +35,6 @@ from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.database import place_of
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
-from solera.training import supply
-from solera.training.loop import Loop
 
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
 
@@ -78,13 +73,12 @@ class Watching(JsonLines):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.rows: list[dict[str, float]] = []
-        self.spent: defaultdict[str, float] = defaultdict(float)
 
     def log(self, step: int, metrics: Any) -> None:
         super().log(step, metrics)
-        proof = metrics.get("time/sync/proof", 0.0) + self.spent.pop("time/proof", 0.0)
-        self.rows.append({**metrics, **self.spent, "time/proof": proof, "moment": time.perf_counter()})
-        self.spent.clear()
+        decode, proof = (metrics.get(f"time/{name}", 0.0) for name in ("generate/decode", "sync/proof"))
+        parts = {"time/decode": decode, "time/proof": proof, "moment": time.perf_counter()}
+        self.rows.append({**metrics, **parts})
 
 
 def measure(options: BenchOptions, v: int) -> dict[str, Any]:
@@ -95,9 +89,9 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         parts = load_parts(config)
         store, sink = Ledger(place_of(config.store.url, Path(folder))), Watching(Path(folder) / METRICS)
         loop = build_loop(parts, store, sink, Path(folder))
-        watch(loop, sink.spent)
         with torch_for(parts.model, config.run), rare_garbage_collection():
             loop.run(SyncState())
+        loop.supply.close()
         store.close()
         sink.close()
     counted = list(itertools.pairwise(sink.rows))[WARM_UP - 1 : options.steps + WARM_UP - 1]
@@ -110,46 +104,6 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
         "types": f"masters float32, weights and arithmetic {str(parts.compute).removeprefix('torch.')}",
         "device": torch.cuda.get_device_name() if gpu else "cpu",
     }
-
-
-def watch(loop: Loop, spent: defaultdict[str, float]) -> None:
-    """Add up the engine's seconds: while it writes batches, and while it takes digests of the weights that it got."""
-    engine = loop.engine
-    answering = engine._answer  # type: ignore[attr-defined]
-
-    async def answer(requests: Any) -> None:
-        start = time.perf_counter()
-        await answering(requests)
-        spent["time/decode"] += time.perf_counter() - start
-
-    vars(supply)["attempt_all"] = during(supply.attempt_all, engine, "_answer", answer)
-    for function in (in_process.describe, in_process.locate):
-        vars(in_process)[function.__name__] = timed(function, "time/proof", spent)
-
-
-def timed(function: Callable[..., Any], name: str, spent: defaultdict[str, float]) -> Callable[..., Any]:
-    """Wrap `function` so that its seconds are added up under `name`."""
-
-    def call(*given: Any) -> Any:
-        start = time.perf_counter()
-        result = function(*given)
-        spent[name] += time.perf_counter() - start
-        return result
-
-    return call
-
-
-def during(method: Callable[..., Any], owner: object, name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `method` so that `owner.name` is replaced while it runs."""
-    usual = getattr(owner, name)
-
-    def call(*given: Any) -> Any:
-        setattr(owner, name, replacement)
-        result = method(*given)
-        setattr(owner, name, usual)
-        return result
-
-    return call
 
 
 if __name__ == "__main__":

@@ -165,6 +165,10 @@ class CollectConfig:
     overlap: bool | None = None
     """Generate the next batch while training on the current one, unless a sync comes between them. The results are
     identical, only faster. Unset enables it if a CPU core is free."""
+    deterministic: bool = False
+    """Advance multi-turn episodes in rounds: the engine starts when every episode is waiting for it. The same seed then
+    gives the same run, however long tools take. It is slower, because each round waits for the slowest tool. Single-turn
+    tasks do not need it."""
 
 
 @dataclass(frozen=True)

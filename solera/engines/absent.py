@@ -1,6 +1,6 @@
 """Stand-in for the engine of a run that generates nothing."""
 
-from solera.protocols import Weights
+from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
 
@@ -9,6 +9,7 @@ class NoEngine:
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
+        self.work = Work()
 
     def load(self, weights: Weights) -> Manifest:
         return Manifest(weights.lineage, weights.version, ())

@@ -1,27 +1,22 @@
-"""Batched decoding with a key-value cache. Each distinct text is computed once, and finished rows leave the batch."""
+"""Batched decoding with a key-value cache: each different text is computed once, finished rows leave the batch, and new
+ones join it between two tokens."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+from solera.engines.jobs import Job, Spell, Written, stop_at
 from solera.engines.sampling import sample
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
-
-
-@dataclass(frozen=True, eq=False)
-class Decoded:
-    """The tokens generated after each prompt, padded to the longest. `length_B` includes the end token."""
-
-    token_BT: npt.NDArray[np.int32]
-    logp_BT: npt.NDArray[np.float32]
-    length_B: npt.NDArray[np.int64]
-    finished_B: npt.NDArray[np.bool_]
+from solera.streams import uniforms
 
 
 @dataclass
@@ -34,6 +29,8 @@ class LiveRows:
 
     row_B: Tensor
     slot_B: Tensor
+    step_B: Tensor
+    """Tokens written for each row."""
     logits_SV: Tensor
     cache: DynamicCache
     real_SK: Tensor | None
@@ -59,16 +56,46 @@ class LiveRows:
         return cls(
             row_B=torch.arange(len(prompts), device=model.device),
             slot_B=torch.tensor([number[prompt] for prompt in prompts], device=model.device),
+            step_B=torch.zeros(len(prompts), dtype=torch.int64, device=model.device),
             logits_SV=model.logits(hidden_SKH[:, -1]),
             cache=cache,
             real_SK=real,
             next_position_S=position_SK[:, -1] + 1,
         )
 
+    @property
+    def can_join(self) -> bool:
+        """A cache that keeps a window only cannot be padded on the left."""
+        return all(type(layer) is DynamicLayer for layer in self.cache.layers)
+
+    def join(self, other: "LiveRows") -> None:
+        """Take in other rows, whose `row_B` is numbered to go with these. Shorter texts are padded on the left; columns
+        that only texts long gone needed are cut off, or a cache that is never empty would grow for ever."""
+        slots, longest = len(self.logits_SV), max(self._longest, other._longest)
+        self.real_SK = torch.cat([_padded_mask(rows, longest) for rows in (self, other)])
+        for layer, added in zip(self.cache.layers, other.cache.layers, strict=True):
+            keys, values = ((getattr(layer, kind), getattr(added, kind)) for kind in ("keys", "values"))
+            layer.keys, layer.values = (torch.cat([_padded(x, longest) for x in pair]) for pair in (keys, values))
+        self.row_B = torch.cat([self.row_B, other.row_B])
+        self.slot_B = torch.cat([self.slot_B, other.slot_B + slots])
+        self.step_B = torch.cat([self.step_B, other.step_B])
+        self.logits_SV = torch.cat([self.logits_SV, other.logits_SV])
+        self.next_position_S = torch.cat([self.next_position_S, other.next_position_S])
+        self.diverged = self.diverged and other.diverged
+
+    @property
+    def width(self) -> int:
+        return self.cache.layers[0].keys.shape[-2]
+
+    @property
+    def _longest(self) -> int:
+        return self.width if self.real_SK is None else int(self.real_SK.sum(1).max())
+
     def advance(self, model: LanguageModel, token_B: Tensor, kept_B: Tensor | None) -> None:
         """Append a token to every row. If `kept_B` is given, the other rows are removed first."""
         if kept_B is not None:
             self.row_B, self.slot_B, token_B = self.row_B[kept_B], self.slot_B[kept_B], token_B[kept_B]
+            self.step_B = self.step_B[kept_B]
         slots, vocabulary = self.logits_SV.shape
         if self.diverged:
             parent_S, token_S = self.slot_B, token_B
@@ -86,6 +113,7 @@ class LiveRows:
         hidden_S1H = model.hidden(token_S[:, None], self.next_position_S[:, None], mask, self.cache)
         self.logits_SV = model.logits(hidden_S1H[:, -1])
         self.next_position_S = self.next_position_S + 1
+        self.step_B = self.step_B + 1
 
     def _take(self, parent_S: Tensor, slots: int) -> None:
         """Slots of the next token. Each continues one of the current slots."""
@@ -94,6 +122,19 @@ class LiveRows:
         self.cache.batch_select_indices(parent_S)
         self.next_position_S = self.next_position_S[parent_S]
         self.real_SK = None if self.real_SK is None else self.real_SK[parent_S]
+
+
+def _padded(tensor_SHKD: Tensor, width: int) -> Tensor:
+    """So many columns, counted from the right."""
+    return torch.nn.functional.pad(tensor_SHKD, (0, 0, width - tensor_SHKD.shape[-2], 0))
+
+
+def _padded_mask(rows: LiveRows, width: int) -> Tensor:
+    own = rows.width
+    real_SK = rows.real_SK
+    if real_SK is None:
+        real_SK = torch.ones(len(rows.logits_SV), own, dtype=torch.bool, device=rows.logits_SV.device)
+    return torch.nn.functional.pad(real_SK, (width - own, 0))
 
 
 def _prefill_mask(real_SK: Tensor) -> Tensor:
@@ -109,43 +150,189 @@ def room_for(model: LanguageModel, prompt: int, max_tokens: int) -> int:
     return max_tokens if model.max_length is None else min(max_tokens, model.max_length - prompt)
 
 
-@torch.inference_mode()
+@dataclass
+class Page:
+    """What has been written for each job (`_R`) since the decoder was last idle, and the random numbers to come."""
+
+    jobs: list[Job]
+    uniform_RT: Tensor
+    token_RT: Tensor
+    logp_RT: Tensor
+    limit_R: Tensor
+
+    def __post_init__(self) -> None:
+        self.kinds = {job.kind for job in self.jobs}
+        self.stops = any(job.sampling.stop for job in self.jobs)
+
+    @classmethod
+    def blank(cls, jobs: list[Job], device: torch.device) -> "Page":
+        limits = [job.limit for job in jobs]
+        drawn = uniforms(np.array([job.seed for job in jobs], np.uint64), max(limits))
+        return cls(
+            jobs,
+            torch.from_numpy(drawn).to(device),
+            torch.zeros(drawn.shape, dtype=torch.int32, device=device),
+            torch.zeros(drawn.shape, device=device),
+            torch.tensor(limits, device=device),
+        )
+
+    def keeping(self, row_B: Tensor, added: "Page") -> "Page":
+        """The rows that are still being written, and new ones after them."""
+        width = max(self.token_RT.shape[1], added.token_RT.shape[1])
+
+        def joined(name: str) -> Tensor:
+            parts = (getattr(self, name)[row_B], getattr(added, name))
+            return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
+
+        return Page(
+            [self.jobs[row] for row in row_B.tolist()] + added.jobs,
+            joined("uniform_RT"), joined("token_RT"), joined("logp_RT"),
+            torch.cat([self.limit_R[row_B], added.limit_R]),
+        )  # fmt: skip
+
+
+class PlainDecoder:
+    """Decodes with the Hugging Face module as it is, on any device."""
+
+    def __init__(
+        self, model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, spell: Spell | None = None
+    ) -> None:
+        self.model = model
+        self.max_rows = max_rows
+        self.spell = spell
+        self.prefilled = 0
+        self._ends = torch.tensor(end_token_ids, device=model.device)
+        self.reset()
+
+    def reset(self) -> None:
+        self._live: LiveRows | None = None
+        self._page: Page | None = None
+
+    @property
+    def busy(self) -> bool:
+        return self._live is not None
+
+    @torch.inference_mode()
+    def admit(self, jobs: list[Job]) -> int:
+        if self._live is None:
+            jobs = jobs[: self.max_rows]
+            self._page = Page.blank(jobs, self.model.device)
+            self._live = self._prefill(jobs)
+            return len(jobs)
+        assert self._page is not None
+        if not self._live.can_join or len(self._live.row_B) + len(jobs) > self.max_rows:
+            return 0
+        added = self._prefill(jobs)
+        self._page = self._page.keeping(self._live.row_B, Page.blank(jobs, self.model.device))
+        self._live.row_B = torch.arange(len(self._live.row_B), device=self.model.device)
+        added.row_B += len(self._live.row_B)
+        self._live.join(added)
+        return len(jobs)
+
+    def _prefill(self, jobs: list[Job]) -> LiveRows:
+        self.prefilled += sum(map(len, {job.token_ids for job in jobs}))
+        return LiveRows.prefill(self.model, [job.token_ids for job in jobs])
+
+    @torch.inference_mode()
+    def advance(self) -> list[Written]:
+        live, page = self._live, self._page
+        assert live is not None and page is not None
+        if any(job.cancelled for job in page.jobs) and not self._drop(live, page):
+            return []
+        token_B, logp_B = self._sample(live, page)
+        page.token_RT[live.row_B, live.step_B] = token_B.to(torch.int32)
+        page.logp_RT[live.row_B, live.step_B] = logp_B
+        stopped_B = (token_B[:, None] == self._ends).any(dim=1) | self._stopped(live, page)
+        ended_B = stopped_B | (live.step_B + 1 >= page.limit_R[live.row_B])
+        some_ended = bool(ended_B.any())
+        written = _collect(live, page, ended_B, stopped_B) if some_ended else []
+        if len(written) == len(token_B):
+            self.reset()
+        else:
+            live.advance(self.model, token_B, ~ended_B if some_ended else None)
+        return written
+
+    def _sample(self, live: LiveRows, page: Page) -> tuple[Tensor, Tensor]:
+        logits_BV, uniform_B = live.logits_SV[live.slot_B], page.uniform_RT[live.row_B, live.step_B]
+        if len(page.kinds) == 1:
+            return sample(logits_BV, uniform_B, *next(iter(page.kinds)))
+        token_B, logp_B = torch.empty_like(live.row_B), torch.empty_like(uniform_B)
+        kind_B = [page.jobs[row].kind for row in live.row_B.tolist()]
+        for kind in page.kinds.intersection(kind_B):
+            chosen_B = torch.tensor([own == kind for own in kind_B], device=token_B.device)
+            token_B[chosen_B], logp_B[chosen_B] = sample(logits_BV[chosen_B], uniform_B[chosen_B], *kind)
+        return token_B, logp_B
+
+    def _stopped(self, live: LiveRows, page: Page) -> Any:
+        """Rows whose newest token completes a stop string."""
+        if not page.stops:
+            return False
+        assert self.spell is not None, "stop strings need a tokenizer"
+        found = []
+        for row, step in zip(live.row_B.tolist(), live.step_B.tolist(), strict=True):
+            stop, written = page.jobs[row].sampling.stop, page.token_RT[row, : step + 1].cpu().numpy()
+            found.append(bool(stop) and stop_at(written, step, stop, self.spell) is not None)
+        return torch.tensor(found, device=live.row_B.device)
+
+    def _drop(self, live: LiveRows, page: Page) -> bool:
+        """Take out jobs that nobody waits for; whether others are left. What they would write next is computed."""
+        kept_B = torch.tensor([not page.jobs[row].cancelled for row in live.row_B.tolist()], device=live.row_B.device)
+        if not kept_B.any():
+            self.reset()
+            return False
+        live.row_B, live.slot_B, live.step_B = live.row_B[kept_B], live.slot_B[kept_B], live.step_B[kept_B]
+        live.diverged = False  # slots without a row may be left: the next token sorts them out
+        return True
+
+
+def _collect(live: LiveRows, page: Page, ended_B: Tensor, stopped_B: Tensor) -> list[Written]:
+    row_E, length_E = live.row_B[ended_B], (live.step_B[ended_B] + 1).tolist()
+    token_ET, logp_ET = page.token_RT[row_E].cpu().numpy(), page.logp_RT[row_E].cpu().numpy()
+    stopped = stopped_B[ended_B].tolist()
+    return [
+        Written(page.jobs[row], token_ET[e, : length_E[e]], logp_ET[e, : length_E[e]], stopped[e])
+        for e, row in enumerate(row_E.tolist())
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """What was written after each prompt, padded to the longest. `length_B` counts the end token."""
+
+    token_BT: npt.NDArray[np.int32]
+    logp_BT: npt.NDArray[np.float32]
+    length_B: npt.NDArray[np.int64]
+    finished_B: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, written: list[Written], jobs: list[Job]) -> "Decoded":
+        """In the order of the jobs."""
+        by_job = {id(each.job): each for each in written}
+        found = [by_job[id(job)] for job in jobs]
+        length_B = np.array([len(each.token_ids_T) for each in found])
+        token_BT = np.zeros((len(jobs), length_B.max()), np.int32)
+        logp_BT = np.zeros((len(jobs), length_B.max()), np.float32)
+        for b, each in enumerate(found):
+            token_BT[b, : length_B[b]], logp_BT[b, : length_B[b]] = each.token_ids_T, each.logp_T
+        return cls(token_BT, logp_BT, length_B, np.array([each.stopped for each in found]))
+
+
 def decode(
     model: LanguageModel,
     prompts: Items[tuple[int, ...]],
-    uniform_BT: npt.NDArray[np.float32],
+    seeds: Items[int],
     sampling: Sampling,
     end_token_ids: tuple[int, ...],
 ) -> Decoded:
-    """Continue every prompt until an end token, `sampling.max_tokens` or the end of the model's context. `uniform_BT`
-    holds the random numbers."""
-    assert uniform_BT.shape == (len(prompts), sampling.max_tokens)
-    limits = [room_for(model, len(prompt), sampling.max_tokens) for prompt in prompts]
-    limit_B = torch.tensor(limits, device=model.device)
-    cut_off = min(limits) < sampling.max_tokens
-    live = LiveRows.prefill(model, prompts)
-    uniforms = torch.from_numpy(uniform_BT).to(model.device)
-    ends = torch.tensor(end_token_ids, device=model.device)
-    token_BT = torch.zeros(uniform_BT.shape, dtype=torch.int64, device=model.device)
-    logp_BT = torch.zeros(uniform_BT.shape, device=model.device)
-    length_B = limit_B.clone()
-    finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=model.device)
-    for step in range(sampling.max_tokens):
-        uniform_B = uniforms[live.row_B, step]
-        token_B, logp_B = sample(live.logits_SV[live.slot_B], uniform_B, sampling.temperature, sampling.top_p)
-        token_BT[live.row_B, step] = token_B
-        logp_BT[live.row_B, step] = logp_B
-        ended_B = (token_B[:, None] == ends).any(dim=1)
-        some_ended = bool(ended_B.any())
-        if some_ended:
-            length_B[live.row_B[ended_B]] = step + 1
-            finished_B[live.row_B[ended_B]] = True
-        if cut_off:
-            ended_B = ended_B | (limit_B[live.row_B] <= step + 1)
-            some_ended = bool(ended_B.any())
-        if step + 1 == sampling.max_tokens or (some_ended and bool(ended_B.all())):
-            break
-        live.advance(model, token_B, ~ended_B if some_ended else None)
-    return Decoded(
-        token_BT.to(torch.int32).cpu().numpy(), logp_BT.cpu().numpy(), length_B.cpu().numpy(), finished_B.cpu().numpy()
-    )
+    """Continue every prompt until an end token, `sampling.max_tokens` or the end of the model's context, all in one
+    batch."""
+    jobs = [
+        Job(prompt, sampling, seed, room_for(model, len(prompt), sampling.max_tokens))
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    decoder = PlainDecoder(model, end_token_ids, len(jobs))
+    decoder.admit(jobs)
+    written = list[Written]()
+    while decoder.busy:
+        written += decoder.advance()
+    return Decoded.of(written, jobs)

@@ -1,30 +1,24 @@
 """The engine inside the training process: with weights of its own, so that a lag is real, or with the learner's."""
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
+import threading
+import time
+import weakref
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from queue import SimpleQueue
 
 import numpy as np
 import torch
 
-from solera.engines.decoding import Decoded, decode
+from solera.engines.decoding import PlainDecoder, room_for
+from solera.engines.jobs import Decoder, Job, Spell, Written
+from solera.engines.submission import Outcome, Submission
 from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
-from solera.protocols import Weights
+from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
-from solera.streams import uniforms
-
-if TYPE_CHECKING:
-    from solera.engines.continuous import ContinuousDecoder
-
-
-Written = tuple[Items[int], list[Completion]]
-"""Numbers of requests, and what was written for them."""
 
 
 def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
@@ -36,30 +30,14 @@ def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
         )
 
 
-class Request(NamedTuple):
-    """A text to continue, and who waits for it."""
-
-    token_ids: tuple[int, ...]
-    sampling: Sampling
-    seed: int
-    answer: "asyncio.Future[Completion]"
-
-
-def _continuous(
-    model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compiled: bool
-) -> "ContinuousDecoder":
-    from solera.engines.continuous import ContinuousDecoder  # brings torch's compiler along, a second of every start
-
-    return ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled)
-
-
 class InProcessEngine:
-    """Continues texts in batches: every request made before the event loop comes round again shares one, and all that
-    come while it is written share the next.
+    """Continues texts in a thread of its own. Requests that are made before the event loop comes round again begin
+    together. Later ones join while those are still being written, as soon as there is room.
 
     With `beside`, a GPU decodes in a stream of its own, which goes first: another thread's work there goes on
     meanwhile. A `shared` model has the learner's parameters for its own: it is always up to date, and a sync only
-    changes the version. With `early`, who asked for a short response goes on while a GPU writes the others.
+    changes the version. With `early`, each response is handed out when it is written; without, those that were asked
+    for together are handed out together. `spell` gives the text of tokens; stop strings need it.
     """
 
     def __init__(
@@ -72,38 +50,45 @@ class InProcessEngine:
         beside: bool = False,
         shared: bool = False,
         early: bool = False,
+        spell: Spell | None = None,
     ) -> None:
         self.model = model
-        self.end_token_ids = end_token_ids
-        self.max_rows = max_rows
         self.compute = compute
         self.shared = shared
         self.early = early
+        self.spell = spell
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
+        self.work = Work()
+        self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell)
         self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
         self._readable: tuple[int, ...] = ()
-        """The text that was looked at last: all members of a group have the same."""
-        self._pending: list[Request] = []
-        self._answering: asyncio.Task[None] | None = None
-        self._continuous = _continuous(model, end_token_ids, max_rows, compiled) if model.takes_plans else None
+        """The text that was checked last: all members of a group have the same."""
         self._stream = torch.cuda.Stream(model.device, priority=-1) if beside and model.device.type == "cuda" else None
+        self._asking: Submission | None = None
+        self._inbox = SimpleQueue[Submission | None]()
+        self._thread: threading.Thread | None = None
+        self._writing = threading.Lock()
+        """Held while anything is being written: weights change only in between."""
 
     def load(self, weights: Weights) -> Manifest:
-        """Copy the tensors into the engine's own weights, but for those that are."""
+        """Copy the tensors into the engine's own weights, unless they are the same memory, once everything under way is
+        written."""
         own = self.model.parameters()
         arrived = []
-        with torch.no_grad():
+        with self._writing, torch.no_grad():
             for name, tensor in weights.tensors:
                 if name not in own or own[name].shape != tensor.shape:
                     raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
                 if own[name].data_ptr() != tensor.data_ptr():
                     own[name].copy_(tensor)
                 arrived.append(name)
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
-        specs = (locate if self.shared else describe)((name, own[name]) for name in arrived)
-        self.held = Manifest(weights.lineage, weights.version, specs)
+            if self._stream is not None:
+                self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
+            start = time.perf_counter()
+            specs = (locate if self.shared else describe)((name, own[name]) for name in arrived)
+            self.work += Work(digesting=time.perf_counter() - start)
+            self.held = Manifest(weights.lineage, weights.version, specs)
         return self.held
 
     def weights(self) -> Weights:
@@ -114,16 +99,18 @@ class InProcessEngine:
         """Continue one text, up to `sampling.max_tokens` or the end of the model's context; where the text fills it
         already, with nothing. Both are cut off: `finish_reason` is `length`."""
         self._refuse_unreadable(token_ids)
-        if self.model.max_length is not None and len(token_ids) >= self.model.max_length:
+        limit = room_for(self.model, len(token_ids), sampling.max_tokens)
+        if limit < 1:
             return self._nothing(sampling)
-        loop = asyncio.get_running_loop()
-        request = Request(token_ids, sampling, seed, loop.create_future())
-        self._pending.append(request)
-        if self._answering is None or self._answering.done():
-            # Its first step comes after every task that is ready now has made its request.
-            self._answering = loop.create_task(self._answer_pending())
-            self._answering.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await request.answer
+        loop, job = asyncio.get_running_loop(), Job(token_ids, sampling, seed, limit)
+        if self._asking is None or self._asking.loop is not loop:
+            self._asking = Submission(loop)
+            loop.call_soon(self._submit, self._asking)  # runs after every task that is ready now has asked
+        answer = self._asking.answers[job] = loop.create_future()
+        try:
+            return await answer
+        finally:
+            job.cancelled = not answer.done() or answer.cancelled()
 
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
         """Here, since in a batch it would take the others with it."""
@@ -139,78 +126,122 @@ class InProcessEngine:
         tokens_T, logp_T = np.zeros(0, np.int32), np.zeros(0, np.float32)
         return Completion(tokens_T, logp_T, ((0, self.held.version),), "length", self.held.lineage, sampling)
 
-    async def _answer_pending(self) -> None:
-        while self._pending:
-            requests, self._pending = self._pending, []
-            alike: dict[Sampling, list[Request]] = defaultdict(list)
-            for request in requests:
-                if not request.answer.done():  # given up, perhaps with the event loop that it came from
-                    alike[request.sampling].append(request)
-            for several in alike.values():
-                together = len(several) if self._continuous else self.max_rows
-                for start in range(0, len(several), together):
-                    await self._answer(several[start : start + together])
-            await asyncio.sleep(0)  # who was answered last may ask for more, as those answered earlier have
+    def _submit(self, asked: Submission) -> None:
+        """Hand a batch of requests to the engine's thread, which the first one starts."""
+        if self._asking is asked:
+            self._asking = None
+        asked.seal()
+        self._inbox.put(asked)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_serve, args=(weakref.ref(self), self._inbox), daemon=True, name="solera-engine"
+            )
+            weakref.finalize(self, self._inbox.put, None)
+            self._thread.start()
 
-    async def _answer(self, requests: Items[Request]) -> None:
-        """Give each what it waits for: with `early` when that is written, else when all is."""
-        left, ready = len(requests), list[tuple[int, Completion]]()
+    def write(self, active: list[Submission]) -> None:
+        """Write these, and everything that is asked for meanwhile."""
+        owner = dict[Job, Submission]()
+        with self._writing:
+            while active:
+                while not self._inbox.empty():
+                    if (more := self._inbox.get()) is not None:
+                        active.append(more)
+                self._turn(active, owner)
+                for submission in active:
+                    submission.hand_out(self.early)
+                active = [submission for submission in active if submission.pending]
+            self.decoder.reset()  # it may still hold requests that were given up
+
+    def _turn(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
+        """Begin with what fits, and write on."""
+        start, prefilled, tokens = time.perf_counter(), self.decoder.prefilled, 0
         try:
-            writing = self._write(requests)
-            while left:
-                rows, completions = self._next(writing)
-                left -= len(rows)
-                ready += zip(rows, completions, strict=True)
-                if self.early or not left:
-                    for b, completion in ready:
-                        if not requests[b].answer.done():
-                            requests[b].answer.set_result(completion)
-                    ready.clear()
-                if left:
-                    await asyncio.sleep(0)
+            self._begin(active, owner)
+            begun = time.perf_counter()
+            for each in self._advance():
+                owner.pop(each.job).settle(each.job, self._completion(each))
+                tokens += len(each.token_ids_T)
         except Exception as error:  # handed to whoever waits, or they would wait for ever
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
+            self.decoder.reset()
+            for job, submission in owner.items():
+                submission.settle(job, error)
+            owner.clear()
+            return
+        end = time.perf_counter()
+        self.work += Work(end - start, begun - start, self.decoder.prefilled - prefilled, tokens)
 
-    def _next(self, writing: Iterator[Written]) -> Written:
-        """Settings of this thread are only made here: between two calls others run in it."""
-        with torch.cuda.stream(self._stream), self._precision():
-            return next(writing)
+    def _begin(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
+        """Let the decoder begin with what waits, first come, first served. An idle decoder gets everything at once.
+        Beside others, a batch begins as a whole or not at all. The rest of one that did not fit waits until the decoder
+        is idle, so that it is decoded in the same parts every time."""
+        waiting = [each for each in active if each.still_waiting()]
+        if waiting and not self.decoder.busy:
+            self._admit(waiting, owner)
+            waiting = [each for each in waiting if each.waiting]
+        for submission in waiting:
+            if submission.divided or not self._admit([submission], owner):
+                return
 
-    def _write(self, requests: Items[Request]) -> Iterator[Written]:
-        """Which of the requests have ended, and what was written for them, until all have."""
-        sampling = requests[0].sampling
-        seed_B = np.array([request.seed for request in requests], np.uint64)
-        texts, uniform_BT = [request.token_ids for request in requests], uniforms(seed_B, sampling.max_tokens)
-        if self._continuous:
-            for rows, decoded in self._continuous.decode(texts, uniform_BT, sampling):
-                yield rows, self._completions(decoded, sampling)
+    def _admit(self, submissions: list[Submission], owner: dict[Job, Submission]) -> int:
+        """How many of their jobs the decoder has begun with. An error is of these jobs alone; others go on."""
+        of = {job: submission for submission in submissions for job in submission.waiting}
+        jobs = list(of)
+        try:
+            with torch.cuda.stream(self._stream), self._precision():
+                begun = self.decoder.admit(jobs)
+        except Exception as error:
+            for job in jobs:
+                of[job].settle(job, error)
+            begun, left = len(jobs), set[Job]()
         else:
-            decoded = decode(self.model, texts, uniform_BT, sampling, self.end_token_ids)
-            yield range(len(requests)), self._completions(decoded, sampling)
+            owner |= {job: of[job] for job in jobs[:begun]}
+            left = set(jobs[begun:])
+        for submission in submissions:
+            before, submission.waiting = submission.waiting, [job for job in submission.waiting if job in left]
+            submission.divided |= 0 < len(submission.waiting) < len(before)
+        return begun
 
-    def _completions(self, decoded: Decoded, sampling: Sampling) -> list[Completion]:
-        lineage, version = self.held.lineage, self.held.version
-        written_BT = np.arange(decoded.logp_BT.shape[1]) < decoded.length_B[:, None]
-        if np.isnan(decoded.logp_BT[written_BT]).any():
+    def _advance(self) -> list[Written]:
+        if not self.decoder.busy:
+            return []
+        with torch.cuda.stream(self._stream), self._precision():
+            return self.decoder.advance()
+
+    def _completion(self, written: Written) -> Outcome:
+        version = self.held.version
+        if np.isnan(written.logp_T).any():
             wider = WIDER.get(self.compute)
-            raise SoleraError(
+            return SoleraError(
                 f"engine: with the weights of version {version} a log-probability is no number: they have diverged"
                 + (f', or need model.compute = "{wider}"' if wider else "")
             )
-        return [
-            Completion(
-                decoded.token_BT[b, :length], decoded.logp_BT[b, :length], ((length, version),),
-                "stop" if finished else "length", lineage, sampling,
-            )
-            for b, (length, finished) in enumerate(
-                zip(decoded.length_B.tolist(), decoded.finished_B.tolist(), strict=True)
-            )
-        ]  # fmt: skip
+        return Completion(
+            written.token_ids_T, written.logp_T, ((len(written.token_ids_T), version),),
+            "stop" if written.stopped else "length", self.held.lineage, written.job.sampling,
+        )  # fmt: skip
 
     def _precision(self) -> AbstractContextManager[object]:
         """Lower precision by autocast where the weights are float32 masters shared with the learner."""
         if self.compute == self.model.module.dtype:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
+
+
+def _serve(engine: "weakref.ref[InProcessEngine]", inbox: "SimpleQueue[Submission | None]") -> None:
+    """The engine's thread: writes what is asked for as long as somebody has the engine."""
+    while (asked := inbox.get()) is not None:
+        served = engine()
+        if served is not None:
+            served.write([asked])
+        del served, asked  # an idle thread must not keep the model
+
+
+def _decoder(
+    model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compiled: bool, spell: Spell | None
+) -> Decoder:
+    if not model.takes_plans:
+        return PlainDecoder(model, end_token_ids, max_rows, spell)
+    from solera.engines.continuous import ContinuousDecoder  # brings torch's compiler along, a second of every start
+
+    return ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled, spell=spell)

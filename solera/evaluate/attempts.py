@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from solera.errors import SoleraError
 from solera.evaluate.statistics import pass_at_k
@@ -11,6 +11,7 @@ from solera.protocols import Engine, Task
 from solera.records import Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, rollouts_of
+from solera.tasks.event_loop import EventLoop
 
 Values = list[float | None]
 """One value per problem; `None` if it has none."""
@@ -89,6 +90,7 @@ class Exam:
     """The user's own reward functions, to be named if nothing was graded."""
     guard: Guard = STOP
     """What to do with attempts that fail. An attempt without a reward is not counted."""
+    events: EventLoop = field(default_factory=EventLoop)
 
     def attempt(
         self, sampling: Sampling, samples: int = 1, seed: int = 0, advance: Callable[[int], None] = lambda done: None
@@ -102,7 +104,7 @@ class Exam:
                 for index, prompt in enumerate(self.prompts[start : start + step], start)
                 for number in range(samples)
             )
-            made = attempt_all(self.task, self.engine, seeds, sampling, None, self.guard)
+            made = attempt_all(self.task, self.engine, seeds, sampling, None, self.guard, events=self.events)
             attempted += made
             advance(len(made))
         return self._count(attempted, sampling, samples)

@@ -37,6 +37,7 @@ from solera.store.selected import Selected
 from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
 from solera.tasks.episodes import Guard
+from solera.tasks.event_loop import EventLoop
 from solera.training.delivery import Delivery
 from solera.training.loop import Loop
 from solera.training.probe import Probe
@@ -54,7 +55,8 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     learner = _learner(parts, objective)
     engine, shared = _engine(parts, learner)
     drawn_from = store_of(config, store)
-    exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard)
+    events = EventLoop(in_rounds=config.collect.deterministic)
+    exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard, events)
     return Loop(
         steps=config.run.steps,
         collect=config.collect,
@@ -63,18 +65,18 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         supply=LockStep(
             parts.task, engine, drawn_from, sampling=sampling, group_size=config.collect.group_size,
             reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
-            guard=guard,
+            guard=guard, events=events,
         ),
         engine=engine,
         store=drawn_from,
         learner=learner,
         delivery=Delivery(
             learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
-            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared,
+            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
         ),
         probe=Probe(
             _diagnosed(parts), parts.task, engine, drawn_from, learner, exam.prompts, sampling=sampling,
-            seed=config.run.seed, say=parts.say, guard=guard,
+            seed=config.run.seed, say=parts.say, guard=guard, events=events,
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
@@ -112,6 +114,7 @@ def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
     engine = InProcessEngine(
         model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, config.model.compile,
         beside=_overlaps(parts) and not shared, shared=shared, early=_graded_alone(parts),
+        spell=parts.codec.decode,
     )  # fmt: skip
     return engine, shared
 
@@ -171,15 +174,17 @@ def _members(config: Config) -> int:
     return quotas_of(config.draw, size).get("self", size) if within else size
 
 
-def build_exam(parts: Parts, guard: Guard) -> Exam:
+def build_exam(parts: Parts, guard: Guard, events: EventLoop) -> Exam:
     """The task's held-out problems, attempted with the parts' model."""
     config = parts.config
-    engine = InProcessEngine(parts.model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute)
+    engine = InProcessEngine(
+        parts.model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, spell=parts.codec.decode
+    )
     problems = parts.task.held_out(config.evaluate.problems)
     assert config.evaluate.threshold is not None, "resolve the config first"
     return Exam(
         parts.task, engine, problems, config.evaluate.threshold, config.engine.max_rows, parts.own.functions(config),
-        guard,
+        guard, events,
     )  # fmt: skip
 
 

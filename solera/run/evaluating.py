@@ -23,6 +23,7 @@ from solera.run.process import torch_for
 from solera.run.saying import say, say_if_fewer
 from solera.run.task import build_task
 from solera.tasks.episodes import Guard
+from solera.tasks.event_loop import EventLoop
 from solera.tasks.own import TaskFactory
 
 
@@ -94,7 +95,8 @@ def _examine(
     model, codec = loading.load(candidate.path, device_of(config))
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task)
-    exam = build_exam(Parts(config, model.for_compute(compute), codec, task, compute, own), guard)
+    events = EventLoop(in_rounds=config.collect.deterministic)
+    exam = build_exam(Parts(config, model.for_compute(compute), codec, task, compute, own), guard, events)
     for prompt in exam.prompts[:1]:
         refuse_too_long(len(prompt.token_ids), config.sampling.max_tokens, model.max_length)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
@@ -103,7 +105,7 @@ def _examine(
     def made(attempts: int) -> None:
         advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
 
-    with torch_for(model, config.run):
+    with torch_for(model, config.run), events:
         try:
             first = exam.attempt(greedy, advance=made)
             more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None

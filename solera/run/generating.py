@@ -33,6 +33,7 @@ from solera.store.lines import plain
 from solera.store.reading import reading
 from solera.streams import stream_seed
 from solera.tasks.episodes import attempt_all
+from solera.tasks.event_loop import EventLoop
 from solera.tasks.jsonl import every_prompt
 
 Say = Callable[[str], None]
@@ -74,7 +75,7 @@ def generate(
     refuse_too_long(longest, config.sampling.max_tokens, model.max_length)
     lineage = order.author.lineage or _lineage(model)
     compute = compute_of(config, model, task, say)
-    with _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run):
+    with _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run), EventLoop() as events:
         with reading(ledger.place) as store:
             there = store.written_by(order.origin, lineage, order.author.version)
         engine = InProcessEngine(model.for_compute(compute), codec.end_token_ids, config.engine.max_rows, compute)
@@ -86,7 +87,7 @@ def generate(
             if stop():
                 return Written(len(task.prompts), before, made, finished=False)
             made += len(chunk)
-            add(_write(task, engine, chunk, order))
+            add(_write(task, engine, chunk, order, events))
             advance(len(chunk), total)
     return Written(len(task.prompts), before, made, finished=True)
 
@@ -110,10 +111,12 @@ def _chunks(order: Order, prompts: Sequence[Prompt], there: dict[str, int]) -> I
         yield chunk
 
 
-def _write(task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], order: Order) -> list[Rollout]:
+def _write(
+    task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], order: Order, events: EventLoop
+) -> list[Rollout]:
     sampling = Sampling(order.config.sampling.temperature, order.config.sampling.max_tokens)
     try:
-        written = attempt_all(task, engine, chunk, sampling)
+        written = attempt_all(task, engine, chunk, sampling, events=events)
     except torch.OutOfMemoryError as error:
         raise SoleraError("the GPU's memory is full: lower --engine.max_rows, or use --device cpu") from error
     return [dataclasses.replace(rollout, origin=order.origin) for rollout in written]

@@ -103,8 +103,8 @@ def compute_of(
     say: Callable[[str], None] = lambda sentence: None,
     begun: str | None = None,
 ) -> torch.dtype:
-    """The data type for `model.compute`. On a GPU, `auto` takes the type that the run has `begun` with; if there is none,
-    float16 if the model's activations on a few prompts fit into it, else bfloat16."""
+    """The data type for `model.compute`. On a GPU, `auto` takes the type that the run has `begun` with. If there is
+    none, it takes float16 if the model's activations on a few prompts fit into it, else bfloat16."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
     if model.device.type == "cpu":

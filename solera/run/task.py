@@ -29,8 +29,8 @@ def build_task(
     rewards: Sequence[Callable[..., Any]] = (),
     factory: TaskFactory | None = None,
 ) -> Task:
-    """Build the task with `factory`, or the task of a resolved config. Built-in tasks refuse prompts that leave no room for a
-    response within `max_length` tokens."""
+    """Build the task with `factory`, or the task of a resolved config. Built-in tasks refuse prompts that leave no room
+    for a response within `max_length` tokens."""
     if factory is None and kind_of_task(config.task.name) == "own":
         factory = load_task(config.task.name)
     if factory is not None:

@@ -20,6 +20,7 @@ from solera.tasks.keys import HELD_OUT, HeldOutError, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
 
 TEXT_FIELDS = ("prompt", "response", "response_ids", "logp", "model")
+SAMPLING_FIELDS = ("temperature", "max_tokens", "top_p")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
 """The last two are for people; only the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
@@ -168,7 +169,7 @@ def plain(rollout: Rollout, created: float) -> dict[str, Any]:
     return {
         "id": rollout.id, "key": rollout.prompt_key, "origin": rollout.origin, "lineage": rollout.lineage,
         "finish_reason": rollout.finish_reason, "created": created, "text": rollout.text,
-        "sampling": None if sampling is None else vars(sampling),
+        "sampling": None if sampling is None else {name: getattr(sampling, name) for name in SAMPLING_FIELDS},
         "rewards": [vars(reward) for reward in rollout.rewards],
         "sequences": [_plain(sequence) for sequence in rollout.sequences],
     }  # fmt: skip
@@ -231,7 +232,7 @@ def _sampling(data: Any) -> Sampling | None:
         return None
     if not isinstance(data, dict):
         raise SoleraError(_must_be({"sampling": data}, "sampling", "an object"))
-    _known(data, ("temperature", "max_tokens", "top_p"))
+    _known(data, SAMPLING_FIELDS)
     most = _whole(data, "max_tokens", 1, LARGEST)
     return Sampling(_number(data, "temperature"), most, _number(data, "top_p"))
 

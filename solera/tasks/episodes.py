@@ -1,10 +1,12 @@
 """Run one attempt at a prompt (an episode), check it against what the engine generated, and contain its failures."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, overload
+from functools import partial
+from typing import Literal, overload
 
 import numpy as np
 
@@ -12,9 +14,11 @@ from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
 from solera.protocols import Engine, Task
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
 from solera.streams import stream_seed
+from solera.tasks.event_loop import EventLoop
+from solera.tasks.rounds import Rounds, Seat
+from solera.tasks.turns import turn_sampling
 from solera.values import kind, token_ids_of
 
-T = TypeVar("T")
 FAILED = "failed"
 """Name of the reward part of a failed episode."""
 MOST_FULL = 100
@@ -86,7 +90,7 @@ def rollouts_of(attempted: Iterable[Attempted]) -> list[Rollout]:
 
 
 async def attempt(
-    task: Task, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int, guard: Guard = STOP
+    task: Task, engine: Engine | Seat, prompt: Prompt, sampling: Sampling, seed: int, guard: Guard = STOP
 ) -> Attempted:
     """Run one episode. If it fails and the guard allows it, try again with new random numbers.
 
@@ -119,6 +123,8 @@ def attempt_all(
     attempts: Iterable[tuple[Prompt, int]],
     sampling: Sampling,
     meanwhile: Callable[[], None] | None = None,
+    *,
+    events: EventLoop | None = None,
 ) -> list[Rollout]: ...
 
 
@@ -130,6 +136,8 @@ def attempt_all(
     sampling: Sampling,
     meanwhile: Callable[[], None] | None,
     guard: Guard,
+    *,
+    events: EventLoop | None = None,
 ) -> list[Attempted]: ...
 
 
@@ -140,55 +148,66 @@ def attempt_all(
     sampling: Sampling,
     meanwhile: Callable[[], None] | None = None,
     guard: Guard = STOP,
+    *,
+    events: EventLoop | None = None,
 ) -> list[Rollout] | list[Attempted]:
-    """Run one episode for each (prompt, seed), all concurrently, so that the engine can batch them. `meanwhile` is
-    called once the engine has begun. Without a guard, an episode that fails raises."""
+    """One episode for each (prompt, seed), all in flight together so that the engine can batch them. `meanwhile` is
+    called here once they have asked the engine. Without a guard that says otherwise, an episode that fails raises.
 
-    async def gather() -> list[Attempted]:
-        loop = asyncio.get_running_loop()
-        running = [
-            asyncio.Task(attempt(task, engine, prompt, sampling, seed, guard), loop=loop) for prompt, seed in attempts
-        ]
-        try:
-            if meanwhile is not None:
-                await asyncio.sleep(0)  # every attempt sends its request to the engine
-                await asyncio.sleep(0)  # which starts
-                meanwhile()
-            return [await attempted for attempted in running]
-        except BaseException:  # one error is enough: the others are cancelled
-            for each in running:
-                each.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
-            raise
-
-    attempted = run_async(gather())
+    They run in the thread of `events`, or of an event loop made for this call."""
+    if events is None:
+        with EventLoop() as own:
+            return attempt_all(task, engine, attempts, sampling, meanwhile, guard, events=own)
+    asked = threading.Event()
+    begun = events.begin(episodes(task, engine, list(attempts), sampling, guard, events.in_rounds, asked.set))
+    try:
+        if meanwhile is not None:
+            asked.wait()
+            meanwhile()
+    except BaseException:
+        begun.cancel()
+        raise
+    attempted = begun.result()
     guard.tell(attempted)
     return attempted
 
 
-def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, also in a notebook, where an event loop already runs in this thread."""
-    results: list[T] = []
-
-    async def keep() -> None:
-        # Stored here and not returned: when asyncio.run restores the signal handler, Python formats the finished task
-        # and its return value, which for a batch of rollouts takes longer than sampling some of them.
-        results.append(await work)
-
+async def episodes(
+    task: Task,
+    engine: Engine,
+    attempts: list[tuple[Prompt, int]],
+    sampling: Sampling,
+    guard: Guard,
+    in_rounds: bool,
+    asked: Callable[[], None] = lambda: None,
+) -> list[Attempted]:
+    """Attempt them all. `asked` is called once each has made its first request, or has come to its first wait."""
+    loop = asyncio.get_running_loop()
+    rounds = Rounds(engine, len(attempts)) if in_rounds else None
+    running = list[asyncio.Task[Attempted]]()
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(keep())
-    else:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(asyncio.run, keep()).result()
-    return results[0]
+        for number, (prompt, seed) in enumerate(attempts):
+            writer = rounds.seat(number) if rounds else engine
+            running.append(asyncio.Task(attempt(task, writer, prompt, sampling, seed, guard), loop=loop))
+            if rounds:
+                running[-1].add_done_callback(partial(rounds.end, number))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the engine gets what all have asked for
+        asked()
+        return [await attempted for attempted in running]
+    except BaseException:  # one speaks for all: the others are stopped and their errors not shown
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        raise
+    finally:
+        asked()
 
 
 class Episode:
     """One run of a task. Passes its turns to the engine and remembers them."""
 
-    def __init__(self, engine: Engine, prompt: Prompt, sampling: Sampling, seed: int) -> None:
+    def __init__(self, engine: Engine | Seat, prompt: Prompt, sampling: Sampling, seed: int) -> None:
         self.engine = engine
         self.prompt = prompt
         self.sampling = sampling
@@ -198,8 +217,16 @@ class Episode:
         self._asked = 0
         self._full = 0
 
-    async def generate(self, token_ids: tuple[int, ...]) -> Completion:
-        """The `Generate` function for the task."""
+    async def generate(
+        self,
+        token_ids: tuple[int, ...],
+        *,
+        max_tokens: int | None = None,
+        stop: str | Items[str] = (),
+        temperature: float | None = None,
+    ) -> Completion:
+        """The `Generate` that the task is given."""
+        sampling = turn_sampling(self.sampling, max_tokens, stop, temperature)
         if token_ids is not self.prompt.token_ids:
             token_ids = token_ids_of(token_ids, "the input of generate")
         if not token_ids:
@@ -207,7 +234,7 @@ class Episode:
         number, self._asked = self._asked, self._asked + 1
         seed = stream_seed(self.seed, number) if number else self.seed
         try:
-            completion = await self.engine.generate(token_ids, self.sampling, seed)
+            completion = await self.engine.generate(token_ids, sampling, seed)
         except BadRequestError:
             raise
         except Exception as error:

@@ -9,7 +9,7 @@ from solera.protocols import Engine, Learner
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
-from solera.tasks.episodes import run_async
+from solera.tasks.event_loop import EventLoop
 
 CANARY_TOKENS = 2
 """Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
@@ -39,7 +39,9 @@ class Delivery:
         retry: bool,
         say: Callable[[str], None],
         shared: bool = False,
+        events: EventLoop | None = None,
     ) -> None:
+        self.events = events or EventLoop()
         self.learner = learner
         self.engine = engine
         self.prompts = prompts
@@ -57,7 +59,7 @@ class Delivery:
     def deliver(self) -> dict[str, float]:
         """Send the learner's weights. A fault stops the run, or is said and the weights are sent once more.
 
-        `time/sync/proof` holds the seconds of the learner's digests and the canary.
+        `time/sync/proof` holds the seconds of the digests on both sides and of the canary.
         """
         self._proving, faults = 0.0, 0.0
         try:
@@ -74,7 +76,9 @@ class Delivery:
         dtype, start = self.engine.dtype, time.perf_counter()
         sent = self.learner.manifest(dtype, self.shared)
         self._proving += time.perf_counter() - start
+        before = self.engine.work
         wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
+        self._proving += (self.engine.work - before).digesting
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent
@@ -102,7 +106,7 @@ class Delivery:
             requests = enumerate(self.prompts)
             return await asyncio.gather(*(self.engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
 
-        completions = run_async(write())
+        completions = self.events.run(write())
         rollouts = tuple(Rollout.of(p, c) for p, c in zip(self.prompts, completions, strict=True))
         scored = self.learner.score(rollouts)
         return Canary(

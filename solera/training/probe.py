@@ -19,6 +19,7 @@ from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
 from solera.tasks.episodes import STOP, Guard, attempt_all, rollouts_of
+from solera.tasks.event_loop import EventLoop
 
 TOKEN_ORDER = "rollouts"
 """Order of the tokens in a checkpoint's probe. Checkpoints without it followed the micro-batches of their run."""
@@ -44,7 +45,9 @@ class Probe:
         seed: int,
         say: Callable[[str], None],
         guard: Guard = STOP,
+        events: EventLoop | None = None,
     ) -> None:
+        self.events = events or EventLoop()
         self.guard = guard
         self.task = task
         self.engine = engine
@@ -82,7 +85,10 @@ class Probe:
             for number, prompt in enumerate(chosen)
             for member in range(self.group_size)
         ]
-        written = rollouts_of(attempt_all(self.task, self.engine, attempts, self.sampling, None, self.guard))
+        attempted = attempt_all(
+            self.task, self.engine, attempts, self.sampling, None, self.guard, events=self.events
+        )  # fmt: skip
+        written = rollouts_of(attempted)
         marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in written]
         ids = self.store.add_at_once(marked)
         self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])

@@ -1,19 +1,13 @@
 """Keeping the store supplied: prompts are attempted, a group's worth each, and land in the store with their grades."""
 
-from collections.abc import Callable
-from concurrent.futures import Future, wait
-from functools import partial
-from threading import Thread
-from typing import TypeVar
-
 import numpy as np
 
 from solera.protocols import Engine, Store, Task
-from solera.records import PolicyVersion, Sampling
+from solera.records import PolicyVersion, Prompt, Sampling
 from solera.streams import stream_seeds
-from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all
+from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, episodes
+from solera.tasks.event_loop import Begun, EventLoop
 
-T = TypeVar("T")
 ROUNDS = 4
 """How often groups that stayed ungraded are replaced in one call."""
 PATIENCE = 2.0
@@ -21,7 +15,8 @@ PATIENCE = 2.0
 
 
 class LockStep:
-    """A `Supply` that generates when it is asked (`wait`), or one batch ahead of that in its own thread (`drawn`).
+    """A `Supply` that generates when it is asked (`wait`), or one batch ahead of that (`drawn`). Episodes
+    run in the thread of the run's event loop, which the supply closes at the end.
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
     `members` of each group are written here, all where unset; others may come from elsewhere. `guard` says what becomes
@@ -40,7 +35,9 @@ class LockStep:
         seed: int,
         members: int | None = None,
         guard: Guard = STOP,
+        events: EventLoop | None = None,
     ) -> None:
+        self.events = events or EventLoop()
         self.task = task
         self.engine = engine
         self.store = store
@@ -55,7 +52,9 @@ class LockStep:
         self._failed = 0
         """Episodes that failed since `take_metrics` was called last."""
         self._failed_in_a_row = 0
-        self._begun: Future[list[Attempted]] | None = None
+        self._decoding = 0.0
+        """Seconds in which the engine wrote batches since `take_metrics` was called last."""
+        self._begun: Begun[tuple[list[Attempted], float]] | None = None
         self._missing: int | None = None
         """Groups that the first `wait` since the last `drawn` found missing."""
 
@@ -68,7 +67,9 @@ class LockStep:
         generated, ahead = 0, list[Attempted]()
         if self._begun is not None:
             self.store.flush()
-            ahead, self._begun = self._begun.result(), None
+            (ahead, seconds), self._begun = self._begun.result(), None
+            self.guard.tell(ahead)
+            self._decoding += seconds
         for _ in range(ROUNDS):
             missing = self.store.missing(groups, self.group_size, self.reserve, now)
             self._missing = missing if self._missing is None else self._missing
@@ -96,12 +97,19 @@ class LockStep:
         """
         count, self._missing = min(ahead, self._missing or 0), None
         if count > 0:
-            self._begun = _in_a_thread(partial(self._attempt, self.position, count))
+            self._begun = self.events.begin(self._ahead(self.position, count))
+
+    async def _ahead(self, first: int, groups: int) -> tuple[list[Attempted], float]:
+        """Attempts, and the seconds in which the engine wrote them."""
+        before, attempts = self.engine.work, self._attempts(first, groups)
+        made = await episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
+        return made, (self.engine.work - before).seconds
 
     def close(self) -> None:
-        """Wait for what was begun, but not long: it may never end."""
+        """Wait for what was begun, but not long: it may never end. Then end the event loop."""
         if self._begun is not None:
-            wait([self._begun], timeout=PATIENCE)
+            self._begun.wait(PATIENCE)
+        self.events.close()
 
     def state(self) -> int:
         return self.position
@@ -110,14 +118,15 @@ class LockStep:
         self.position = state
 
     def take_metrics(self) -> dict[str, float]:
-        """`episodes/failed` since the last call, where some did."""
-        failed, self._failed = self._failed, 0
-        return {"episodes/failed": failed} if failed else {}
+        """Since the last call: `time/generate/decode`, seconds in which the engine wrote the batches that were taken,
+        and `episodes/failed`, where some did."""
+        failed, seconds, self._failed, self._decoding = self._failed, self._decoding, 0, 0.0
+        return {"time/generate/decode": seconds} | ({"episodes/failed": failed} if failed else {})
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """The next problems of the stream, a group each, unless just these are attempted already."""
         known = len(ahead) == groups * self.members
-        return ahead if known else self._attempt(self.position, groups, meanwhile=self.store.flush)
+        return ahead if known else self._attempt(self.position, groups)
 
     def _count_failures(self, attempted: list[Attempted], batch: int) -> None:
         failed = [each for each in attempted if isinstance(each, Failed)]
@@ -126,27 +135,22 @@ class LockStep:
         if failed and self._failed_in_a_row >= batch:
             raise failed[0].error
 
-    def _attempt(self, first: int, groups: int, meanwhile: Callable[[], None] | None = None) -> list[Attempted]:
+    def _attempt(self, first: int, groups: int) -> list[Attempted]:
+        before = self.engine.work
+        attempted = attempt_all(
+            self.task, self.engine, self._attempts(first, groups), self.sampling, self.store.flush, self.guard,
+            events=self.events,
+        )  # fmt: skip
+        self._decoding += (self.engine.work - before).seconds
+        return attempted
+
+    def _attempts(self, first: int, groups: int) -> list[tuple[Prompt, int]]:
+        """Each problem of the stream with the seed of each member of its group."""
         index_P = np.arange(first, first + groups)
         seed_PG = stream_seeds(stream_seeds(self.seed, index_P)[:, None], np.arange(self.members))
-        attempts = [
+        return [
             (prompt, seed)
             for index, seed_G in zip(index_P.tolist(), seed_PG.tolist(), strict=True)
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]
-        return attempt_all(self.task, self.engine, attempts, self.sampling, meanwhile, self.guard)
-
-
-def _in_a_thread(call: Callable[[], T]) -> "Future[T]":
-    """A daemon: whoever leaves in a hurry is not kept."""
-    future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    Thread(target=work, daemon=True, name="solera-supply").start()
-    return future

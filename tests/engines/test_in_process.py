@@ -75,9 +75,8 @@ def test_finish_reason_and_end_token(engine):
 def test_samples_follow_the_distribution(model):
     """χ² over all continuations of two tokens, 20,000 seeded samples, against its 0.999 quantile."""
     prompt, count = (3, 7, 2), 20_000
-    numbers = uniforms(np.arange(count, dtype=np.uint64), 2)
     sampling = Sampling(temperature=1.5, max_tokens=2)
-    drawn = decode(model, [prompt] * count, numbers, sampling, (END,))
+    drawn = decode(model, [prompt] * count, range(count), sampling, (END,))
     with torch.no_grad():
         first = torch.log_softmax(model.module(torch.tensor([prompt])).logits[0, -1].double() / 1.5, -1).exp().numpy()
         texts = torch.tensor([[*prompt, token] for token in range(VOCABULARY)])
@@ -152,7 +151,7 @@ def test_each_text_is_computed_once_and_finished_rows_leave(model, monkeypatch, 
         LanguageModel, "hidden", lambda self, ids, *rest: rows.append(len(ids)) or real(self, ids, *rest)
     )
     prompts = [(3, 4, 5)] * 16 + [(6, 7)] * 16
-    drawn = decode(model, prompts, uniforms(np.arange(32, dtype=np.uint64) + 99 * seed, 12), SAMPLING, (END, 4, 5))
+    drawn = decode(model, prompts, [99 * seed + b for b in range(32)], SAMPLING, (END, 4, 5))
     assert rows[0] == 2  # two prompts, thirty-two rows
     for step, computed in enumerate(rows[1:], 1):
         going_on = [b for b in range(32) if drawn.length_B[b] > step]
@@ -163,9 +162,9 @@ def test_each_text_is_computed_once_and_finished_rows_leave(model, monkeypatch, 
 
 def test_more_requests_than_rows_are_written_in_turns(engine):
     requests = ragged_requests(40, 4)
-    engine.max_rows = 7
+    engine.decoder.max_rows = 7
     in_turns = ask(engine, requests)
-    engine.max_rows = 1000
+    engine.decoder.max_rows = 1000
     at_once = ask(engine, requests)
     for a, b in zip(in_turns, at_once, strict=True):
         assert np.array_equal(a.token_ids_T, b.token_ids_T)

@@ -1,0 +1,82 @@
+"""What a decoder works on: texts to continue, and what it wrote after them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from solera.records import Sampling
+
+Spell = Callable[[npt.NDArray[np.int32]], str]
+"""The text of some tokens, in which stop strings are looked for."""
+Kind = tuple[float, float]
+"""Temperature and top_p. Jobs of one kind are sampled in one operation."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A text to continue, with random numbers that follow from its own seed."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    seed: int
+    limit: int
+    """Most tokens to write: `sampling.max_tokens`, or fewer where the model's context ends before."""
+    cancelled: bool = False
+    """Set by whoever no longer waits for it. The decoder drops it before the next token."""
+
+    @property
+    def kind(self) -> Kind:
+        return self.sampling.temperature, self.sampling.top_p
+
+
+class Written(NamedTuple):
+    """What was written for a job. `stopped`: it ended by itself, not at its limit."""
+
+    job: Job
+    token_ids_T: npt.NDArray[np.int32]
+    logp_T: npt.NDArray[np.float32]
+    stopped: bool
+
+
+class Decoder(Protocol):
+    """Writes tokens for many jobs at once. Only one thread uses it."""
+
+    prefilled: int
+    """Prompt tokens computed so far."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether jobs are under way."""
+        ...
+
+    def admit(self, jobs: list[Job]) -> int:
+        """Begin with all of these jobs if they fit beside those under way, else with none. With nothing under way,
+        begin with as many as fit, at least one. Returns how many were begun, counted from the first."""
+        ...
+
+    def advance(self) -> list[Written]:
+        """Write one or more tokens for every job under way. Returns the jobs that have ended."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything that is under way."""
+        ...
+
+
+def stop_at(token_ids_T: npt.NDArray[np.int32], known: int, stop: tuple[str, ...], spell: Spell) -> int | None:
+    """Number of tokens up to and including the one that completes a stop string; `None` if there is none yet. The
+    first `known` tokens were looked at before.
+
+    >>> letters = lambda ids: "".join(map(chr, ids))
+    >>> stop_at(np.array([104, 105, 10, 10, 98], np.int32), 0, ("\\n\\n",), letters)
+    4
+    """
+    longest = max(len(text.encode()) for text in stop) + 8  # a token spells at least a byte; a few may spell nothing
+    for end in range(known + 1, len(token_ids_T) + 1):
+        tail = spell(token_ids_T[max(0, end - longest) : end])
+        if any(text in tail for text in stop):
+            return end
+    return None

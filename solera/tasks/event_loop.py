@@ -1,0 +1,113 @@
+"""The event loop of a run, in a thread of its own."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+PATIENCE = 2.0
+"""Seconds to wait for work that was cancelled. It may never end: user code can block the thread."""
+
+
+class Begun(Generic[T]):
+    """Work that an event loop has begun."""
+
+    def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
+        self._ended = threading.Event()
+        self._future: Future[T] = asyncio.run_coroutine_threadsafe(self._watched(work), loop)
+
+    async def _watched(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            return await work
+        finally:
+            self._ended.set()
+
+    def result(self) -> T:
+        """Wait for it. Whoever is interrupted meanwhile (Ctrl-C) cancels it."""
+        try:
+            return self._future.result()
+        except BaseException:
+            self.cancel()
+            raise
+
+    def cancel(self) -> None:
+        """Cancel it unless it has ended, and wait until it has cleaned up, though not for ever."""
+        if self._future.cancel():
+            self._ended.wait(PATIENCE)
+
+    def wait(self, timeout: float) -> bool:
+        """Whether it ended in so many seconds."""
+        return self._ended.wait(timeout)
+
+
+class EventLoop:
+    """Runs everything in a run that is asynchronous: episodes, reward functions, canaries. Any thread but its own can
+    use it, also that of a notebook, where another event loop is running already.
+
+    The thread starts with the first work. It ends with `close`, or when the object is no longer used. With `in_rounds`,
+    episodes advance together (`rounds.py`).
+    """
+
+    def __init__(self, in_rounds: bool = False) -> None:
+        self.in_rounds = in_rounds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for a coroutine."""
+        return self.begin(work).result()
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> Begun[T]:
+        """Let a coroutine run meanwhile."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), daemon=True, name="solera-event-loop"
+                )
+                weakref.finalize(self, _stop, self._loop)
+                self._thread.start()
+            assert threading.current_thread() is not self._thread, "it would wait for itself"
+            return Begun(work, self._loop)
+
+    def close(self) -> None:
+        """Cancel what is still running and end the thread, without waiting long. The next work starts another."""
+        with self._lock:
+            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+        if loop is not None and thread is not None:
+            _stop(loop)
+            thread.join(PATIENCE)
+
+    def __enter__(self) -> "EventLoop":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread: runs the loop until it is stopped, then cancels what is left."""
+    asyncio.set_event_loop(loop)
+    stopped = False
+    while not stopped:
+        try:
+            loop.run_forever()
+            stopped = True
+        except (SystemExit, KeyboardInterrupt):  # of a task's own code: whoever waits for it gets it
+            continue
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

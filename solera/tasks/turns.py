@@ -1,0 +1,59 @@
+"""What a task may ask of one turn: its length, its stop strings, its temperature."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Integral, Real
+
+from solera.config.rules import COLDEST
+from solera.errors import SoleraError
+from solera.records import Sampling
+from solera.values import kind
+
+
+def turn_sampling(
+    sampling: Sampling, max_tokens: int | None, stop: str | Sequence[str], temperature: float | None
+) -> Sampling:
+    """The run's sampling with what the task asked of this turn in its place.
+
+    >>> turn_sampling(Sampling(1.0, 64), 8, "END", None)
+    Sampling(temperature=1.0, max_tokens=8, top_p=1.0, stop=('END',))
+    """
+    if max_tokens is None and temperature is None and stop == ():
+        return sampling
+    return replace(
+        sampling,
+        max_tokens=sampling.max_tokens if max_tokens is None else _max_tokens(max_tokens),
+        stop=_stop(stop),
+        temperature=sampling.temperature if temperature is None else _temperature(temperature, sampling),
+    )
+
+
+def _max_tokens(given: int) -> int:
+    if isinstance(given, bool) or not isinstance(given, Integral):
+        raise SoleraError(f"generate: max_tokens must be a whole number, not {kind(given)}")
+    if given < 1:
+        raise SoleraError(f"generate: max_tokens is {given}; it must be at least 1")
+    return int(given)
+
+
+def _stop(given: str | Sequence[str]) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise SoleraError("generate: stop must be a text or a list of texts")
+    if not all(texts):
+        raise SoleraError("generate: a text in stop is empty, and every completion would end at once: leave it out")
+    return tuple(texts)
+
+
+def _temperature(given: float, sampling: Sampling) -> float:
+    if isinstance(given, bool) or not isinstance(given, Real):
+        raise SoleraError(f"generate: temperature must be a number, not {kind(given)}")
+    if given != 0 and not COLDEST <= given < math.inf:
+        raise SoleraError(f"generate: temperature is {given}; it must be 0, or {COLDEST} or more")
+    if given == 0 < sampling.temperature:
+        raise SoleraError(
+            f"generate: temperature is 0, but the run samples at {sampling.temperature:g}: greedy text has no "
+            "importance weights. Take a temperature above 0"
+        )
+    return float(given)
