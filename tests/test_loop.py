@@ -93,9 +93,9 @@ def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, mo
     written_ahead = []
     write = LockStep._ahead
 
-    def noting(collector, first, groups):
+    def noting(supply, first, groups):
         written_ahead.append(groups)
-        return write(collector, first, groups)
+        return write(supply, first, groups)
 
     monkeypatch.setattr(LockStep, "_ahead", noting)
 

@@ -19,7 +19,7 @@ from solera.folder.checkpoint import Saver
 from solera.models.loading import load_reader
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve_config
-from solera.protocols import Engine, Learner, Supply, Weights
+from solera.protocols import Engine, Learner, Supply, Weights, Work
 from solera.records import Completion, Manifest, Sampling, TensorSpec
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState, sync_rule
@@ -46,7 +46,7 @@ def specs(named) -> tuple[TensorSpec, ...]:
 class PlainEngine:
     """Decodes all requests of one turn of the event loop together, without a cache."""
 
-    dtype = "torch.float32"
+    dtype, work = "torch.float32", Work()
 
     def __init__(self, module, end: int) -> None:
         self.module, self.end, self.held = module, end, Manifest("", 0, ())

@@ -167,7 +167,7 @@ class CollectConfig:
     identical, only faster. Unset enables it if a CPU core is free."""
     deterministic: bool = False
     """Advance multi-turn episodes in rounds: the engine starts when every episode is waiting for it. The same seed then
-    gives the same run, however long tools take. It is slower, because each round waits for the slowest tool. Single-turn
+    gives the same run, however long tools take. It is slower: each round waits for the slowest tool. Single-turn
     tasks do not need it."""
 
 
