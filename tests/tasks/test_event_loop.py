@@ -85,7 +85,7 @@ def test_ctrl_c_cancels_what_is_running_and_its_cleanup_is_waited_for():
 
 def test_closing_cancels_what_is_left_and_a_blocked_thread_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr("solera.tasks.event_loop.PATIENCE", 0.2)
-    cancelled, release = [], threading.Event()
+    cancelled, started, release = [], threading.Event(), threading.Event()
 
     async def waiting():
         try:
@@ -95,6 +95,7 @@ def test_closing_cancels_what_is_left_and_a_blocked_thread_is_not_waited_for_lon
             raise
 
     async def blocking():
+        started.set()
         release.wait(60)
 
     events = EventLoop()
@@ -103,6 +104,7 @@ def test_closing_cancels_what_is_left_and_a_blocked_thread_is_not_waited_for_lon
     events.close()
     assert cancelled == [True]
     events.begin(blocking())
+    assert started.wait(10)
     start = time.monotonic()
     events.close()
     assert time.monotonic() - start < 5
