@@ -113,7 +113,8 @@ def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
     engine = InProcessEngine(
         model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, config.model.compile,
-        beside=_overlaps(parts) and not shared, shared=shared, early=_graded_alone(parts),
+        beside=_overlaps(parts) and not shared, shared=shared,
+        early=model.takes_plans and _graded_alone(parts),  # decoding on a CPU would share it with grading
         spell=parts.codec.decode,
     )  # fmt: skip
     return engine, shared
