@@ -172,7 +172,7 @@ def test_a_store_that_another_resume_has_rewound_is_refused(stopped, whole, caps
     assert main(["data", "verify", str(stopped)]) == 0
     shutil.rmtree(stopped / "checkpoints/step-000004")
     shutil.move(stopped / "later", stopped / "checkpoints/step-000008")
-    with pytest.raises(SoleraError, match=rf"step 8 expects {8 * USES_PER_STEP} uses .* holds 64: .*--from"):
+    with pytest.raises(SoleraError, match=rf"step 8 expects {8 * USES_PER_STEP} uses .* has 64: .*--from"):
         running.resume(stopped)
     assert main(["data", "verify", str(stopped)]) == 1
     assert "step 8 expects 128 uses of rollouts, but the store has 64" in capsys.readouterr().err
@@ -433,7 +433,7 @@ def test_an_extension_says_that_a_falling_learning_rate_changes(tmp_path, stoppe
         (["--run.stesp", "20"], "did you mean --run.steps"),
         (["--checkpoint.keep", "0"], "checkpoint.keep is 0; it must be at least 1"),
         (["--from", "5"], "no checkpoint of step 5; it has step-000004, step-000006, step-000008"),
-        (["--from", "x"], "--from is 'x' but must be the step of a checkpoint"),
+        (["--from", "x"], "--from is 'x'; it must be the step of a checkpoint"),
         (["--from"], "--from needs the step of a checkpoint"),
         (["recipes/demo.toml"], "--resume takes no file"),
     ],

@@ -213,18 +213,20 @@ def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, 
 
 
 def test_an_interrupt_while_writing_is_one_line(tmp_path):
-    """The second Ctrl-C raises wherever the run is; here it is inside the engine."""
+    """Two Ctrl-C come while the engine's thread decodes and the main thread waits for it."""
     script = tmp_path / "interrupted.py"
     script.write_text("""
-import itertools, sys
+import itertools, os, signal, sys, time
 from solera.cli import main
-from solera.engines import in_process
-count, decode = itertools.count(), in_process.decode
-def interrupted(*given):
-    if next(count) == 7:
-        raise KeyboardInterrupt
-    return decode(*given)
-in_process.decode = interrupted
+from solera.engines.decoding import PlainDecoder
+count, advance = itertools.count(), PlainDecoder.advance
+def interrupted(self):
+    if next(count) == 20:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+    return advance(self)
+PlainDecoder.advance = interrupted
 sys.exit(main(["train", "run.toml", "--collect.overlap", "False"]))
 """)
     (tmp_path / "run.toml").write_text(RUN.format(steps=50, every=0))

@@ -5,6 +5,7 @@ the same words as for a TOML file.
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -167,9 +168,10 @@ def _is_of(text: str, kind: Any) -> bool:
     if kind is bool:
         return text in ("True", "False")
     try:
-        return kind not in (int, float) or kind(text) is not None
+        number = kind(text) if kind in (int, float) else 0
     except ValueError:
         return False
+    return number not in (math.inf, -math.inf) or "inf" in text.lower()  # so many digits that they overflow
 
 
 def _wanted(kind: Any) -> str:
