@@ -1,6 +1,7 @@
 """The engine inside the training process: with weights of its own, so that a lag is real, or with the learner's."""
 
 import asyncio
+import math
 import threading
 import time
 import weakref
@@ -210,7 +211,7 @@ class InProcessEngine:
 
     def _completion(self, written: Written) -> Outcome:
         version = self.held.version
-        if np.isnan(written.logp_T).any():
+        if math.isnan(written.logp_T.dot(written.logp_T)):
             wider = WIDER.get(self.compute)
             return SoleraError(
                 f"engine: with the weights of version {version} a log-probability is no number: they have diverged"

@@ -65,7 +65,7 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         supply=LockStep(
             parts.task, engine, drawn_from, sampling=sampling, group_size=config.collect.group_size,
             reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
-            guard=guard, events=events,
+            guard=guard, events=events, host_is_free=parts.model.device.type != "cpu",
         ),
         engine=engine,
         store=drawn_from,

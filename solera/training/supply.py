@@ -20,7 +20,8 @@ class LockStep:
 
     `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
     `members` of each group are written here, all where unset; others may come from elsewhere. `guard` says what becomes
-    of episodes that fail; where none of a whole batch succeeds, the first error is raised.
+    of episodes that fail; where none of a whole batch succeeds, the first error is raised. With `host_is_free` (a
+    GPU decodes) the store is written while the engine decodes; otherwise before, since threads would slow each other.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class LockStep:
         members: int | None = None,
         guard: Guard = STOP,
         events: EventLoop | None = None,
+        host_is_free: bool = False,
     ) -> None:
         self.events = events or EventLoop()
+        self.host_is_free = host_is_free
         self.task = task
         self.engine = engine
         self.store = store
@@ -136,10 +139,12 @@ class LockStep:
             raise failed[0].error
 
     def _attempt(self, first: int, groups: int) -> list[Attempted]:
+        if not self.host_is_free:
+            self.store.flush()
         before = self.engine.work
         attempted = attempt_all(
-            self.task, self.engine, self._attempts(first, groups), self.sampling, self.store.flush, self.guard,
-            events=self.events,
+            self.task, self.engine, self._attempts(first, groups), self.sampling,
+            self.store.flush if self.host_is_free else None, self.guard, events=self.events,
         )  # fmt: skip
         self._decoding += (self.engine.work - before).seconds
         return attempted
