@@ -195,14 +195,17 @@ def test_completions_are_told_apart_and_can_be_looked_up():
     assert {first: 1, second: 2}[second] == 2
 
 
-def test_the_store_writes_once_all_attempts_have_asked_the_engine():
+@pytest.mark.parametrize(("host_is_free", "requests"), [(True, 15), (False, 0)])
+def test_the_store_writes_while_a_gpu_decodes_and_before_a_cpu_does(host_is_free, requests):
     task, store, asked = Echo(), Counting(0), list[int]()
     store.flush = lambda: asked.append(len(task.asked))
-    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
+    supply = LockStep(
+        task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0, host_is_free=host_is_free
+    )  # fmt: skip
     supply.wait(5, NOW)
-    assert asked == [15]
-    supply.wait(5, NOW)  # enough is there: nothing is written, and nothing waited for
-    assert asked == [15, 15]
+    assert asked == [requests]
+    supply.wait(5, NOW)  # enough is there: nothing is generated, and nothing is waited for
+    assert asked == [requests, 15]
 
 
 def test_the_store_writes_before_the_wait_for_what_was_begun():
