@@ -1,7 +1,8 @@
 """The algorithm. It names no concrete engine, learner, store or task.
 
-`(v, i)` and the offset are settings of its parts: `v=1, i=1` is on-policy GRPO, `v=1, i>1` reuses samples, and
-`v>1, i=1` is off-policy GRPO.
+Its parts have the settings v (batches between two syncs), i (passes over a batch) and the offset (batches that wait in
+the store). Without an offset, `v=1, i=1` is on-policy GRPO, `v=1, i>1` is sample reuse, and `v>1, i=1` is off-policy
+GRPO.
 """
 
 from collections.abc import Callable
@@ -44,8 +45,8 @@ class Loop:
     stop: Callable[[], bool]
     mask_truncated: bool
     kept_for: float = 0
-    """Batches for which the engine surely keeps its weights after a sync: within them the next one is written while
-    the present one is learned from. 0: never so."""
+    """For how many batches after a sync the engine is certain to keep its weights. During these, the next batch is
+    generated while the learner works on the current one. 0 turns this off."""
 
     def run(self, sync: SyncState) -> bool:
         """Learn from `steps` batches, or until stopped: then a checkpoint is written and False returned.
