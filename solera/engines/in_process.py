@@ -1,4 +1,4 @@
-"""The engine inside the training process: with weights of its own, so that a lag is real, or with the learner's."""
+"""The engine inside the training process. It has its own copy of the weights, or shares the learner's."""
 
 import asyncio
 import math
@@ -23,7 +23,7 @@ from solera.records import Completion, Manifest, Sampling
 
 
 def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
-    """A prompt of so many tokens, with the limit of its response, in a model of at most so many."""
+    """Refuse a prompt that leaves no room for `max_tokens` in the model's context."""
     if most is not None and prompt + limit > most:
         raise SoleraError(
             f"a prompt of {prompt} tokens and sampling.max_tokens = {limit} do not fit the model's {most}: "
@@ -64,13 +64,13 @@ class InProcessEngine:
         self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell)
         self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
         self._readable: tuple[int, ...] = ()
-        """The text that was checked last: all members of a group have the same."""
+        """The prompt that was checked last. All members of a group have the same one."""
         self._stream = torch.cuda.Stream(model.device, priority=-1) if beside and model.device.type == "cuda" else None
         self._asking: Submission | None = None
         self._inbox = SimpleQueue[Submission | None]()
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
-        """Held while anything is being written: weights change only in between."""
+        """Held while anything is being decoded. Weights change only in between."""
 
     def load(self, weights: Weights) -> Manifest:
         """Copy the tensors into the engine's own weights, unless they are the same memory, once everything under way is
@@ -114,7 +114,7 @@ class InProcessEngine:
             job.cancelled = not answer.done() or answer.cancelled()
 
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
-        """Here, since in a batch it would take the others with it."""
+        """Refuse token ids that the model does not have. Inside a batch, they would fail the other requests too."""
         if token_ids is self._readable:
             return
         for token_id in (min(token_ids, default=-1), max(token_ids, default=-1)):
@@ -128,7 +128,7 @@ class InProcessEngine:
         return Completion(tokens_T, logp_T, ((0, self.held.version),), "length", self.held.lineage, sampling)
 
     def _submit(self, asked: Submission) -> None:
-        """Hand a batch of requests to the engine's thread, which the first one starts."""
+        """Pass a batch of requests to the engine's thread. The first request starts the thread."""
         if self._asking is asked:
             self._asking = None
         asked.seal()
@@ -141,7 +141,7 @@ class InProcessEngine:
             self._thread.start()
 
     def write(self, active: list[Submission]) -> None:
-        """Write these, and everything that is asked for meanwhile."""
+        """Decode these requests, and those that arrive in the meantime."""
         owner = dict[Job, Submission]()
         with self._writing:
             while active:
@@ -155,7 +155,7 @@ class InProcessEngine:
             self.decoder.reset()  # it may still hold requests that were given up
 
     def _turn(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
-        """Begin with what fits, and write on."""
+        """Admit what fits, and decode the next tokens."""
         start, prefilled, tokens = time.perf_counter(), self.decoder.prefilled, 0
         try:
             self._begin(active, owner)
@@ -185,7 +185,7 @@ class InProcessEngine:
                 return
 
     def _admit(self, submissions: list[Submission], owner: dict[Job, Submission]) -> int:
-        """How many of their jobs the decoder has begun with. An error is of these jobs alone; others go on."""
+        """Admit jobs, and return how many. An error fails only these jobs; others continue."""
         of = {job: submission for submission in submissions for job in submission.waiting}
         jobs = list(of)
         try:
@@ -223,14 +223,14 @@ class InProcessEngine:
         )  # fmt: skip
 
     def _precision(self) -> AbstractContextManager[object]:
-        """Lower precision by autocast where the weights are float32 masters shared with the learner."""
+        """Autocast to lower precision if the weights are float32 master weights shared with the learner."""
         if self.compute == self.model.module.dtype:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
 
 
 def _serve(engine: "weakref.ref[InProcessEngine]", inbox: "SimpleQueue[Submission | None]") -> None:
-    """The engine's thread: writes what is asked for as long as somebody has the engine."""
+    """The engine's thread: serves requests as long as the engine exists."""
     while (asked := inbox.get()) is not None:
         served = engine()
         if served is not None:

@@ -1,4 +1,4 @@
-"""What a decoder works on: texts to continue, and what it wrote after them."""
+"""The input and output of a decoder: texts to continue, and the tokens generated after them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ import numpy.typing as npt
 from solera.records import Sampling
 
 Spell = Callable[[npt.NDArray[np.int32]], str]
-"""The text of some tokens, in which stop strings are looked for."""
+"""Converts tokens to text, which is searched for stop strings."""
 Kind = tuple[float, float]
 """Temperature and top_p. Jobs of one kind are sampled in one operation."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A text to continue, with random numbers that follow from its own seed."""
+    """A text to continue. Its random numbers depend only on its own seed."""
 
     token_ids: tuple[int, ...]
     sampling: Sampling
     seed: int
     limit: int
-    """Most tokens to write: `sampling.max_tokens`, or fewer where the model's context ends before."""
+    """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
-    """Set by whoever no longer waits for it. The decoder drops it before the next token."""
+    """Set when the request is cancelled. The decoder then drops the job before the next token."""
 
     @property
     def kind(self) -> Kind:
@@ -33,7 +33,7 @@ class Job:
 
 
 class Written(NamedTuple):
-    """What was written for a job. `stopped`: it ended by itself, not at its limit."""
+    """The tokens generated for a job. `stopped` is False if it was cut off at its limit."""
 
     job: Job
     token_ids_T: npt.NDArray[np.int32]
@@ -42,14 +42,14 @@ class Written(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Writes tokens for many jobs at once. Only one thread uses it."""
+    """Decodes many jobs at once. Only one thread uses it."""
 
     prefilled: int
     """Prompt tokens computed so far."""
 
     @property
     def busy(self) -> bool:
-        """Whether jobs are under way."""
+        """Whether jobs are in progress."""
         ...
 
     def admit(self, jobs: list[Job]) -> int:
@@ -62,7 +62,7 @@ class Decoder(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget everything that is under way."""
+        """Drop all jobs."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Requests on their way from an event loop to the engine's thread, and their answers on the way back."""
+"""Requests passed from an event loop to the engine's thread, and their results passed back."""
 
 import asyncio
 
@@ -9,28 +9,28 @@ Outcome = Completion | Exception
 
 
 class Submission:
-    """Jobs that were asked for together, and who waits for each."""
+    """Jobs that were requested together, and the future of each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.answers: dict[Job, asyncio.Future[Completion]] = {}
         self.waiting: list[Job] = []
-        """Jobs that the decoder has not begun."""
+        """Jobs that the decoder has not admitted yet."""
         self.divided = False
-        """Whether the decoder has begun with some of them and had no room for the rest."""
+        """Whether the decoder admitted only some of them."""
         self.pending: set[Job] = set()
-        """Jobs without an outcome."""
+        """Jobs without a result."""
         self.ready: list[tuple[Job, Outcome]] = []
-        """Outcomes that are not handed out yet."""
+        """Results that have not been passed back yet."""
 
     def seal(self) -> None:
-        """Everyone has asked. Jobs that are sampled alike are decoded together, the first kind first."""
+        """Close the submission. Jobs with the same sampling settings are decoded together, in order of appearance."""
         order = {kind: number for number, kind in enumerate(dict.fromkeys(job.kind for job in self.answers))}
         self.waiting = sorted(self.answers, key=lambda job: order[job.kind])
         self.pending = set(self.waiting)
 
     def still_waiting(self) -> bool:
-        """Whether the decoder has jobs to begin with; those that were given up are none."""
+        """Whether jobs wait for admission. Cancelled ones are dropped."""
         self.waiting = [job for job in self.waiting if not job.cancelled]
         return bool(self.waiting)
 
@@ -39,7 +39,7 @@ class Submission:
         self.ready.append((job, outcome))
 
     def hand_out(self, early: bool) -> None:
-        """Give outcomes to those who wait: as they come, or all together."""
+        """Pass results back: as they come (`early`), or all together."""
         if self.pending and any(job.cancelled for job in self.pending):
             self.pending = {job for job in self.pending if not job.cancelled}
         if not self.ready or (self.pending and not early):
@@ -52,7 +52,7 @@ class Submission:
                 raise
 
     def _set(self, outcomes: list[tuple[Job, Outcome]]) -> None:
-        """In the thread of those who wait."""
+        """Set the futures. Runs in the event loop's thread."""
         for job, outcome in outcomes:
             answer = self.answers.pop(job)
             if answer.done():

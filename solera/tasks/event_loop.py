@@ -1,4 +1,4 @@
-"""The event loop of a run, in a thread of its own."""
+"""The event loop of a run, in its own thread."""
 
 import asyncio
 import threading
@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 PATIENCE = 2.0
-"""Seconds to wait for work that was cancelled. It may never end: user code can block the thread."""
+"""Seconds to wait for cancelled work. It may never end, because user code can block the thread."""
 
 
 class Begun(Generic[T]):
-    """Work that an event loop has begun."""
+    """A coroutine running in the event loop's thread."""
 
     def __init__(self, work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> None:
         self._ended = threading.Event()
@@ -27,7 +27,7 @@ class Begun(Generic[T]):
             self._ended.set()
 
     def result(self) -> T:
-        """Wait for it. Whoever is interrupted meanwhile (Ctrl-C) cancels it."""
+        """Wait for the result. If the waiting thread is interrupted (Ctrl-C), cancel the coroutine."""
         try:
             return self._future.result()
         except BaseException:
@@ -35,18 +35,18 @@ class Begun(Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """Cancel it unless it has ended, and wait until it has cleaned up, though not for ever."""
+        """Cancel it if it is still running, and wait for its cleanup for up to `PATIENCE` seconds."""
         if self._future.cancel():
             self._ended.wait(PATIENCE)
 
     def wait(self, timeout: float) -> bool:
-        """Whether it ended in so many seconds."""
+        """Wait for up to `timeout` seconds. Return whether it has ended."""
         return self._ended.wait(timeout)
 
 
 class EventLoop:
-    """Runs everything in a run that is asynchronous: episodes, reward functions, canaries. Any thread but its own can
-    use it, also that of a notebook, where another event loop is running already.
+    """Runs a run's coroutines: episodes and canaries. Any other thread can use it, even the main thread of a notebook,
+    where another event loop is already running.
 
     The thread starts with the first work. It ends with `close`, or when the object is no longer used. With `in_rounds`,
     episodes advance together (`rounds.py`).
@@ -59,11 +59,11 @@ class EventLoop:
         self._lock = threading.Lock()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine."""
+        """Run a coroutine to its end."""
         return self.begin(work).result()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Begun[T]:
-        """Let a coroutine run meanwhile."""
+        """Start a coroutine without waiting for it."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -76,7 +76,7 @@ class EventLoop:
             return Begun(work, self._loop)
 
     def close(self) -> None:
-        """Cancel what is still running and end the thread, without waiting long. The next work starts another."""
+        """Cancel what is still running and end the thread. The next coroutine starts a new thread."""
         with self._lock:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:

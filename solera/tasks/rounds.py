@@ -1,4 +1,4 @@
-"""Episodes that advance in rounds, so that what is decoded together does not depend on how long a tool takes."""
+"""Lets episodes advance in rounds, so that what is decoded together does not depend on how long tools take."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Rounds:
         return Seat(self, number)
 
     def end(self, number: int, _: object = None) -> None:
-        """Episode `number` has ended, or failed, or was cancelled."""
+        """Report that episode `number` has ended, failed or was cancelled."""
         self._running.discard(number)
         self._look()
 

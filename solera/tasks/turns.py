@@ -1,4 +1,4 @@
-"""What a task may ask of one turn: its length, its stop strings, its temperature."""
+"""The arguments that a task may pass for one turn: length, stop strings, temperature."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from solera.values import kind
 def turn_sampling(
     sampling: Sampling, max_tokens: int | None, stop: str | Sequence[str], temperature: float | None
 ) -> Sampling:
-    """The run's sampling with what the task asked of this turn in its place.
+    """The run's sampling settings, with the task's arguments for this turn applied.
 
     >>> turn_sampling(Sampling(1.0, 64), 8, "END", None)
     Sampling(temperature=1.0, max_tokens=8, top_p=1.0, stop=('END',))

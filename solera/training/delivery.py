@@ -1,4 +1,4 @@
-"""Giving the engine the learner's weights, with proof that it has them and writes with them."""
+"""Sends the learner's weights to the engine, and proves that the engine has them and generates with them."""
 
 import asyncio
 import math
@@ -12,9 +12,9 @@ from solera.sync.proof import Canary, SyncFaultError
 from solera.tasks.event_loop import EventLoop
 
 CANARY_TOKENS = 2
-"""Tokens written after each prompt of the canary: one straight from the prompt, one from the engine's cache."""
+"""Tokens generated after each canary prompt: one directly from the prompt, one from the engine's cache."""
 CANARY_SHARE = 0.005
-"""Share of the time that canaries may take where the engine has the learner's own memory. Elsewhere every sync has one.
+"""If the engine shares the learner's memory, canaries may take this share of the time. Otherwise every sync has one.
 """
 
 
@@ -52,12 +52,12 @@ class Delivery:
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
         self._next_canary = -math.inf
-        """When the clock allows another."""
+        """Time from which the next canary is allowed."""
         self._proving = 0.0
-        """Seconds of the present delivery that went into its proof."""
+        """Seconds of the current delivery that were spent on its proof."""
 
     def deliver(self) -> dict[str, float]:
-        """Send the learner's weights. A fault stops the run, or is said and the weights are sent once more.
+        """Send the learner's weights. A fault stops the run. With `retry`, the weights are sent once more first.
 
         `time/sync/proof` holds the seconds of the digests on both sides and of the canary.
         """
@@ -84,7 +84,7 @@ class Delivery:
         self._sent = sent
 
     def _prove(self, sent: Manifest, wrong: str | None) -> None:
-        """A canary, which must come from the weights sent; after a fault, a second one tells late weights from none."""
+        """Check a canary, which must come from the weights sent. After a fault, a second one tells late weights from lost ones."""
         start, before = time.perf_counter(), self._canary
         allowed = proof.tolerance(self.engine.dtype, self.sampling.temperature)
         canary = self._write()

@@ -1,4 +1,4 @@
-"""A probe: groups that the engine's policy wrote and nobody learns from, on which an update is judged."""
+"""The probe: groups that the engine's policy generated, that are never trained on, and on which updates are judged."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ from solera.tasks.episodes import STOP, Guard, attempt_all, rollouts_of
 from solera.tasks.event_loop import EventLoop
 
 TOKEN_ORDER = "rollouts"
-"""Order of the tokens in a checkpoint's probe. Checkpoints without it followed the micro-batches of their run."""
+"""Order of the tokens in a checkpoint's probe. In older checkpoints the order depended on micro-batches."""
 
 
 class Probe:
-    """Held-out prompts, a group each, written right after a sync, while learner and engine hold the same weights.
+    """One group for each of some held-out prompts, generated right after a sync, with the same weights as the learner's.
 
     The learner scores them at that moment: that is `log α` of every later comparison, so no error of the engine's
     arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the next sync.
@@ -64,16 +64,16 @@ class Probe:
         self._rollouts: tuple[Rollout, ...] = ()
         self._alpha_logp_T: FloatArray = np.zeros(0, np.float32)
         self._latest: tuple[int, Scored] | None = None
-        """The last scoring of the probe and its version: what a step ends with is what the next begins with."""
+        """The latest scores of the probe, and their version. The scores after one step are those before the next."""
 
     def due(self, step: int) -> bool:
-        """One step in `every`, at a place drawn by the seed: a fixed one would always meet data of the same age."""
+        """Whether this step is judged: one in `every`, chosen by the seed, so that data of every age is met."""
         if not self.size or not self.every:
             return False
         return step % self.every == stream_seed(self.seed, step // self.every, 2) % self.every
 
     def renew(self, sync: SyncState) -> dict[str, float]:
-        """Called when the engine took the learner's weights, with the state before."""
+        """Generate a new probe after a sync. `sync` is the state before it."""
         self._rollouts, self._latest = (), None
         now = self.learner.version
         expected = range(now, 2 * now - sync.engine_version) if sync.count else range(now, now + self.every)
@@ -97,11 +97,11 @@ class Probe:
         return {"tokens/probe": sum(rollout.length for rollout in marked)}
 
     def score(self, step: int) -> Scored | None:
-        """The probe under the policy before this step's update; `None` where the step is not judged."""
+        """Score the probe before this step's update. `None` if the step is not judged."""
         return self._score() if self._rollouts and self.due(step) else None
 
     def judge(self, proximal: Scored | None) -> dict[str, float]:
-        """What the update did, and how far from α it left the policy."""
+        """Estimate what the update did, and how far the policy now is from α."""
         if proximal is None:
             return {}
         scored = self._score()
@@ -120,7 +120,7 @@ class Probe:
         return metrics | (found.metrics() if found else {})
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint; the responses themselves are in the store."""
+        """State for a checkpoint. The responses themselves are in the store."""
         ids = [rollout.id for rollout in self._rollouts]
         return {"ids": ids, "alpha_logp_T": torch.from_numpy(self._alpha_logp_T), "order": TOKEN_ORDER}
 

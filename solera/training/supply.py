@@ -1,4 +1,4 @@
-"""Keeping the store supplied: prompts are attempted, a group's worth each, and land in the store with their grades."""
+"""Keeps the store supplied with rollouts: one group of attempts for each prompt, with their grades."""
 
 import numpy as np
 
@@ -9,18 +9,18 @@ from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, e
 from solera.tasks.event_loop import Begun, EventLoop
 
 ROUNDS = 4
-"""How often groups that stayed ungraded are replaced in one call."""
+"""How often one call replaces groups that got no reward."""
 PATIENCE = 2.0
-"""Seconds that the end of a run waits for a batch that nobody will use."""
+"""Seconds that a run waits at its end for a batch that it will not use."""
 
 
 class LockStep:
     """A `Supply` that generates when it is asked (`wait`), or one batch ahead of that (`drawn`). Episodes
     run in the thread of the run's event loop, which the supply closes at the end.
 
-    `reserve` is how many groups stay in the store after a batch is drawn: batches waiting their turn, a constant lag.
-    `members` of each group are written here, all where unset; others may come from elsewhere. `guard` says what becomes
-    of episodes that fail; where none of a whole batch succeeds, the first error is raised. With `host_is_free` (a
+    `reserve` is how many groups stay in the store after a batch is drawn, for a constant lag. `members` is how many
+    members of each group are generated here (default: all); others may be imported. `guard` decides what happens to
+    episodes that fail. If a whole batch fails, the first error is raised. With `host_is_free` (a
     GPU decodes) the store is written while the engine decodes; otherwise before, since threads would slow each other.
     """
 
@@ -62,7 +62,7 @@ class LockStep:
         """Groups that the first `wait` since the last `drawn` found missing."""
 
     def wait(self, groups: int, now: PolicyVersion) -> int:
-        """Make that many groups drawable, with the reserve still there afterwards; returns the tokens generated.
+        """Generate until that many groups can be drawn and the reserve is left. Return the number of generated tokens.
 
         Where responses stay ungraded, or the store passes some over, others are written in their place, a few times
         over; what is still missing then is left to the next call.
@@ -103,13 +103,13 @@ class LockStep:
             self._begun = self.events.begin(self._ahead(self.position, count))
 
     async def _ahead(self, first: int, groups: int) -> tuple[list[Attempted], float]:
-        """Attempts, and the seconds in which the engine wrote them."""
+        """Return attempts, and the seconds in which the engine generated them."""
         before, attempts = self.engine.work, self._attempts(first, groups)
         made = await episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
         return made, (self.engine.work - before).seconds
 
     def close(self) -> None:
-        """Wait for what was begun, but not long: it may never end. Then end the event loop."""
+        """Wait briefly for a batch in progress, which may never end. Then close the event loop."""
         if self._begun is not None:
             self._begun.wait(PATIENCE)
         self.events.close()
@@ -127,7 +127,7 @@ class LockStep:
         return {"time/generate/decode": seconds} | ({"episodes/failed": failed} if failed else {})
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
-        """The next problems of the stream, a group each, unless just these are attempted already."""
+        """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""
         known = len(ahead) == groups * self.members
         return ahead if known else self._attempt(self.position, groups)
 
