@@ -26,7 +26,7 @@ TOKEN_ORDER = "rollouts"
 
 
 class Probe:
-    """One group for each of some held-out prompts, generated right after a sync, with the same weights as the learner's.
+    """One group for each of some held-out prompts, generated right after a sync, with the weights of the learner.
 
     The learner scores them at that moment: that is `log α` of every later comparison, so no error of the engine's
     arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the next sync.
