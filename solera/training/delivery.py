@@ -84,7 +84,7 @@ class Delivery:
         self._sent = sent
 
     def _prove(self, sent: Manifest, wrong: str | None) -> None:
-        """Check a canary, which must come from the weights sent. After a fault, a second tells late weights from lost ones."""
+        """Check a canary of the weights sent. After a fault, a second one tells late weights from lost ones."""
         start, before = time.perf_counter(), self._canary
         allowed = proof.tolerance(self.engine.dtype, self.sampling.temperature)
         canary = self._write()
