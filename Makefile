@@ -10,7 +10,7 @@ demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
 
 test: .venv/dev check  ## ruff, types, layers and all tests
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/dev
 	$(BIN)/ruff check .
