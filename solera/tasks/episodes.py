@@ -151,10 +151,10 @@ def attempt_all(
     *,
     events: EventLoop | None = None,
 ) -> list[Rollout] | list[Attempted]:
-    """One episode for each (prompt, seed), all in flight together so that the engine can batch them. `meanwhile` is
-    called here once they have asked the engine. Without a guard that says otherwise, an episode that fails raises.
+    """Run one episode for each (prompt, seed), all concurrently, so that the engine can batch them. `meanwhile` is called
+    in this thread once all of them have sent their first request. By default, an episode that fails raises.
 
-    They run in the thread of `events`, or of an event loop made for this call."""
+    Episodes run in the thread of `events`. Without it, an event loop is created for this call."""
     if events is None:
         with EventLoop() as own:
             return attempt_all(task, engine, attempts, sampling, meanwhile, guard, events=own)
@@ -181,7 +181,7 @@ async def episodes(
     in_rounds: bool,
     asked: Callable[[], None] = lambda: None,
 ) -> list[Attempted]:
-    """Attempt them all. `asked` is called once each has made its first request, or has come to its first wait."""
+    """Attempt them all. `asked` is called when each has sent its first request, or waits for something else."""
     loop = asyncio.get_running_loop()
     rounds = Rounds(engine, len(attempts)) if in_rounds else None
     running = list[asyncio.Task[Attempted]]()
@@ -195,7 +195,7 @@ async def episodes(
         await asyncio.sleep(0)  # the engine gets what all have asked for
         asked()
         return [await attempted for attempted in running]
-    except BaseException:  # one speaks for all: the others are stopped and their errors not shown
+    except BaseException:  # one error is enough: the others are cancelled
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from solera.run.running import resume
 from tests.previous.make import HERE, KINDS, machine, rows
 
-TOLERANCE = 1e-3
+TOLERANCE = 5e-3
 """On another processor: sums differ in their last bits, and steps carry that on."""
 
 
@@ -29,7 +29,7 @@ def test_a_killed_run_of_an_earlier_commit_ends_as_it_would_have(kind, tmp_path,
         assert expected.keys() <= made.keys()
         for name, value in expected.items():
             same = (
-                made[name] == value if tolerance == 0 else math.isclose(made[name], value, rel_tol=1e-2, abs_tol=1e-3)
+                made[name] == value if tolerance == 0 else math.isclose(made[name], value, rel_tol=5e-2, abs_tol=5e-3)
             )
             assert same, (made["step"], name, value, made[name])
     expected_weights = load_file("expected/model.safetensors")
