@@ -151,8 +151,8 @@ def attempt_all(
     *,
     events: EventLoop | None = None,
 ) -> list[Rollout] | list[Attempted]:
-    """Run one episode for each (prompt, seed), all concurrently, so that the engine can batch them. `meanwhile` is called
-    in this thread once all of them have sent their first request. By default, an episode that fails raises.
+    """Run one episode for each (prompt, seed), all concurrently, so that the engine can batch them. `meanwhile` is
+    called in this thread once all of them have sent their first request. By default, an episode that fails raises.
 
     Episodes run in the thread of `events`. Without it, an event loop is created for this call."""
     if events is None:
