@@ -25,7 +25,7 @@ class Mismatch:
         error_T = np.abs(log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]])
         if not len(error_T):
             return {}
-        # torch's mean: numpy's adds in another order, and old runs are continued to the last bit.
+        # Use torch's mean. numpy's adds in another order, and a resumed run must continue bit for bit.
         mean = torch.from_numpy(error_T).double().mean().item()
         if not mean <= self.tolerance and not self._warned:
             self._warned = True
