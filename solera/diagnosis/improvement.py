@@ -90,8 +90,8 @@ class Improvement:
 
 
 def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Improvement | None:
-    """Estimate the improvement on groups that α wrote and that were never trained on. `[B]` each, float64. Groups of one
-    are left out.
+    """Estimate the improvement on groups that α wrote and that were never trained on. `[B]` each, float64. Groups of
+    one are left out.
 
     The bounds use one σ for all prompts, from their pooled variance. The bound, averaged over prompts, holds for any σ
     in (0, 1], and one σ is estimated more precisely than many. There are no bounds if a reward is outside [0, 1].

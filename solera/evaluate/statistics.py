@@ -96,7 +96,7 @@ def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> MeanEstimate |
 
 
 def paired(first_P: Sequence[float | None], second_P: Sequence[float | None]) -> Difference | None:
-    """Mean over problems of second − first, with the interval of these differences. The difficulty of a problem cancels.
+    """Mean over problems of second − first, with the interval of these differences. The problems' difficulty cancels.
 
     >>> paired([0.0, 1.0, 0.0], [1.0, 1.0, None]).estimate.value
     0.5
