@@ -30,8 +30,8 @@ class Mismatch:
         if not mean <= self.tolerance and not self._warned:
             self._warned = True
             self.say(
-                f"engine and learner disagree about fresh responses by {mean:.2g} a token on average (up to "
-                f"{self.tolerance:.2g} is rounding): look for another temperature, chat template or precision in the "
-                "engine; ratios and divergences hold this error besides staleness"
+                f"engine and learner disagree about fresh responses by {mean:.2g} nats per token on average; rounding "
+                f"explains up to {self.tolerance:.2g}: check for a different temperature, chat template or precision "
+                "in the engine, because ratios and divergences include this error"
             )
         return {"mismatch/logp": mean}
