@@ -59,7 +59,7 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
 
 @dataclass(frozen=True)
 class Improvement:
-    """The improvement over P prompts of a probe, and how far the probe can speak for π.
+    """The improvement over P prompts of a probe, and numbers that show whether the probe covers π.
 
     `error` is the standard error of `gain` over prompts. A single prompt has none.
     """
@@ -90,7 +90,8 @@ class Improvement:
 
 
 def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B: Tensor) -> Improvement | None:
-    """The improvement on groups that α wrote and nobody learned from; groups of one are left out. `[B]` each, float64
+    """Estimate the improvement on groups that α wrote and that were never trained on. `[B]` each, float64. Groups of
+    one are left out.
 
     The bounds use one σ for all prompts, from their pooled variance. The bound, averaged over prompts, holds for any σ
     in (0, 1], and one σ is estimated more precisely than many. There are no bounds if a reward is outside [0, 1].

@@ -25,13 +25,13 @@ class Mismatch:
         error_T = np.abs(log_ratio_T if fresh_B.all() else log_ratio_T[fresh_B[response_T]])
         if not len(error_T):
             return {}
-        # torch's mean: numpy's adds in another order, and old runs are continued to the last bit.
+        # Use torch's mean. numpy's adds in another order, and a resumed run must continue bit for bit.
         mean = torch.from_numpy(error_T).double().mean().item()
         if not mean <= self.tolerance and not self._warned:
             self._warned = True
             self.say(
-                f"engine and learner disagree about fresh responses by {mean:.2g} a token on average (up to "
-                f"{self.tolerance:.2g} is rounding): look for another temperature, chat template or precision in the "
-                "engine; ratios and divergences hold this error besides staleness"
+                f"engine and learner disagree about fresh responses by {mean:.2g} nats per token on average; rounding "
+                f"explains up to {self.tolerance:.2g}: check for a different temperature, chat template or precision "
+                "in the engine, because ratios and divergences include this error"
             )
         return {"mismatch/logp": mean}

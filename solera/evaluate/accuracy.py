@@ -28,7 +28,7 @@ class Evaluator:
         attempts = self.exam.attempt(self.sampling, self.samples)
         accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
         reward = estimate(attempts.reward_P(), yes_or_no=False)
-        assert accuracy is not None and reward is not None  # an exam that nobody graded is refused
+        assert accuracy is not None and reward is not None  # an exam without a graded attempt is refused
         metrics = {"eval/pass@1": accuracy.value, "eval/reward": reward.value, "eval/alike": attempts.alike}
         if accuracy.low is not None and accuracy.high is not None:
             metrics |= {"eval/pass@1_low": accuracy.low, "eval/pass@1_high": accuracy.high}

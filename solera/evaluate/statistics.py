@@ -39,7 +39,7 @@ class Difference:
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that k of n attempts, drawn without replacement, hold at least one of the c that passed.
+    """Chance that k of n attempts, drawn without replacement, contain at least one of the c that passed.
 
     pass@k = 1 − C(n−c, k) / C(n, k)   (Chen et al., arXiv 2107.03374), unbiased for 1 − (1 − p)ᵏ. The binomials are
     exact integers, so nothing overflows or cancels.
@@ -66,7 +66,7 @@ def wilson(passed: int, problems: int) -> MeanEstimate:
     share, scale = passed / problems, 1 + Z * Z / problems
     centre = share + Z * Z / (2 * problems)
     half = Z * math.sqrt(share * (1 - share) / problems + (Z / (2 * problems)) ** 2)
-    low = 0.0 if passed == 0 else (centre - half) / scale  # exact; rounding would leave a tiny rest
+    low = 0.0 if passed == 0 else (centre - half) / scale  # exactly 0; the formula would give a tiny number
     high = 1.0 if passed == problems else (centre + half) / scale
     return MeanEstimate(share, low, high, problems)
 
@@ -96,7 +96,7 @@ def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> MeanEstimate |
 
 
 def paired(first_P: Sequence[float | None], second_P: Sequence[float | None]) -> Difference | None:
-    """Mean over problems of second − first, with the interval of those differences: what both find hard cancels.
+    """Mean over problems of second − first, with the interval of these differences. The problems' difficulty cancels.
 
     >>> paired([0.0, 1.0, 0.0], [1.0, 1.0, None]).estimate.value
     0.5

@@ -1,7 +1,7 @@
 """Each objective's gradient compared with the exact policy gradient, on data of a given lag.
 
 A prompt has seven responses of one or two tokens; two of them are right. The policy has taken as many steps along ∇J as
-the largest lag. α is the policy of `lag` updates ago, and also the reference. A batch holds thousands of groups.
+the largest lag. α is the policy of `lag` updates ago. It is also the reference. A batch holds thousands of groups.
 """
 
 from dataclasses import dataclass

@@ -59,7 +59,7 @@ def read_adapter(module: PreTrainedModel, folder: Path) -> Adapter:
 
 @contextmanager
 def switched_off(module: PreTrainedModel) -> Iterator[None]:
-    """Return the model without its adapters."""
+    """Switch the model's adapters off while the context is active."""
     layers = [part for part in module.modules() if isinstance(part, need_peft().tuners.tuners_utils.BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)

@@ -55,7 +55,7 @@ generation_config.json, it continues with other end tokens."""
 
 
 def _refuse_damaged(path: str, source: str) -> None:
-    """Raise an error that names a file that differs from what was written, if the folder's digests can tell."""
+    """Refuse a model folder with a damaged file, and name the file. If the folder has digests, check them first."""
     folder = Path(source)
     try:
         check_sealed(folder)

@@ -9,7 +9,7 @@ EXPONENT_LIMIT = 20.0
 def bounded_exp(exponent: Tensor) -> Tensor:
     """`exp(x)` with the value of x clamped to ±20. The gradient still passes.
 
-    Without the gradient, the pull back from a huge ratio would vanish where it is needed most.
+    Without the gradient, nothing would pull a token with a huge ratio back.
     """
     clamped = exponent.detach().clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
     return torch.exp(exponent + (clamped - exponent.detach()))

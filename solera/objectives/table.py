@@ -117,7 +117,8 @@ def _rec_rows() -> Iterator[tuple[str, ObjectiveSpec]]:
 
 TABLE: dict[str, ObjectiveSpec] = {
     "reinforce": ObjectiveSpec(
-        "rec", "mean", "token_mean", "−A·ℓ", "on-policy data; a baseline off-policy, where it collapses", YAO, PLAIN
+        "rec", "mean", "token_mean", "−A·ℓ", "on-policy data; off-policy only as a baseline, because it collapses",
+        YAO, PLAIN,
     ),
     "rloo": ObjectiveSpec(
         "rec", "leave_one_out", "token_mean", "−A·ℓ", "on-policy data in small groups; its baseline is unbiased",
@@ -153,12 +154,12 @@ TABLE: dict[str, ObjectiveSpec] = {
     ),
     "topr": ObjectiveSpec(
         "topr", "mean", "token_mean", "−sg(a)·A·ℓ, a = 1 where A > 0, else min(w, 1)",
-        "old data; unlearns wrong responses only as far as the policy still produces them",
+        "old data; wrong responses lose their weight once the policy no longer produces them",
         "Le Roux et al., arXiv 2503.14286", {"level": "sequence"},
     ),
     "decoupled": ObjectiveSpec(
         "decoupled", "whiten", "token_mean", "−sg(q)·min(uA, clip(u)·A), u = π_θ/π_k, q = π_k/α",
-        "several passes over stale data; clips around the policy before the batch",
+        "several passes over stale data; the clip limits only the change since the start of the batch",
         "Hilton et al., arXiv 2110.00641", BAND,
     ),
     "tis": ObjectiveSpec(
@@ -168,13 +169,13 @@ TABLE: dict[str, ObjectiveSpec] = {
     ),
     "mis": ObjectiveSpec(
         "mis", "whiten", "token_mean", "decoupled, with q where weight_low ≤ q ≤ weight_high and 0 elsewhere",
-        "like tis, if single tokens differ a lot", "IcePop, Ling Team, arXiv 2510.18855",
+        "like tis, if the probabilities of single tokens differ a lot", "IcePop, Ling Team, arXiv 2510.18855",
         {**BAND, "weight_low": 0.5, "weight_high": 2.0},
     ),
     "m2po": ObjectiveSpec(
         "m2po", "whiten", "token_mean",
-        "−ρA, but 0 for dropped tokens. Of the tokens driven away from their author (A > 0 and ρ > 1, or A < 0 and "
-        "ρ < 1), those with the largest (log ρ)² are dropped until its mean over the rest of them is ≤ second_moment",
+        "−ρA, but 0 for dropped tokens. Only tokens that the update moves away from α can be dropped (A > 0 and ρ > 1, "
+        "or A < 0 and ρ < 1): those with the largest (log ρ)², until the mean of the others is at most second_moment",
         "very stale data", "Zheng et al., arXiv 2510.01161", {"second_moment": 0.04},
     ),
     "dppo": ObjectiveSpec(
@@ -188,7 +189,7 @@ TABLE: dict[str, ObjectiveSpec] = {
     ),
     **dict(_rec_rows()),
     "red_drop": ObjectiveSpec(
-        "rec", "mean", "token_mean", "−A·ℓ after dropping surplus negatives",
+        "rec", "mean", "token_mean", "−A·ℓ, after dropping negatives until a group has as many as positives",
         "off-policy data without ratios; groups with many failures", YAO, PLAIN, drop="random",
     ),
     "red_weight": ObjectiveSpec(
@@ -198,7 +199,7 @@ TABLE: dict[str, ObjectiveSpec] = {
     ),
     "red_weight_adaptive": ObjectiveSpec(
         "rec", "mean", "token_mean", "−sg(exp(A/T))·A·ℓ, T such that Σ A·exp(A/T)·n = 0",
-        "like red_weight, if the surplus of failures varies", "Yao et al., follow-up",
+        "like red_weight; adapts T to how far failures outweigh successes", "Yao et al., follow-up",
         {**TEMPERED, "adaptive_temperature": True},
     ),
     "opmd": ObjectiveSpec(
@@ -215,7 +216,8 @@ TABLE: dict[str, ObjectiveSpec] = {
         zero_variance_mask=False,
     ),
     "opmd_k2": ObjectiveSpec(
-        "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²", "a pull towards the data's author, not a clip", YAO, PLAIN,
+        "rec", "mean", "token_mean", "−A·ℓ + λ·(ℓ−b)²",
+        "pulls the policy towards the one that wrote the data, instead of clipping", YAO, PLAIN,
         zero_variance_mask=False, regulariser="k2_token",
     ),
     "asymre": ObjectiveSpec(

@@ -111,7 +111,7 @@ def advantage_weight(responses: Responses, temperature: float | None) -> Tensor:
     """`exp(A/T)` of each response (RED-Weight). `[B]`
 
     If `temperature` is `None`, T solves `Σ A·exp(A/T)·n = 0` over the minibatch (adaptive RED-Weight). All weights are
-    1 if negatives have no surplus to balance.
+    1 if negatives do not outweigh positives.
     """
     advantage_B = responses.advantage_B
     if temperature is not None:

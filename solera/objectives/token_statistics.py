@@ -10,10 +10,11 @@ from solera.objectives.terms import Term
 
 @dataclass(frozen=True, eq=False)
 class TokenStatistics:
-    """Sums of several quantities over tokens: those of positive advantage, of negative advantage, and all in the loss.
+    """Sums of several quantities over three kinds of tokens: with positive advantage, with negative advantage, and all
+    tokens in the loss.
 
-    `sums` has a line for each of `names` and these three columns. It is one product of two small matrices: on a small
-    batch the time goes into the number of operations.
+    `sums` has one row for each of `names` and one column for each kind. It is computed as one product of two small
+    matrices, because on a small batch the number of operations determines the time.
     """
 
     names: tuple[str, ...]
@@ -22,12 +23,13 @@ class TokenStatistics:
     acts: bool
     clips: bool
     silenced_T: Tensor | None = None
-    """The tokens whose gradient the clip took away; a sum of statistics does not have them."""
+    """Marks the tokens whose gradient the clip removed. `None` in a sum of statistics."""
 
     @classmethod
     @torch.no_grad()
     def of(cls, term: Term, advantage_T: Tensor, weight_T: Tensor, seen: dict[str, Tensor]) -> "TokenStatistics":
-        """`weight_T` is each token's weight in the loss; what is `seen` is averaged over the tokens that have one."""
+        """`weight_T` is each token's weight in the loss. The quantities in `seen` are averaged over tokens whose weight
+        is above 0."""
         values: dict[str, Tensor] = {"all": torch.ones_like(weight_T), **seen}
         if term.weight_T is not None:
             values |= {"weight": term.weight_T, "moved": term.weight_T != 0, "size": (term.loss_T * weight_T).abs()}
@@ -45,7 +47,7 @@ class TokenStatistics:
         return TokenStatistics(self.names, self.sums + other.sums, self.seen, self.acts, self.clips)
 
     def metrics(self) -> dict[str, float]:
-        """The figures of docs/metrics.md; one that would divide by nothing is left out."""
+        """Return the metrics that docs/metrics.md explains. A metric whose denominator is 0 is left out."""
         lines = dict(zip(self.names, self.sums.tolist(), strict=True))
         better, worse, taking = ({name: line[column] for name, line in lines.items()} for column in range(3))
         shares = {name: (taking[name], taking["all"]) for name in self.seen}

@@ -21,7 +21,7 @@ from solera.protocols import Metrics
 
 Figure = tuple[str, str, Callable[[float], str]]
 WIDE = 100
-"""Terminal width from which on a bar or a line shows everything."""
+"""Terminal width that is enough for a bar or a line to show everything."""
 FIGURES: tuple[Figure, ...] = (
     ("reward", "reward/mean", "{:.2f}".format),
     ("held-out", "eval/pass@1", "{:.1%}".format),
@@ -32,12 +32,13 @@ FIGURES: tuple[Figure, ...] = (
 
 
 class StandardOutput(Console):
-    """A console whose reader may go away (`solera train | head`). The code that prints checks whether that happened."""
+    """A console for output that may be piped to a command that ends early (`solera train | head`). The code that prints
+    checks whether that happened."""
 
     reader_left = False
 
     def on_broken_pipe(self) -> None:
-        """Rich would exit the process at once, in the middle of a step."""
+        """Stop printing. Rich would exit the process at once, in the middle of a step."""
         self.reader_left = self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -58,7 +59,7 @@ class Progressing:
         self._oldest: float | None = None
         """Age of the oldest data drawn since the last line. Text from elsewhere has no age."""
         self._judged = 0
-        """Step of the last update that was judged. Few are."""
+        """Step of the last update that was judged. Most updates are not judged."""
         self._verdicts: list[tuple[int, str]] = []
         """Steps and verdicts that were not printed yet."""
         self._bar: Progress | None = None
@@ -82,7 +83,7 @@ class Progressing:
             self._oldest = max(self._oldest or 0.0, metrics["age/max"])
         wide = self.console.width >= WIDE
         if "eval/pass@1" in metrics:
-            # Evaluations often fall on syncs, where the data is fresh: say how old it was in between.
+            # Evaluations are often at syncs, where the data is fresh. So print how old it was in between.
             left_out = {"update"} if wide else {"update", "syncs"}
             fit = [figure for figure in FIGURES if figure[0] not in left_out]
             values = {name: value for name, value in self._latest.items() if name != "age/mean"}
@@ -108,7 +109,7 @@ class Progressing:
 
 
 def verdict_words(verdicts: Sequence[tuple[int, str]], room: int) -> str:
-    """Updates that were judged: each with its step where there is room for that, else how many of which kind.
+    """Return the verdicts as text: each with its step if there is space for that, otherwise the number of each kind.
 
     >>> some = [(7, "certified"), (8, "harmful"), (9, "certified")]
     >>> verdict_words(some[:1], 80), verdict_words(some, 80), verdict_words([], 80)

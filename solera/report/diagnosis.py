@@ -65,7 +65,8 @@ def diagnose(run: RunFolder) -> Diagnosis:
 
 
 def compared(runs: Mapping[str, RunFolder]) -> str | None:
-    """Which of several runs ends highest, if that can be told; `None` if fewer than two were evaluated."""
+    """Name the run with the highest final accuracy, or report that the runs are too close to tell. `None` if fewer than
+    two were evaluated."""
     ends = {name: found[-1] for name, run in runs.items() if (found := accuracies(run))}
     if len(ends) < 2:
         return None
@@ -151,7 +152,7 @@ def _attention(run: RunFolder) -> Iterator[str]:
             "different temperature, chat template or precision in the engine."
         )
     if (clipped := late(run, "clip/fraction")) is not None and clipped > MUCH_CLIPPED:
-        yield f"The clip silenced {percent(clipped)} of the tokens towards the end: sync sooner, or widen the clip."
+        yield f"The clip removed {percent(clipped)} of the tokens towards the end: sync sooner, or widen the clip."
     if (far := late(run, "divergence/tv_sequence")) is not None and far > FAR:
         yield (
             f"The policy is far from the policies that wrote its data: total variation {far:.2f} towards the "
@@ -181,15 +182,16 @@ def _course(run: RunFolder, found: list[Accuracy]) -> Iterator[str]:
 
 
 def _teaches_little(run: RunFolder) -> Iterator[str]:
-    """Groups in which no response is better than another. If nearly all are, a note already says so."""
+    """Warn about groups in which no response is better than another. If nearly all groups are like this, the run has
+    already printed a note."""
     flat = late(run, FLAT)
     if flat is not None and MUCH_MASKED < flat < NEARLY_ALL:
         yield f"{percent(flat)} of the groups had equal rewards towards the end, so nothing is learned from them."
 
 
 def _rounding(run: RunFolder) -> float:
-    """The difference between engine and learner that rounding may cause; if the number format is unknown, that of the
-    coarsest."""
+    """The largest difference between engine and learner that rounding explains. If the number format is unknown, use
+    that of the coarsest format."""
     compute, temperature = run.setting("model", "compute"), run.setting("sampling", "temperature")
     if compute in (None, "auto"):
         compute = "float32" if run.setting("run", "device") == "cpu" else "bfloat16"
@@ -197,6 +199,6 @@ def _rounding(run: RunFolder) -> float:
 
 
 def late(run: RunFolder, metric: str) -> float | None:
-    """Mean over the last quarter of the steps that have it, at least `END` of them."""
+    """Mean of the metric over the last quarter of the steps that have it, and over at least `END` steps."""
     values = [value for _, value in run.points(metric)]
     return fmean(values[-max(END, len(values) // 4) :]) if values else None

@@ -13,7 +13,7 @@ from solera.evaluate.evaluation import Evaluation, Examined
 from solera.evaluate.statistics import Difference, MeanEstimate
 
 BREAKABLE = 24
-"""Length from which on a model's name may be wrapped."""
+"""Models' names of at least this length may be wrapped."""
 
 
 class TableRow(NamedTuple):
@@ -55,7 +55,7 @@ def _width(*columns: int) -> int:
 
 
 def broken(label: str, width: int) -> str:
-    """A name in lines of at most so many characters, broken after a stroke or at a space where it can be.
+    """Break a name into lines of at most `width` characters, if possible after a slash or at a space.
 
     >>> broken("runs/demo/checkpoints/step-000100", 17)
     'runs/demo/\\ncheckpoints/\\nstep-000100'
@@ -108,7 +108,7 @@ def _lines(evaluation: Evaluation) -> list[TableRow]:
 
 
 def shown(evaluation: Evaluation) -> list[str]:
-    """Quantities that get a column. Rewards do only if they differ from the share that passed."""
+    """Return the quantities that get a column. Mean rewards get one only if they differ from the share that passed."""
     names = []
     for name in evaluation.models[0].quantities():
         if not name.startswith("reward") or any(_graded_finely(model, name) for model in evaluation.models):

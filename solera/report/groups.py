@@ -69,8 +69,8 @@ def _group_size(run: RunFolder) -> int:
 
 
 def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
-    """Three groups with different rewards for each one with equal rewards, each kind in the order drawn, while both
-    last."""
+    """Put the groups into an order of preference: three groups with different rewards, then one with equal rewards, and
+    so on. Each kind keeps the order in which it was drawn."""
     differing = (group for group in used if group.differs)
     flat = (group for group in used if not group.differs)
     rounds = (list(islice(differing, A_STEP - 1)) + list(islice(flat, 1)) for _ in used)
@@ -78,8 +78,8 @@ def _preferred(used: list[UsedGroup]) -> list[UsedGroup]:
 
 
 def _expected(run: RunFolder, chosen: list[UsedGroup]) -> dict[str, str | None]:
-    """The expected answer to each prompt. If it cannot be found, nothing, and a note says why."""
-    if not run.config or "task" in run.own_code:  # a note tells of the config; a task of one's own is code
+    """Look up the expected answer to each prompt. If answers cannot be found, add a note with the reason."""
+    if not run.config or "task" in run.own_code:  # the user's own task is code
         return {}
     try:
         begun = read_beginning(run.path)
@@ -113,7 +113,7 @@ def _plain(used: UsedGroup, text: TextReader, expected: str | None) -> dict[str,
 
 
 def _member(rollout: Rollout, use: Use, text: TextReader) -> dict[str, Any]:
-    parts = {reward.part: reward.value for reward in rollout.rewards}  # in the order of revisions: the latest stays
+    parts = {reward.part: reward.value for reward in rollout.rewards}  # in order of revision; the latest wins
     versions = sorted({span.version for sequence in rollout.sequences for span in sequence.spans})
     return {
         "id": rollout.id,

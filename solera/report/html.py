@@ -66,9 +66,9 @@ def render(data: dict[str, Any]) -> str:
 
 
 def filled(page: str, parts: dict[str, str], data: dict[str, Any]) -> str:
-    """A page with charts: the library, the style and the page's own parts, each in its place, and the data.
+    """Fill in a page with charts: insert the chart library, the style, the page's own parts and the data.
 
-    No text of a response can end the script it stands in: there is no `<` in it.
+    The data contains no `<`, so the text of a response cannot end the script element that contains it.
     """
     embedded = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     library = {"uplot_style": part("vendor/uPlot.min.css"), "uplot": _library()}

@@ -35,7 +35,7 @@ class Panel:
     pictured: bool = False
     """Also drawn in `plot.png`."""
     floor: float = 0
-    """The axis reaches at least this. Smaller values are rounding."""
+    """The axis reaches at least up to this value. Smaller values are rounding errors."""
 
     @property
     def shown(self) -> set[str]:
@@ -85,14 +85,14 @@ PANELS = (
     Panel(
         "Engine error",
         {"mismatch/logp": "mean difference of log-probabilities"},
-        "Between engine and learner, on responses that the same weights generated. The rest is rounding, not age.",
+        "Difference between engine and learner on responses that the same weights generated. It comes from rounding, "
+        "not from the age of the data.",
     ),
     Panel(
         "Did the update help?",
         {"improvement/estimate": "improvement"},
-        "Change of the expected reward by one update, with its 95 % interval, on held-out prompts answered "
-        "by the engine's policy: certified if the whole interval is above 0, harmful if it is below, "
-        "otherwise inconclusive.",
+        "Change of the expected reward by one update, with its 95 % interval, estimated on held-out prompts. An update "
+        "is certified if the whole interval is above 0, harmful if it is below 0, and otherwise inconclusive.",
         apart=True,
         intervals={"improvement/estimate": ("improvement/low", "improvement/high")},
         read_out={
@@ -108,7 +108,8 @@ PANELS = (
     Panel(
         "How far did the update leave the policy from the engine's?",
         {"probe/tv_sequence": "TV of responses", "probe/tv_token": "TV of tokens"},
-        "As above, after the update, measured on the probe.",
+        "Total variation between the learner's and the engine's policy after a judged update, measured on the probe: "
+        "held-out responses that are never trained on.",
         apart=True,
         read_out={"probe/kl": "KL", "probe/chi2": "χ²", "probe/ess": "effective sample size"},
     ),
@@ -122,7 +123,7 @@ PANELS = (
         "Where do the tokens go?",
         {
             "tokens/generated": "generated",
-            "tokens/graded": "drawn with a grade",
+            "tokens/graded": "drawn and graded",
             "tokens/trained": "trained on",
             "tokens/effective": "effective",
         },
@@ -158,7 +159,7 @@ FAMILIES = {
     "origin_tokens/": ("Where does the data come from?", "Share of the tokens in the loss, by origin."),
     "origin_weight/": ("Whose text moves the policy?", "Share of the gradient: the sum of |∂loss/∂log π| over tokens."),
     "origin_clipped/": ("Whose tokens are clipped?", "Share of the tokens whose gradient the clip removed."),
-    "age_tokens/": ("How old are its tokens?", "Share of the tokens in the loss, by age in batches."),
+    "age_tokens/": ("How old are the tokens in the loss?", "Share of the tokens in the loss, by age in batches."),
     "age_weight/": ("How old are the tokens that move the policy?", "Share of the gradient, by age."),
     "age_clipped/": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
 }

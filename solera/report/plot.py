@@ -48,7 +48,7 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
             _mark_syncs(axis, rows)
         if axis.lines:
             _style(axis, panel.floor)
-        else:  # text of others has no age, and what they would have said to it is not known
+        else:  # text from other sources has no age, and its authors' log-probabilities are unknown
             axis.text(0.5, 0.5, "not known in this run", transform=axis.transAxes, ha="center", color=INK)
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
@@ -57,7 +57,8 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
 
 
 def _curves(axis: Any, rows: list[dict[str, float]], panel: Panel, **style: Any) -> None:
-    """A curve that equals the first one everywhere would be hidden. Such curves share a line and a label."""
+    """Draw the curves of a panel. A curve that equals the first one everywhere would be hidden, so the two share a line
+    and a label."""
     names = panel.metrics
     first, *others = names
     same = [name for name in others if all(row.get(name) == row.get(first) for row in rows)]
@@ -72,12 +73,12 @@ def _curves(axis: Any, rows: list[dict[str, float]], panel: Panel, **style: Any)
         axes[name].plot(
             *zip(*points, strict=True), label=labels[name], color=colour, zorder=3 - above / 10, **drawn, **style
         )
-        if axes[name] is not axis:  # the legend is the left axis's
+        if axes[name] is not axis:  # the legend belongs to the left axis
             axis.plot([], [], label=f"{labels[name]} (right)", color=colour, **drawn)
 
 
 def _right_axis(axis: Any, rows: list[dict[str, float]], panel: Panel) -> dict[str, Any]:
-    """An axis for the metrics that need their own: if they leave 0 to 1 they would squeeze the others."""
+    """Add an axis for metrics that need their own. Values outside 0 to 1 would squeeze the other curves."""
     values = [row[name] for row in rows for name in panel.right if name in row]
     drawn = any(name in row for row in rows for name in panel.metrics if name not in panel.right)
     if not drawn or all(0 <= value <= 1 for value in values):
@@ -103,7 +104,7 @@ def _style(panel: Any, floor: float) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     lowest, highest = min(panel.dataLim.y0, 0), max(panel.dataLim.y1, floor)
     if lowest == highest:
-        highest = 1  # nothing but 0: no success, no age, nothing clipped
+        highest = 1  # all values are 0: no success, no age, nothing clipped
     _limits(panel, lowest, highest)
     if lowest == 0 and 0.5 < highest <= 1:
         panel.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])

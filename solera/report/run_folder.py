@@ -73,7 +73,7 @@ def _without_password(config: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
 
 
 def _note_edits(path: Path, config: dict[str, dict[str, Any]], notes: list[str]) -> None:
-    """The settings shown are those of its last steps."""
+    """Add a note if the config was edited during the run. The page shows the settings of the last steps."""
     try:
         begun = read_beginning(path)
     except SoleraError as error:
@@ -135,7 +135,7 @@ def _rows(path: Path, notes: list[str]) -> list[MetricsRow]:
 
 
 def _row(line: str) -> MetricsRow | None:
-    """The numbers of a line; `None` where it is not an object with a step."""
+    """Return the numbers of a line, or `None` if the line is not an object with a step."""
     try:
         values = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Where metrics go: a JSON object a step, TensorBoard, Weights & Biases. Heavy packages are imported when chosen."""
+"""Where metrics go: `metrics.jsonl`, TensorBoard, Weights & Biases. Heavy packages are imported only if chosen."""
 
 import errno
 import importlib.util
@@ -15,7 +15,7 @@ from solera.protocols import Metrics, Sink
 
 
 class JsonLines:
-    """`metrics.jsonl`: one object a step, out of our hands before the next step begins: a kill loses none."""
+    """`metrics.jsonl`: one object per step, written before the next step begins, so that a kill loses none."""
 
     def __init__(self, path: Path, start: int = 0) -> None:
         """Rows from step `start` on are removed, because a resumed run writes them again."""
@@ -49,7 +49,7 @@ class TensorBoard:
         self._file = (folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
-        if start:  # makes TensorBoard drop what was logged from this step on before
+        if start:  # makes TensorBoard drop earlier values from this step on
             self._write(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Metrics) -> None:

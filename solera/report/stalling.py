@@ -1,4 +1,5 @@
-"""Detect batches without a learning signal: a group whose rewards are all equal says nothing about its responses."""
+"""Detect batches without a learning signal. If all rewards of a group are equal, it does not show which response is
+better."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ def compares(advantage: str | None, masked: bool) -> bool:
 
 
 def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
-    """What to say of the last batches where nearly all of their groups were flat and the task is not solved.
+    """Return a warning if the rewards in nearly all groups of the last batches were equal, and the task is not solved.
 
     >>> stall([{"reward/zero_variance_fraction": 0.5}] * 20, 0.4) is None
     True
@@ -40,7 +41,7 @@ def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
 
 
 class Stalling:
-    """A sink that reports it once, while there is time to stop the run."""
+    """A sink that prints this warning once, while there is time to stop the run."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say

@@ -18,15 +18,16 @@ from solera.report.stalling import compares, stall
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
-"""A share of the tokens trained on. All other waste is of tokens that were not trained on."""
+"""This metric counts tokens that were trained on. All other waste metrics count tokens that were not."""
 CHOOSING = {"task": ("name", "path"), "objective": ("name",), "model": ("path",), "lora": ("rank",)}
 """Fields on which the defaults of other fields depend."""
 
 
 def columns(run: RunFolder) -> dict[str, Any]:
-    """The curves of a run. `steps` holds each list of steps once; a metric names its list by place.
+    """Return the curves of a run. `steps` holds each distinct list of steps once; a metric refers to its list by index.
 
-    A curve of more points than a page needs is decimated, and comes with its `means`: steps and values to smooth.
+    A curve with more points than the page needs is decimated. It then comes with `means`, the steps and values from
+    which the page draws the smoothed curve.
     """
     names = dict.fromkeys(name for row in run.rows for name in row if name != "step")
     infinite = [name for name in names if not all(math.isfinite(row.get(name, 0)) for row in run.rows)]
@@ -41,7 +42,7 @@ def columns(run: RunFolder) -> dict[str, Any]:
 
 
 def _column(run: RunFolder, name: str, middle: str, lists: dict[tuple[float, ...], int]) -> dict[str, Any]:
-    """The ends of an interval are kept at the same steps as its middle."""
+    """Return one curve. The two ends of an interval keep the same steps as its middle."""
     points = run.points(name)
     kept = decimated(points)
     if middle != name:
@@ -135,9 +136,10 @@ def _wasted(run: RunFolder) -> str | None:
 
 
 def settings(runs: list[RunFolder]) -> list[dict[str, Any]]:
-    """Every field of the config: its value in each run, its default, and whether it tells something.
+    """Return every field of the config: its value in each run, its default, and whether the page highlights it.
 
-    Between several runs that is a difference; in one run it is what differs from the default. Names differ always.
+    With several runs, the page highlights fields that differ between them. With one run, it highlights fields that
+    differ from their default. The run's name always differs, so it is never highlighted.
     """
     tables = [_flat(run.config) for run in runs]
     default = _flat(_defaults(runs[0]))
@@ -162,7 +164,7 @@ def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
         )
     try:
         chosen = dataclasses.asdict(resolve_config(config))
-    except SoleraError:  # an objective of another version of the package
+    except SoleraError:  # the objective comes from another version of Solera
         return plain
     for section, names in CHOOSING.items():
         chosen[section] |= {name: plain[section][name] for name in names}

@@ -29,7 +29,7 @@ def pieces(sequence: Sequence) -> list[Piece]:
         if start > end or not cut:
             cut.append(Piece(False, token_ids[end:start]))
             cut.append(Piece(True, []))
-        cut[-1].token_ids.extend(token_ids[start:stop])  # weights may change while a response is being written
+        cut[-1].token_ids.extend(token_ids[start:stop])  # several versions of the weights may have written one response
         end = stop
     return [*cut, Piece(False, token_ids[end:])] if end < len(token_ids) or not cut else cut
 
@@ -49,7 +49,7 @@ class TextReader:
 
 
 def shortened(text: str) -> str:
-    """Both ends of a text too long for a page.
+    """Shorten a text that is too long for a page. Both ends stay.
 
     >>> len(shortened("a" * 10_000)), "2000 characters left out" in shortened("a" * 10_000)
     (8032, True)
@@ -65,7 +65,7 @@ def text_reader(run: RunFolder) -> TextReader:
     for source in _sources(run):
         try:
             return _load(source if Path(source).is_dir() else find(source))
-        except Exception as error:  # nothing narrower is raised by tokenizers; the reason goes onto the page
+        except Exception as error:  # tokenizers raise no narrower type; the page shows the reason
             reasons.append(f"{source}: {one_line(error)}")
     run.notes.append(f"Texts are shown as token ids, because no tokenizer could be loaded ({'; '.join(reasons)}).")
     return TextReader(lambda token_ids: " ".join(map(str, token_ids)))

@@ -54,13 +54,13 @@ _graded_later = select(_later.c.rollout_id).where(_later.c.late > bindparam("lat
 _TOTALS_OF_NEW = _totals_of(lambda id_: (id_ > bindparam("after")) & (id_ <= bindparam("last")))
 _TOTALS_OF_REGRADED = _totals_of(lambda id_: id_.in_(_graded_later))
 _LAST_ID = select(func.max(_r.id))
-_LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # as the index has it
+_LAST_LATE = select(func.max(_w.late)).where(_w.late.is_not(None))  # matches the index
 _TYPES: tuple[Any, ...] = (np.int64, np.int32, np.int16, np.int32, np.int32, np.float32, np.int32)
 
 
 class Catalogue:
-    """Uses about 35 bytes per rollout, and stores each prompt key once. Versions belong to `lineage`; rollouts of other
-    lineages have no age."""
+    """The columns in memory. They take about 35 bytes per rollout, plus each prompt key once. Versions belong to
+    `lineage`; rollouts of other lineages have no age."""
 
     def __init__(self, lineage: str) -> None:
         self.lineage = lineage

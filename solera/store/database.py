@@ -134,7 +134,7 @@ def transaction_of(engine: Engine, place: Place) -> Iterator[Connection]:
 
 @contextmanager
 def transaction(connection: Connection, place: Place, write: bool = False) -> Iterator[None]:
-    """A transaction: all or none."""
+    """Run statements in one transaction, so that either all or none of them take effect."""
     connection.info["write"] = write
     with complaining(place, "the store cannot be used"), connection.begin():
         yield
@@ -161,7 +161,8 @@ def _locked(error: DatabaseError) -> str | None:
 
 
 def _of_another_make(error: OperationalError) -> bool:
-    """SQLite raises the same class for a missing table and for a full disk."""
+    """Whether a table is missing, because another version or program wrote the file. SQLite raises the same class for
+    a full disk."""
     return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
 
 

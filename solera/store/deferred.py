@@ -1,7 +1,8 @@
 """The ledger of a training run, first in, first out. It writes a step's rows while the engine generates the next batch.
 
-At that time a CPU that drives a GPU is idle; between a batch and its update, the GPU would have to wait. A second
-thread would not help, because it would take Python's lock from the thread that feeds the GPU.
+During generation, the CPU waits for the GPU anyway. If the rows were written between a batch and its update, the GPU
+would have to wait. A second thread would not help, because it would take Python's lock from the thread that feeds the
+GPU.
 """
 
 from collections.abc import Generator, Mapping

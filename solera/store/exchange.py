@@ -79,7 +79,7 @@ def import_rewards(ledger: Ledger, path: Path, skip_bad: Path | None = None) -> 
 
 
 def usual_part(ledger: Ledger, rollout_id: int) -> str:
-    """The part of a reward that names none. Refused if the rollout has other parts, because one of them may be
+    """Return the part for a reward that names none. Refuse if the rollout has other parts, because one of them may be
     meant."""
     parts = ledger.parts(rollout_id)
     if parts and Reward.part not in parts:
@@ -121,7 +121,7 @@ def check_readable(path: Path) -> None:
     if path.is_dir():
         place_in(path)
         return
-    if path.is_fifo():  # to open and close it would cut its writer off
+    if path.is_fifo():  # opening and closing a pipe would disconnect its writer
         return
     try:
         path.open("rb").close()
@@ -146,9 +146,7 @@ def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bo
         try:
             lines.good += read(line, f"{path}:{number}")
         except SoleraError as error:
-            if path.is_dir() and isinstance(
-                error, HeldOutError
-            ):  # in a file they are a mistake, in a store they are not
+            if path.is_dir() and isinstance(error, HeldOutError):  # normal in a store; in a file it is a mistake
                 lines.held_out += 1
                 continue
             if not keep_going:
@@ -180,7 +178,8 @@ def _numbered(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def check_apart(path: Path, skip_bad: Path | None) -> None:
-    """Checked before anything is read: writing bad lines over the input file would destroy its good ones."""
+    """Refuse to write bad lines over the input file, which would destroy its good lines. Called before anything is
+    read."""
     if skip_bad is not None and skip_bad.exists() and path.exists() and skip_bad.samefile(path):
         raise SoleraError(f"{skip_bad}: this is the input file; choose another file for the bad lines")
 

@@ -243,12 +243,12 @@ class Ledger:
         self.pass_by(used)
 
     def pass_by(self, used: Items[Use]) -> None:
-        """Mark what remains of visits before these as leftovers."""
+        """Mark the unused rollouts of earlier visits as leftovers."""
         if self._queue is not None:
             self._queue.used(use.rollout_id for use in used)
 
     def flush(self) -> None:
-        """Everything is already written; check that the file still exists."""
+        """Check that the file still exists. Everything is already written."""
         self._refuse_gone()
 
     def watermark(self) -> int:
@@ -289,8 +289,8 @@ class Ledger:
         self._refuse_gone()
 
     def _refuse_gone(self) -> None:
-        """Refuse to write to a deleted file. SQLite would keep writing without an error. Checked before writing,
-        nothing is lost; checked after, no caller believes that lost data was written."""
+        """Refuse to write to a deleted file. SQLite would keep writing without an error. Called before writing, so that
+        nothing is lost, and after writing, so that no caller believes that lost data was written."""
         if self._file is not None and isinstance(self.place, Path):
             refuse_gone(self.place, self._file)
 

@@ -145,7 +145,7 @@ class LineReader:
         longest = max(s.spans[-1].stop if s.spans else 0 for s in rollout.sequences)
         if self.longest is not None and longest > self.longest:
             raise SoleraError(f"prompt and response have {longest} tokens; the model accepts at most {self.longest}")
-        left_empty = FAILED in rollout.parts or rollout.finish_reason == "length"  # by a run that is exported
+        left_empty = FAILED in rollout.parts or rollout.finish_reason == "length"  # a run may store these
         if not rollout.length and not left_empty:
             raise SoleraError("field 'sequences' has no span, so no policy wrote any of it")
 

@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Charts:
-    """A picture in a file next to the page, and the data for a page that draws the same charts itself."""
+    """Charts: the name of a picture file, for Markdown, and the data of the same charts, for HTML."""
 
     file: str
     says: str

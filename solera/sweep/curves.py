@@ -48,8 +48,8 @@ def as_png(figure: Any) -> bytes:
 
 
 def charts(results: Results) -> dict[str, Any]:
-    """The same data for a page that draws the charts itself: the names that are compared, and the panels with a line
-    for each."""
+    """Return the same curves as data, for the HTML page that draws the charts itself: the compared names, and the
+    panels with one line for each name."""
     names = list(next(iter(results.plan.axes.values())))
     panels = [
         {"title": title, "lines": [_plain(names.index(cell.compared), curve(results, cell)) for cell in cells]}

@@ -53,7 +53,7 @@ class SweepFile:
 
 
 def read_plan(path: Path, quick: bool = False) -> Plan:
-    """The plan of a sweep file; with `quick`, as changed by its table [quick]."""
+    """Read a sweep file and return its plan. With `quick`, the file's table [quick] changes the plan."""
     file = _read(path, quick)
     axes = _kept(file)
     exclude = _excluded(file)
@@ -182,8 +182,8 @@ def _seeds(seeds: Any, where: str) -> tuple[int, ...]:
 
 
 def _layers(file: SweepFile, named: dict[str, str]) -> Iterator[tuple[str, tuple[str, ...], dict[str, Any]]]:
-    """What makes up a cell's config, later layers over earlier ones: a description, the place in the file, the
-    tables."""
+    """Yield the layers of a cell's config. Later layers override earlier ones. Each is a description, the place in the
+    file, and the tables."""
     yield "", (), file.base
     for axis, choice in named.items():
         yield f"axis {axis}, choice {choice}: ", ("axis", axis, choice), file.axes[axis][choice]
@@ -237,7 +237,8 @@ def _refuse_twice_or_own(
 
 
 def _blamed(file: SweepFile, named: dict[str, str], complaint: str) -> str:
-    """Where the field that an error starts with was last set; the cell's first choice if nothing sets it."""
+    """Return the place in the file where the field that the error names was last set. If nothing sets it, return the
+    place of the cell's first choice."""
     first = re.match(r"(\w+)\.(\w+)", complaint)
     if first:
         for _, path, tables in reversed(list(_layers(file, named))):

@@ -23,7 +23,7 @@ class Cell:
 
     @property
     def compared(self) -> str:
-        """The choice on the first axis: what is compared."""
+        """The choice on the first axis. These choices are compared with each other."""
         return self.choices[0]
 
     @property

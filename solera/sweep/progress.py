@@ -31,7 +31,7 @@ class Progressing:
         self._task = self._bar.add_task("", total=self._total, runs="", left="")
 
     def update(self, running: list[PlannedRun], waiting: list[PlannedRun]) -> None:
-        """Check the progress of the active runs. Runs that are neither finished nor waiting have nothing left to do."""
+        """Count the batches of the active runs. Runs that are neither active nor waiting have nothing left to do."""
         self._learned |= {run.name: learned(run) for run in running}
         self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
         state = f"{counted(len(running), 'run')} active, {len(waiting)} waiting"

@@ -16,37 +16,38 @@ from solera.sweep.results import SURE, Comparison, Results, Spread
 
 @dataclass(frozen=True)
 class Column:
-    """How the tables show a measure: its heading, factor, digits and unit."""
+    """How the tables show a measure: its heading, what it means, factor, digits and unit."""
 
     head: str
+    meaning: str
     factor: float = 100
     digits: int = 1
     unit: str = " %"
 
 
 COLUMNS = {
-    "final": Column("final"),
-    "best": Column("best"),
-    "mean": Column("mean"),
-    "wobble": Column("wobble", digits=2, unit=""),
-    "clipped": Column("clipped"),
-    "syncs": Column("syncs", factor=1, unit=""),
-    "seconds": Column("s per batch", factor=1, digits=3, unit=""),
-}
+    "final": Column("final", "held-out accuracy of the last weights"),
+    "best": Column("best", "held-out accuracy of the best evaluation"),
+    "mean": Column("mean", "held-out accuracy, averaged over all evaluations"),
+    "wobble": Column(
+        "wobble", "standard deviation of the accuracy over the last third of a run's evaluations, in percentage points",
+        digits=2, unit="",
+    ),
+    "clipped": Column("clipped", "share of the tokens with a non-zero advantage whose gradient the clip removed"),
+    "syncs": Column("syncs", "number of times the engine received new weights", factor=1, unit=""),
+    "seconds": Column(
+        "s per batch", "seconds per batch without evaluations; depends on what else the machine was doing",
+        factor=1, digits=3, unit="",
+    ),
+}  # fmt: skip
 MEASURE_WORDS = {
     "final": "accuracy of the last weights",
     "best": "best accuracy of all evaluations",
     "mean": "mean accuracy over all evaluations",
 }
 FEW = {1: "there is no spread to judge by", 2: "a difference must be 9 times its spread over seeds to count"}
-"""Numbers of seeds that decide little, and why: the 95 % quantile t(1) is 12.7, and 12.7/√2 is 9."""
-EXPLAINED = (
-    "Accuracies are on held-out problems: mean ± standard deviation over seeds. final: the last weights; best: the "
-    "best evaluation; mean: over all evaluations; wobble: standard deviation over the last third of a run's "
-    "evaluations, in points; clipped: share of the tokens with an advantage that the clip silenced; syncs: how often "
-    "the engine got weights; s a batch: seconds of writing, learning, syncing and storing, which depend on what else "
-    "the machine did."
-)
+"""Numbers of seeds that are too few to compare cells, and why. With 2 seeds, the 95 % quantile t(1) is 12.7, and
+12.7/√2 is 9."""
 
 
 def write(results: Results) -> Path:
@@ -69,8 +70,13 @@ def blocks(results: Results) -> list[Block]:
         ),
         *_failed(results),
         Heading("Best first"),
-        Paragraph(f"Ranked by {MEASURE_WORDS[plan.measure]}. {EXPLAINED}"),
+        Paragraph(
+            f"Cells are ordered by the {MEASURE_WORDS[plan.measure]}. Each number is a mean ± standard deviation over "
+            "the seeds. All accuracies are on held-out problems."
+        ),
         *(block for title, cells in plan.panels().items() for block in _panel(results, title, cells)),
+        Paragraph("The columns mean:"),
+        Table(("column", "meaning"), [(column.head, column.meaning) for column in COLUMNS.values()], 2),
         *_compared(results),
         Heading("Curves"),
         Paragraph(f"{says}."),
@@ -133,10 +139,11 @@ def _compared(results: Results) -> list[Block]:
     return [
         Heading(f"Against {baseline}"),
         Paragraph(
-            f"Differences in {MEASURE_WORDS[results.plan.measure]}, seed by seed, in points: mean with its 95 % "
-            "interval (Student's t over seeds), seeds on which the cell was higher and lower, two-sided p corrected by "
-            f"Holm over the {tested} comparisons of this table that have one. A cell is called higher or lower where "
-            f"that p is below {SURE}."
+            "This table compares each cell with its baseline, seed by seed, by the "
+            f"{MEASURE_WORDS[results.plan.measure]}. It shows the mean difference in percentage points with its 95 % "
+            "interval (Student's t over seeds), and on how many seeds the cell was higher and lower. The two-sided "
+            f"p-values are corrected by Holm's method over the {tested} comparisons that have one. A cell is called "
+            f"higher or lower if its corrected p-value is below {SURE}."
         ),
         Table(
             ("cell", "against", "verdict", "difference", "95 % interval", "higher / lower", "p (Holm)"),

@@ -30,7 +30,7 @@ class Measures:
     seconds: float
     """Per batch: generating, learning, syncing and storing, without evaluations."""
     clipped: float | None
-    """Share of tokens with an advantage whose gradient the clip removed, mean over batches; `None` without a clip."""
+    """Share of tokens with an advantage whose gradient the clip removed, mean over batches. `None` without a clip."""
     syncs: float
     """How often the engine received weights, including the first time."""
 
@@ -107,8 +107,8 @@ class Results:
         return sorted(cells, key=value, reverse=True)
 
     def comparisons(self) -> list[Comparison]:
-        """Every cell with a counterpart and a finished seed in common, in the order of the tables. p is corrected over
-        all."""
+        """Compare every cell with its counterpart, if the two have a finished seed in common. The order is that of the
+        tables. The p-values are corrected over all comparisons."""
         found = []
         for cell in (cell for cells in self.plan.panels().values() for cell in self.ranked(cells)):
             against = self.plan.counterpart(cell)
@@ -164,7 +164,7 @@ def measured(folder: RunFolder, steps: int) -> Measures:
 
 
 def wobble(accuracies: list[float]) -> float | None:
-    """Standard deviation over the last third of them, in the order they were taken.
+    """Standard deviation over the last third of the accuracies, which are in the order of the evaluations.
 
     >>> round(wobble([0.2, 0.6, 0.5, 0.5, 0.8, 0.6]), 6)  # of 0.8 and 0.6
     0.1

@@ -56,7 +56,8 @@ NO_PART_OF_A_RUN = (
 
 
 def refuse_changed(plan: Plan) -> None:
-    """Refuse a sweep whose file has changed since a run was made. The run would be compared under a wrong name."""
+    """Refuse to continue if a run was made with another config than the sweep's file has now. The report would show
+    the run under a wrong name."""
     for run in plan.runs():
         if not (run.folder / CONFIG).exists():
             continue

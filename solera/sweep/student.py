@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences over common seeds: their mean, its 95 % interval, the p of no difference; `None` without spread."""
+    """Differences over common seeds: their mean, its 95 % interval, and the p-value of no difference. Interval and
+    p-value are `None` if there is no spread."""
 
     mean: float
     low: float | None
@@ -55,7 +56,7 @@ def two_sided_quantile(freedom: int, probability: float = 0.95) -> float:
 def paired(difference_S: Sequence[float]) -> Paired:
     """m ± t(S−1)·s/√S and the two-sided p of m = 0, with s² = Σ(d − m)²/(S − 1), over S seeds.
 
-    Differences that are all equal have no spread to judge their mean by: no interval, no p.
+    If all differences are equal, there is no spread to judge by, so there is no interval and no p-value.
     """
     seeds = len(difference_S)
     mean = math.fsum(difference_S) / seeds

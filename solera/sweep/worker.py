@@ -14,8 +14,8 @@ from solera.sweep.state import at_work
 
 LINUX = sys.platform == "linux"
 PROCESSES = multiprocessing.get_context("forkserver") if LINUX else multiprocessing.get_context("spawn")
-"""On Linux a server process loads torch and transformers once, and each run is a fork of it. This saves seconds per
-run."""
+"""On Linux, a server process loads torch and transformers once, and each run is forked from it. This saves a few
+seconds per run."""
 PROCESSES.set_forkserver_preload(
     [
         "solera.run.running",
@@ -36,11 +36,11 @@ class Worker:
 
     def __init__(self, run: PlannedRun, sweep: Path, command: Command) -> None:
         os.environ["OMP_NUM_THREADS"] = (
-            "1"  # the server reads it when it loads torch; in the run, `run.threads` applies
+            "1"  # read by the server process when it loads torch; in the run, `run.threads` applies
         )
         self.run = run
         self.log = _below(sweep, "logs", f"{run.name}.log")
-        self.log.write_bytes(b"")  # the last line must not come from an earlier attempt
+        self.log.write_bytes(b"")  # the sweep prints the log's last line, which must not come from an earlier attempt
         self._process = PROCESSES.Process(target=train, args=(command, _arguments(run, sweep), self.log, sweep))
         self._process.start()
 

@@ -62,7 +62,7 @@ def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[
     answers: Answers = [loop.create_future() for _ in calls]
 
     def tell(answer: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed, so the outcome is no longer needed
             loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(outcome))
 
     arguments = (function, list(zip(calls, answers, strict=True)), timeout, tell)

@@ -22,7 +22,8 @@ from solera.values import kind, token_ids_of
 FAILED = "failed"
 """Name of the reward part of a failed episode."""
 MOST_FULL = 100
-"""Calls of `generate` that an episode may make after its context is full. This ends a task that never checks."""
+"""Calls of `generate` that an episode may make after its context is full. The limit ends an endless loop in a task that
+does not check for this."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ async def attempt(
             return episode.checked(await task.run(prompt, episode.generate))
         except Exception as error:
             failure = episode.engine_error or error
-            if not getattr(failure, "__notes__", None):  # an engine raises the same error for everyone in its batch
+            if not getattr(failure, "__notes__", None):  # an engine raises one error for all its requests
                 failure.add_note(f"while attempting prompt {prompt.key!r}")
             if failure is not error:  # the task has replaced the engine's error by its own
                 raise failure from None
@@ -181,7 +182,7 @@ async def episodes(
     in_rounds: bool,
     asked: Callable[[], None] = lambda: None,
 ) -> list[Attempted]:
-    """Attempt them all. `asked` is called when each has sent its first request, or waits for something else."""
+    """Run all episodes. Call `asked` once each has sent its first request to the engine or waits for something else."""
     loop = asyncio.get_running_loop()
     rounds = Rounds(engine, len(attempts)) if in_rounds else None
     running = list[asyncio.Task[Attempted]]()
@@ -192,10 +193,10 @@ async def episodes(
             if rounds:
                 running[-1].add_done_callback(partial(rounds.end, number))
         await asyncio.sleep(0)
-        await asyncio.sleep(0)  # the engine gets what all have asked for
+        await asyncio.sleep(0)  # lets all episodes send their first request
         asked()
         return [await attempted for attempted in running]
-    except BaseException:  # one error is enough: the others are cancelled
+    except BaseException:  # the first error cancels the other episodes
         for each in running:
             each.cancel()
         await asyncio.gather(*running, return_exceptions=True)
@@ -286,7 +287,7 @@ class Episode:
         return not (mask_T & ~covered_T).any()
 
     def _is_answer(self, sequence: Sequence) -> bool:
-        """Fast check of the usual case, a prompt and one response. Takes a tenth of the time."""
+        """Check the usual case, a prompt and one response. This takes a tenth of the time of the full check."""
         ((given, completion),), ((start, _, version),) = self.turns, sequence.spans
         return (
             start == len(given)

@@ -96,14 +96,14 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread: runs the loop until it is stopped, then cancels what is left."""
+    """The thread's function: run the loop until it is stopped, then cancel what is left."""
     asyncio.set_event_loop(loop)
     stopped = False
     while not stopped:
         try:
             loop.run_forever()
             stopped = True
-        except (SystemExit, KeyboardInterrupt):  # of a task's own code: whoever waits for it gets it
+        except (SystemExit, KeyboardInterrupt):  # raised by user code; the thread that waits for the result gets it
             continue
     left = asyncio.all_tasks(loop)
     for task in left:

@@ -1,15 +1,15 @@
-r"""Where in a response its answer stands. The rule for `number`, `math` and `countdown`, in one place:
+r"""Find the answer in a response. The graders `number`, `math` and `countdown` all use these rules:
 
 1. Text before the last `</think>` is ignored, unless nothing follows it.
 2. A *statement* is one of these: the content of `<answer>…</answer>` or of `\boxed{…}`, a line `#### ANSWER`, the
    sentence after "answer is", and the line after "Answer:" or after a heading "Final Answer".
-3. A line after `####`, "Answer:" or such a heading must look like an answer: a value with a few words at most. A
-   heading, a list and a sentence of the working do not.
+3. A line after `####`, "Answer:" or such a heading must look like an answer: a value with a few words at most. Other
+   headings, lists and steps of the calculation are not statements.
 4. The last statement in the text counts, whatever its form. Empty and negated statements do not count.
-5. A later retraction ("Wait, that is wrong") voids a statement. Only the text behind the retraction counts then.
+5. A later retraction ("Wait, that is wrong") cancels a statement. Then only the text after the retraction counts.
 6. A response without a statement is read as a whole. `number` finds no answer there if a box or tag was left empty.
 
-`numbers.py` says which number a statement, or a whole response, comes to.
+`numbers.py` reads the number from a statement or from a whole response.
 """
 
 import re
@@ -23,7 +23,8 @@ LONGEST_LINE = 400
 LONGEST_BOX = 20_000
 MOST_WORDS = 6
 MOST_WORDS_BEFORE_NUMBERS = 3
-"""Most words beside the value in such a line; fewer if more numbers follow, as it may belong to the working."""
+"""Most words beside the value in such a line. If more numbers follow, fewer words are allowed, because the line may be
+a step of the calculation."""
 _CANDIDATES = 20
 """Number of statements that are considered, from the last one back."""
 SIMPLE = re.compile(r"\s*(-?)\$?([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(\.[0-9]{1,30})?\s*")
@@ -103,7 +104,8 @@ _RETRACTING = (
 
 
 def retraction(text: str, start: int = 0) -> re.Match[str] | None:
-    """The first retraction from a place on. Each holds one of the words, which are found faster."""
+    """Find the first retraction after `start`. The words that every retraction contains are searched first, because the
+    pattern is slow."""
     folded = text[start:].lower()
     return _RETRACTION.search(text, start) if any(word in folded for word in _RETRACTING) else None
 
@@ -327,7 +329,7 @@ def _heading_at(text: str, place: int) -> Final | None:
 
 
 def is_bare(line: str, rest: str) -> bool:
-    """Whether a line is an answer, and not a heading, a list item or a sentence of the working. `rest` follows it.
+    """Whether a line is an answer, not a heading, a list item or a step of the calculation. `rest` follows the line.
 
     >>> is_bare("72 clips", ""), is_bare("She sold 48/2 = 24 in May.", ""), is_bare("2. Total", "48 + 24 = 72")
     (True, False, False)

@@ -24,7 +24,8 @@ from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 4
 SPLIT = b"gym-split"
-"""Salt of the split. With it, both sides have problems of every task, even of those with only four to eight."""
+"""Salt of the hash that splits the problems. With this salt, both sides of the split have problems of every task, even
+of tasks with only four to eight problems."""
 CHUNK = 500
 """Problems of one dataset. The next ones come from a new dataset with its own seed."""
 BLOCK = 32
@@ -186,8 +187,8 @@ def could_be_code(answer: str) -> bool:
 
 
 def given_answer(text: str, finished: bool) -> str | None:
-    r"""Return the content of the last `<answer>…</answer>`, and inside it, or else in the text, that of the last
-    `\boxed{…}`. Otherwise return the whole text, if it ended by itself. Thinking before it is ignored.
+    r"""Return the answer in a text: the content of the last `<answer>…</answer>`, or else the whole text if it was not
+    cut off. If there is a `\boxed{…}`, return the content of the last box instead. Text before `</think>` is ignored.
 
     >>> given_answer(r"<answer>\boxed{\text{Monday}}</answer>", True), given_answer("Monday", False)
     ('Monday', None)

@@ -1,4 +1,5 @@
-"""Find the key by which a task knows a prompt from elsewhere, so that all its responses form one group."""
+"""Find the key that a task gives to a prompt from a file, so that imported and generated responses to the same prompt
+can form one group."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Several tasks in one, each as often as its weight says."""
+"""Several tasks in one. Weights decide how often each of them supplies a prompt."""
 
 from dataclasses import replace
 

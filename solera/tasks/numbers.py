@@ -11,8 +11,8 @@ In a statement:
 
 In a response without a statement, the last sentence with a number counts: the right side of its last equation, or what
 follows a word such as *so*. Otherwise it is the last number of its last clause that is not part of an addition such as
-*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing words are
-ignored. There is no answer if a box or tag was left empty, or if the response refuses or breaks off (`withheld.py`).
+*in 2 months*. Checks ("Check: 72 - 24 = 48"), numbers of list items and steps, relative clauses and closing phrases are
+ignored. There is no answer if a box or tag is empty, or if the response refuses or ends in the middle (`withheld.py`).
 `clauses.py` decides which number of a clause counts.
 
 If the last sentence after a statement begins with *In total*, *Therefore* or the like and has one result, it counts
@@ -302,14 +302,13 @@ def _after_result(said: str, start: int, found: list[Quantity]) -> Reading | Non
 
 
 def _end(text: str) -> str:
-    """The end of a long text that surely holds the deciding sentence: the last numbers."""
+    """Return only the end of a long text if it contains enough numbers to include the sentence that decides."""
     end = text[-END:]
     return end if len(text) > 2 * END and len(wording.NUMBER_END.findall(end)) >= FEW_NUMBERS else text
 
 
 def _cut_off_in_a_number(text: str) -> bool:
-    """Whether the sentence in which a text breaks off has a number. If so, more digits or another number may have
-    followed."""
+    """Whether a text was cut off in a sentence with a number. More digits or another number may have followed."""
     line = text.rfind("\n") + 1
     start = max(text.rfind(end, line) for end in (". ", "! ", "? "))
     return wording.DIGIT.search(text, max(line, start + 1)) is not None

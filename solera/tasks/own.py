@@ -19,7 +19,7 @@ TaskFactory = Callable[[Codec], Task]
 
 
 class Regrade(Protocol):
-    """Returns the reward of a rollout besides what its task gave."""
+    """Returns the rewards of a rollout in addition to those that its task gave."""
 
     async def __call__(self, prompt: Prompt, rollout: Rollout) -> tuple[Reward, ...]: ...
 
@@ -43,7 +43,8 @@ def load_task(spec: str) -> TaskFactory:
 
 
 def check_factory(factory: Any, what: str) -> TaskFactory:
-    """Refuse what cannot make a task, as far as this shows without a codec. Error messages begin with `what`."""
+    """Refuse what cannot create a task, as far as this can be checked without a codec. Error messages begin with
+    `what`."""
     if not callable(factory):
         called = type(factory).__name__
         hint = f": give the class itself, {called}" if not missing_methods(factory) else ""

@@ -72,7 +72,7 @@ class Judgement(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewards:
-    """The Grade of a run. Graders are called at once, the user's functions in batches; length penalties come last."""
+    """The Grade of a run. Graders are called at once, the user's functions in batches. Length penalties come last."""
 
     codec: Codec
     answer: str

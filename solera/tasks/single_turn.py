@@ -8,7 +8,7 @@ from solera.protocols import Generate
 from solera.records import Completion, Prompt, Reward, Rollout
 
 GENERATED_COLUMNS = frozenset(("prompt", "answer"))
-"""Place of problems that no file holds."""
+"""Columns of problems that are generated, not read from a file."""
 
 
 class Problems(Protocol):

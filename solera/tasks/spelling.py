@@ -144,7 +144,7 @@ _WORDS = re.compile(
 _POINTED = re.compile(
     r"(?i)\b(?:the|these|those|all|other|last|first|each|every|no|any|some|next|this|that|which|either) $"
 )
-"""Words after which a number word counts nothing: the two girls, no one."""
+"""Words after which a number word is not an answer: *the two girls*, *no one*."""
 
 
 def with_digits(text: str) -> str:

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from solera.tasks.spelling import MAGNITUDES
 
 LONGEST_NUMBER = 400
-"""Longest number in characters, and largest exponent; this keeps megabytes of digits cheap."""
+"""Longest number in characters, and largest exponent, so that megabytes of digits do not take long."""
 MOST_OPERANDS = 60
 LONGEST_GAP = 40
 
@@ -117,7 +117,7 @@ def quantities(text: str) -> list[Quantity]:
 
 
 def _numbers(text: str) -> Iterator[re.Match[str]]:
-    """The numbers of a text. The characters that one begins with are looked for first: the pattern is slow."""
+    """Find the numbers of a text. Characters with which a number can begin are searched first: the pattern is slow."""
     place = 0
     while begin := _BEGIN.search(text, place):
         number = _NUMBER.match(text, begin.start())

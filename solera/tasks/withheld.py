@@ -1,4 +1,5 @@
-"""Detect responses without a statement that contain numbers but no answer: they refuse, break off or loop."""
+"""Detect responses without a statement that contain numbers but no answer: they refuse, end in the middle, or repeat
+themselves."""
 
 import re
 
@@ -10,8 +11,8 @@ REFUSAL_WITHIN = 400
 """Characters at the end of a response that are searched for a refusal."""
 LONGEST_WORD = 12
 FEWEST_WORDS = 4
-"""Number of words from which a last sentence without a number and full stop counts as broken off. Shorter ones are
-closing words."""
+"""If the last sentence has at least this many words but no number and no full stop, it counts as unfinished. Shorter
+ones are closing phrases."""
 
 _CANNOT = r"(?:can(?:['’]?t|not| not)|could(?:n['’]?t| not)|(?:am|are|was|were|is|['’]m|['’]re) (?:unable|not able) to)"
 _SOLVE = (
@@ -72,7 +73,8 @@ _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hop
 
 
 def refuses(text: str) -> bool:
-    """A refusal or retraction with no number after it, unless a word such as *but* leads to one; or guesses.
+    """Whether the text ends with guesses, a refusal or a retraction. A refusal does not count if a word such as *but*
+    leads to a number after it.
 
     >>> refuses("Ann has 7 cats. I don't know how many dogs."), refuses("I don't know the rule, but 3 + 4 = 7.")
     (True, False)

@@ -1,4 +1,4 @@
-"""Words and signs that tell the role of a number in a sentence: result, denied, one of several, or aside."""
+"""Words and signs that show the role of a number in a sentence: result, denied, one of several, or a remark."""
 
 import re
 
@@ -28,7 +28,7 @@ PARALLEL = re.compile(
     r"\b(has|have|had|gets?|got|pays?|paid|earns?|earned|is|was|needs?|makes?|made) [$]?[0-9][0-9.,]*+[^,;0-9]{0,30},?"
     r" and [A-Z][a-z]+ \1 [$]?[0-9][0-9.,]*+[^0-9]*$"
 )
-"""Lee has 14 coins and Sam has 20 coins."""
+"""Two parallel statements: *Lee has 14 coins and Sam has 20 coins*."""
 ASIDE = re.compile(
     r"(?<=[\w%$*.}])( ?)\((?![^()]*\b(?:or|maybe|perhaps|possibly)\b)[^()]{0,200}[A-Za-z=≈][^()]{0,200}\)"
     r"|\[[^\[\]]{0,200}[A-Za-z=][^\[\]]{0,200}\]"

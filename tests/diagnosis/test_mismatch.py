@@ -16,7 +16,7 @@ def test_only_fresh_responses_count_and_the_alarm_sounds_once():
     assert not said
     for _ in range(2):
         assert watch.measure(RATIO, RESPONSE, np.array([True, True, True]))["mismatch/logp"] == 1.125
-    assert len(said) == 1 and "by 1.1 a token on average (up to 0.5 is rounding)" in said[0]
+    assert len(said) == 1 and "by 1.1 nats per token on average; rounding explains up to 0.5" in said[0]
 
 
 def test_without_fresh_responses_nothing_is_said_and_nan_is_an_alarm():

@@ -97,7 +97,7 @@ def test_a_run_that_is_not_finished_says_so_first(tmp_path):
         ({"evaluations": (0.95, 0.95)}, None),  # nothing left to learn
         ({"evaluations": (0.3, 0.3), "every": 15}, None),  # too early to say
         ({"improvement__state": [1.0] * 7 + [-1.0, 1.0, -1.0]}, "2 updates judged harmful, the first at step 7"),
-        ({"clip__fraction": [0.0] * 30 + [0.4] * 10}, "The clip silenced 40 % of the tokens towards the end"),
+        ({"clip__fraction": [0.0] * 30 + [0.4] * 10}, "The clip removed 40 % of the tokens towards the end"),
         ({"clip__fraction": [0.9] * 30 + [0.1] * 10}, None),  # long ago
         ({"divergence__tv_sequence": 0.8}, "The policy is far from the policies that wrote its data: total"),
         ({"mismatch__logp": 0.5}, "Engine and learner disagree about fresh responses by 0.5 nats per token"),

@@ -1,5 +1,5 @@
-/* Charts over steps, drawn by uPlot. A page gives each chart its lines; what is hidden, smoothed or pointed at is common
-   to all of them. A line: {name, of, colour, dash, steps, values} and, where they apply, low and high (ends of an
+/* Charts over steps, drawn by uPlot. A page gives each chart its lines. All charts share which runs are hidden, whether
+   lines are smoothed, and the step under the pointer. A line: {name, of, colour, dash, steps, values} and, where they apply, low and high (ends of an
    interval), means (steps and values to smooth), right, percent, stepped, apart, words. */
 const data = JSON.parse(document.getElementById("data").textContent);
 const hidden = new Set();
@@ -29,7 +29,7 @@ function hue(index) {
 const colour = (index) => `--colour: ${hue(index)}`;
 const swatch = (index) => element("span", { class: "swatch", style: colour(index) });
 
-/* A canvas wants plain colours: ask what the page's style makes of one, now. */
+/* A canvas needs plain colours, so ask which colour the page's style currently gives. */
 function paint(css, alpha = 1) {
   const probe = document.getElementById("paint");
   probe.style.color = css;
@@ -54,8 +54,8 @@ function figure(value) {
 const percent = (value) => (value === null || value === undefined ? "–" : `${+(100 * value).toFixed(1)} %`);
 const said = (line, value) => line.words?.[value] ?? (line.percent ? percent(value) : figure(value));
 
-/* The axis of values: from zero where that does not squeeze the curves into its upper third. A few values far above all
-   others do not stretch it; they leave the chart at its top, which says how far. */
+/* The range of the axis of values. It starts at zero, unless that would squeeze the curves into the upper third. A few
+   values far above all others do not extend it; the top of the chart shows how high they go. */
 function bounds(values, share) {
   if (!values.length) return [0, 1];
   const sorted = values.sort((a, b) => a - b);
@@ -90,7 +90,7 @@ function smoothed([steps, values], width) {
   })];
 }
 
-/* Place of the step nearest to the one wanted. */
+/* Index of the step nearest to the wanted one. */
 function nearest(steps, wanted) {
   let [low, high] = [0, steps.length - 1];
   while (high - low > 1) {
@@ -129,7 +129,7 @@ class Chart {
     return `${this.title} ${told.join("; ")}`;
   }
 
-  /* A sample of each line with its value at the pointer, else its last: by metric, and within it by run. */
+  /* The legend: a sample of each line with its value at the pointer, or its last value. Ordered by metric, then by run. */
   legend() {
     this.values = new Map(this.lines.map((line) => [line, element("output", {})]));
     const names = [...new Set(this.lines.map((line) => line.name))];
@@ -148,7 +148,7 @@ class Chart {
 
   shown() { return this.lines.filter((line) => !hidden.has(line.run)); }
 
-  /* Values of an axis within what is shown of the steps. */
+  /* Values of an axis at the steps that are shown. */
   visible(right, scale) {
     const within = (step) => scale?.min == null || (step >= scale.min && step <= scale.max);
     const found = [];
@@ -176,7 +176,7 @@ class Chart {
     const common = { scale: line.right ? "right" : "y", spanGaps: true, points: { show: false } };
     const put = (table, options) => { tables.push(table); return series.push({ ...common, ...options }) - 1; };
     const css = hue(line.colour), count = line.steps.length;
-    const few = count < 3 || (count <= FEW && count < this.last / 4); /* each value is a point of its own on the line */
+    const few = count < 3 || (count <= FEW && count < this.last / 4); /* draw each value as a point on the line */
     if (line.apart) return put([line.steps, line.values], { paths: () => null });
     if (line.low) {
       const ends = [line.high, line.low].map((end) => put([line.steps, end], { stroke: "transparent", width: 0 }));
@@ -216,7 +216,7 @@ class Chart {
     };
   }
 
-  /* What uPlot does not draw: points with their intervals, marks of syncs, how far up values go that are cut off. */
+  /* Draw what uPlot does not: points with their intervals, marks of syncs, and how high values go that are cut off. */
   over(u) {
     const { ctx } = u, ratio = uPlot.pxRatio, x = (step) => u.valToPos(step, "x", true);
     const { left, top, width, height } = u.bbox, [first, final] = [u.scales.x.min, u.scales.x.max];
@@ -227,8 +227,8 @@ class Chart {
     }));
     const apart = this.shown().filter((line) => line.apart), zero = u.valToPos(0, "y", true);
     if (apart.some((line) => line.low) && zero >= top && zero <= top + height) stroke("var(--soft)", left, zero, left + width, zero, 1);
-    const runs = [...new Set(apart.map((line) => line.run))]; /* runs of one seed are judged at the same steps: side by side */
-    const rim = 5 * ratio; /* dots at the edge are whole */
+    const runs = [...new Set(apart.map((line) => line.run))]; /* runs with the same seed are judged at the same steps, so draw them side by side */
+    const rim = 5 * ratio; /* so that dots at the edge are not cut off */
     ctx.beginPath(); ctx.rect(left - rim, top - rim, width + 2 * rim, height + 2 * rim); ctx.clip();
     for (const line of apart) line.steps.forEach((step, i) => step >= first && step <= final && this.dot(u, line, i, x(step) + 5 * ratio * (runs.indexOf(line.run) - (runs.length - 1) / 2), stroke));
     [false, true].forEach((right) => {
@@ -250,7 +250,7 @@ class Chart {
     if (line.dash) { ctx.strokeStyle = paint(css); ctx.lineWidth = 1.5 * uPlot.pxRatio; ctx.stroke(); }
   }
 
-  /* Legend and read-out at a step; without one, the last values. */
+  /* Show the values at a step in the legend and the read-out. Without a step, show the last values. */
   tell(step) {
     this.at.textContent = step === null || step === undefined ? "" : `step ${figure(step)}`;
     for (const [line, output] of this.values) {
@@ -283,7 +283,7 @@ class Chart {
 
 const redraw = () => charts.forEach((chart) => chart.draw());
 
-/* A chart that nobody may look at is drawn when it is opened. */
+/* A folded chart is drawn only when it is opened. */
 function folded(summary, make, attributes = {}) {
   const details = element("details", attributes, element("summary", {}, ...summary));
   details.addEventListener("toggle", () => details.append(...make()), { once: true });
@@ -302,7 +302,7 @@ function themeButton() {
   set("system");
 }
 
-/* Chips that show and hide what has a colour of its own: runs, or cells of a sweep. */
+/* Buttons that show and hide the runs, or the cells of a sweep. */
 function chips(host, names, changed = () => {}) {
   names.forEach((name, index) => {
     const chip = element("button", { class: "chip", type: "button", title: "Show or hide", "aria-pressed": "true" }, swatch(index), name);

@@ -6,7 +6,7 @@ const SORTS = {
   longest: ["length", "longest first", "shortest first"],
 };
 
-/* Groups to look into. Everything a model wrote goes in as text. */
+/* The list of groups. Everything that a model wrote is inserted as text, never as HTML. */
 class Groups {
   constructor(host) {
     this.all = runs.flatMap((run, r) => run.groups.map((group) => ({ ...group, r, ...this.spread(group) })));
@@ -30,7 +30,7 @@ class Groups {
     this.show();
   }
 
-  /* Buttons that sort; pressed once more, the other way round. */
+  /* Buttons that sort the groups. A second press reverses the order. */
   sorting() {
     this.by = { key: "step", down: true };
     this.buttons = Object.entries(SORTS).map(([key, [label]]) => {
@@ -148,7 +148,7 @@ class Groups {
   }
 }
 
-/* Responses that are the same in everything but their number in the store, once, with how many they are. */
+/* Join responses that differ only in their id in the store, and count them. */
 function together(members) {
   const found = new Map();
   for (const m of members) {
@@ -158,7 +158,7 @@ function together(members) {
   return [...found.values()];
 }
 
-/* The end of a prompt tells more than its beginning, which a chat template has in common with all others. */
+/* Show the end of a prompt, because a chat template gives all prompts the same beginning. */
 function opening(group) {
   const line = group.prompt.replace(/<\|[^|]*\|>/g, " ").replace(/\s+/g, " ").trim();
   return line.length > 80 ? `…${line.slice(-80)}` : line;

@@ -1,7 +1,7 @@
 const byId = (id) => document.getElementById(id);
 const runs = data.runs;
 const last = Math.max(1, ...runs.flatMap((run) => run.steps.flatMap((steps) => steps.slice(-1))));
-const SYNC = 2; /* its colour where colours tell metrics apart */
+const SYNC = 2; /* its colour if colours distinguish metrics */
 
 function runCard(run, r) {
   const [before, after] = run.accuracies;
@@ -19,7 +19,7 @@ function runCard(run, r) {
     ...run.notes.map((note) => element("p", { class: "note" }, note)));
 }
 
-/* What each run comes to, in a sentence, and what deserves a look. */
+/* The one-sentence summary of each run, and its warnings. */
 function showDiagnosis() {
   if (data.compared) byId("diagnosis").append(element("p", { class: "says" }, data.compared));
   runs.forEach((run, r) => {
@@ -46,7 +46,7 @@ function valuesAt(run, name, steps) {
   return steps.map((step) => found.get(step) ?? null);
 }
 
-/* A metric that equals the first one everywhere would hide behind it: they share a line and a label. */
+/* A metric that equals the first one everywhere would be hidden behind it, so the two share a line and a label. */
 function distinct(panel) {
   const names = Object.keys(panel.metrics).filter((name) => runs.some((run) => name in run.metrics));
   const same = names.slice(1).filter((name) => runs.every((run) => JSON.stringify(run.metrics[name]) === JSON.stringify(run.metrics[names[0]])));
@@ -64,7 +64,7 @@ function chartOf(panel) {
   return new Chart({ ...panel, lines: linesOf(panel, distinct(panel)), read: linesOf(panel, Object.entries(panel.read_out)), marks, last }).host;
 }
 
-/* A panel in which nothing changes: its values in one line, its chart inside. */
+/* A panel in which nothing changes is folded into one line with its values. The chart is inside. */
 function flatPanel(panel) {
   const lines = linesOf(panel, distinct(panel)).map((line) => ({ ...line, said: said(line, line.values.at(-1)), name: line.name === panel.title ? "" : line.name }));
   const same = (name) => new Set(lines.filter((line) => line.name === name).map((line) => line.said)).size === 1;
