@@ -1,31 +1,50 @@
 """Small real parts that several tests share: a random Llama, rollouts with every kind of raggedness, short runs."""
 
+import gc
 import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import Config, parse
-from solera.models.language_model import LanguageModel
 from solera.records import Completion, Reward, Rollout, Sequence
-from solera.run.running import Result, train
 from solera.store.database import Place, place_of
 from tests.postgres import find_programs, running_server
+
+if TYPE_CHECKING:  # xdist's first process reads this file and runs no test: torch would delay the workers by seconds
+    from solera.models.language_model import LanguageModel
+    from solera.run.running import Result
 
 VOCABULARY = 11
 END = 1
 
-torch.set_num_threads(1)
+
+def pytest_collection_finish() -> None:
+    """Tests create many small objects. Python's collector would walk through all of torch again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
-def tiny() -> LanguageModel:
+def tiny() -> "LanguageModel":
     """A random Llama in float64 with a distribution far from uniform."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from solera.models.language_model import LanguageModel
+
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
@@ -77,8 +96,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 @pytest.fixture
 def short_run(tmp_path: Path):
     """Train for a few small batches from TOML text; returns the result."""
+    from solera.run.running import train
 
-    def run(toml: str = "", name: str = "short") -> Result:
+    def run(toml: str = "", name: str = "short") -> "Result":
         base = f"""
             run = {{ root = "{tmp_path}", name = "{name}", steps = 6, device = "cpu" }}
             collect = {{ prompts = 8, group_size = 8 }}

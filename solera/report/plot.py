@@ -33,7 +33,10 @@ def dash(index: int) -> Dash:
 def plot_run(folder: Path) -> Path:
     """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
     target = folder / PLOT
-    draw(read_metrics(folder / METRICS), folder.name).savefig(target)
+    figure = draw(read_metrics(folder / METRICS), folder.name)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine(None)  # otherwise savefig draws everything once more, only for the layout
+    figure.savefig(target)
     return target
 
 
