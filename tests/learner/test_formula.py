@@ -16,18 +16,20 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Group, Rollout
 from solera.training.collation import collate
-from tests.learner.test_invariance import make_groups
+from tests.learner.test_invariance import make_groups, right_padded
 
 TEMPERATURE = 0.8
 
 
-def scores(model: LanguageModel, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy at each token the policy answers for."""
-    (sequence,) = rollout.sequences
-    ids = torch.tensor(sequence.token_ids_T.tolist())
-    logp = torch.log_softmax(model.module(input_ids=ids[None]).logits[0] / TEMPERATURE, -1)
-    places = torch.tensor(np.flatnonzero(sequence.mask_T))
-    return logp[places - 1, ids[places]], -(logp[places - 1].exp() * logp[places - 1]).sum(-1)
+def scores(model: LanguageModel, rollouts: list[Rollout]) -> dict[int, tuple[Tensor, Tensor]]:
+    """Log-probability and entropy at each token the policy answers for, by the rollout's id."""
+    ids_BT, found = right_padded(rollouts), {}
+    logp_BTV = torch.log_softmax(model.module(input_ids=ids_BT).logits / TEMPERATURE, -1)
+    for rollout, ids, logp in zip(rollouts, ids_BT, logp_BTV, strict=True):
+        places = torch.tensor(np.flatnonzero(rollout.sequences[0].mask_T))
+        entropy = -(logp[places - 1].exp() * logp[places - 1]).sum(-1)
+        found[rollout.id] = logp[places - 1, ids[places]], entropy
+    return found
 
 
 def advantages(group: Group, name: str) -> dict[int, float]:
@@ -67,18 +69,18 @@ def by_formula(
     optimiser = torch.optim.AdamW(
         model.module.parameters(), lr=learn.lr / learn.warmup, betas=learn.betas, weight_decay=learn.weight_decay
     )
+    learned = [r for g, a in live for r in g.rollouts if r.id in a]
     with torch.no_grad():
-        proximal = {r.id: scores(model, r)[0] for g, a in live for r in g.rollouts if r.id in a}
-        reference = {r.id: scores(ref, r)[0] for g, a in live for r in g.rollouts if r.id in a}
+        proximal, reference = scores(model, learned), scores(ref, learned)
     for _ in range(learn.passes):
         for start, stop in itertools.pairwise(edges):
             members = [(r, a[r.id]) for g, a in live[start:stop] for r in g.rollouts if r.id in a]
             tokens = sum(r.length for r, _ in members)
-            loss = torch.zeros((), dtype=torch.float64)
+            loss, scored = torch.zeros((), dtype=torch.float64), scores(model, [r for r, _ in members])
             for r, advantage in members:
-                logp, entropy = scores(model, r)
+                logp, entropy = scored[r.id]
                 behaviour = torch.tensor(r.sequences[0].span_logp.astype(float))
-                part = response_loss(c, logp, entropy, behaviour, proximal[r.id], reference[r.id], advantage)
+                part = response_loss(c, logp, entropy, behaviour, proximal[r.id][0], reference[r.id][0], advantage)
                 loss = loss + (part.sum() / tokens if c.aggregation == "token_mean" else part.mean() / len(members))
             optimiser.zero_grad()
             loss.backward()

@@ -225,34 +225,39 @@ def test_proximal_logp_is_taken_before_the_first_step(tiny):
         assert math.isclose(expected, value, abs_tol=1e-6)
 
 
+def right_padded(rollouts: list[Rollout]) -> torch.Tensor:
+    """One sequence a row. What follows a token does not reach it, so the model needs no mask."""
+    rows = [torch.tensor(rollout.sequences[0].token_ids_T.tolist()) for rollout in rollouts]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
 def padded_gradient(model: LanguageModel, reference: LanguageModel, groups: list[Group], name: str) -> torch.Tensor:
-    """The same objective by plain forward passes, response by response, and the padded loss over all of them."""
+    """The same objective by one plain forward pass of the padded responses, and the padded loss over all of them."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    width = max(len(rollout.sequences[0].token_ids_T) for rollout in rollouts)
-    shape = (len(rollouts), width)
-    mask_BT = torch.zeros(shape, dtype=torch.bool)
-    behaviour_BT, rows, ref_rows = torch.zeros(shape, dtype=torch.float64), [], []
+    ids_BT = right_padded(rollouts)
+    mask_BT = torch.zeros(ids_BT.shape, dtype=torch.bool)
+    behaviour_BT = torch.zeros(ids_BT.shape, dtype=torch.float64)
     for b, rollout in enumerate(rollouts):
         (sequence,) = rollout.sequences
-        ids, length = torch.tensor(sequence.token_ids_T.tolist()), len(sequence.token_ids_T)
-        mask_BT[b, :length] = torch.from_numpy(sequence.mask_T)
-        behaviour_BT[b, :length] = torch.from_numpy(sequence.behaviour_logp_T).double()
-        for policy, several in ((model, rows), (reference, ref_rows)):
-            logp = torch.log_softmax(policy.module(input_ids=ids[None]).logits[0, :-1] / TEMPERATURE, -1)
-            taken = logp.gather(1, ids[1:, None])[:, 0]
-            several.append(torch.nn.functional.pad(taken, (1, width - length)))
+        mask_BT[b, : len(sequence.token_ids_T)] = torch.from_numpy(sequence.mask_T)
+        behaviour_BT[b, : len(sequence.token_ids_T)] = torch.from_numpy(sequence.behaviour_logp_T).double()
+
+    def logp_BT(policy: LanguageModel) -> torch.Tensor:
+        logp_BTV = torch.log_softmax(policy.module(input_ids=ids_BT).logits[:, :-1] / TEMPERATURE, -1)
+        return torch.nn.functional.pad(logp_BTV.gather(2, ids_BT[:, 1:, None])[..., 0], (1, 0))
+
     compared = torch.tensor([r.reward is not None and r.length > 0 for r in rollouts])
     uniform_B = torch.zeros(len(rollouts))
     uniform_B[compared] = torch.from_numpy(uniforms(np.array([stream_seed(0, 0)], np.uint64), int(compared.sum()))[0])
     model.module.zero_grad()
     loss, _ = padded_loss(
         compose(resolve(ObjectiveConfig(name))),
-        logp_BT=torch.stack(rows),
+        logp_BT=logp_BT(model),
         mask_BT=mask_BT,
         reward_B=torch.tensor([math.nan if r.reward is None else r.reward for r in rollouts], dtype=torch.float64),
         group_B=torch.tensor([p for p, group in enumerate(groups) for _ in group.rollouts]),
         behaviour_logp_BT=behaviour_BT,
-        ref_logp_BT=torch.stack(ref_rows).detach(),
+        ref_logp_BT=logp_BT(reference).detach(),
         uniform_B=uniform_B,
         limit=8,
     )
