@@ -23,6 +23,19 @@ VOCABULARY = 11
 END = 1
 
 
+LONG = (
+    "tests/test_resume.py", "tests/bench/test_bench.py", "tests/sweep/test_command.py", "tests/test_probe.py",
+    "tests/test_protocols.py", "tests/store/test_crash.py", "tests/tasks/test_pairs.py", "tests/test_examples.py",
+    "tests/test_hub.py", "tests/test_no_fresh_data.py", "tests/report/test_sinks.py", "tests/tasks/test_sandbox.py",
+)  # fmt: skip
+"""Files with tests of ten seconds and more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests come first. Otherwise one worker would still run one when the other has nothing left to do."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
 def pytest_collection_finish() -> None:
     """Tests create many small objects. Python's collector would walk through all of torch again and again."""
     gc.collect()

@@ -40,14 +40,17 @@ def test_recorded_ages_are_the_schedules(short_run, v, i, d):
     """Batch k is written by version max(0, v·⌊(k−d)/v⌋)."""
     steps = 16
     sync = 'sync = { rule = "never" }' if v == "never" else f"sync = {{ period = {v} }}"
-    result = short_run(f"{sync}\nrun = {{ steps = {steps} }}\nlearn = {{ passes = {i} }}\ncollect = {{ offset = {d} }}")
+    result = short_run(
+        f"{sync}\nrun = {{ steps = {steps} }}\nlearn = {{ passes = {i} }}\n"
+        f"collect = {{ prompts = 2, group_size = 4, offset = {d} }}"
+    )
     written_by = [0 if v == "never" else max(0, v * ((k - d) // v)) for k in range(steps)]
     expected = [k - version for k, version in enumerate(written_by)]
     rows = result.metrics[:steps]
     assert [row["age/mean"] for row in rows] == [row["age/max"] for row in rows] == expected
     with sqlite3.connect(result.folder / "store.db") as database:
         ages = database.execute("select version, min(age), max(age), count(*) from uses group by version").fetchall()
-    assert ages == [(k, age, age, 64) for k, age in enumerate(expected)]
+    assert ages == [(k, age, age, 8) for k, age in enumerate(expected)]
 
 
 def test_a_stale_engine_really_writes_with_old_weights(short_run):

@@ -306,7 +306,7 @@ def beside_a_teacher(root: Path, name: str, every: int):
     mixed = (
         f'store = {{ data = ["{data}"] }}\ndraw = {{ policy = "mixed", shares = ["self=0.5", "model:teacher=0.5"] }}\n'
     )
-    text = RUN.replace("beta = 0.02, ref_ema = 0.3", 'name = "red_weight"')
+    text = RUN.replace("beta = 0.02, ref_ema = 0.3", 'name = "red_weight"').replace("steps = 14", "steps = 8")
     return parse(text.format(root=root, name=name, every=every) + mixed, "test")
 
 
