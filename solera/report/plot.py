@@ -34,7 +34,9 @@ def plot_run(folder: Path) -> Path:
     """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
     target = folder / PLOT
     figure = draw(read_metrics(folder / METRICS), folder.name)
-    figure.get_layout_engine().execute(figure)
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)
     figure.set_layout_engine(None)  # otherwise savefig draws everything once more, only for the layout
     figure.savefig(target)
     return target
