@@ -3,12 +3,13 @@
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from solera.batch import Batch, Scored, Update
+from solera.config import InFlight
 from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
 
 Metrics = Mapping[str, float]
@@ -128,15 +129,25 @@ class Work:
 class Engine(Protocol):
     """Generates responses with its own copy of the weights."""
 
-    work: Work
-    """What it has done so far."""
-
     dtype: str
     """Type in which it holds its weights, as torch spells it. Tensors are cast to it before they are sent."""
 
-    def load(self, weights: Weights) -> Manifest:
+    slots: int
+    """How many responses it writes at the same time."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that it generates with."""
+        ...
+
+    @property
+    def work(self) -> Work:
+        """What it has done so far."""
+        ...
+
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Load new weights. Returns a manifest of what it now holds, with digests computed from its own memory after
-        loading."""
+        loading. `in_flight` is what happens to responses that are being written (`sync.in_flight`)."""
         ...
 
     def weights(self) -> Weights:
@@ -191,6 +202,17 @@ class Learner(Protocol):
         ...
 
 
+class SupplyState(NamedTuple):
+    """Where a supply is in the task's stream, for a checkpoint."""
+
+    position: int
+    """The next problem."""
+    running: tuple[int, ...] = ()
+    """Earlier problems whose groups are not in the store yet. A resumed run attempts them again."""
+    ready: tuple[int, ...] = ()
+    """Problems whose groups are in the store and have not been drawn."""
+
+
 class Supply(Protocol):
     """Keeps the store supplied with groups to draw."""
 
@@ -201,10 +223,10 @@ class Supply(Protocol):
         """
         ...
 
-    def drawn(self, ahead: int) -> None:
-        """The batch is drawn. Up to `ahead` groups of the next one may be written while it is learned from.
+    def drawn(self, groups: Sequence[Group], ahead: int) -> None:
+        """The batch is drawn. While it is learned from, up to `ahead` groups of the next one may be written.
 
-        Until the next `wait`, the engine then keeps its weights, and nobody else uses it or the task.
+        A supply in lock-step needs the engine and the task for itself then, until the next `wait`.
         """
         ...
 
@@ -212,11 +234,11 @@ class Supply(Protocol):
         """What happened since the last call."""
         ...
 
-    def state(self) -> int:
-        """For a checkpoint: the position in the task's stream at which to continue."""
+    def state(self) -> SupplyState:
+        """For a checkpoint. Everything that is complete is in the store afterwards."""
         ...
 
-    def restore(self, state: int) -> None: ...
+    def restore(self, state: SupplyState) -> None: ...
 
     def close(self) -> None: ...
 

@@ -30,6 +30,7 @@ from solera.config.sections import (
     DrawConfig,
     EngineConfig,
     EvaluateConfig,
+    InFlight,
     LearnConfig,
     LoraConfig,
     ModelConfig,
@@ -42,6 +43,7 @@ from solera.config.sections import (
     SyncConfig,
     TaskConfig,
     shares_of,
+    staleness_of,
     writes,
 )
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
@@ -63,6 +65,7 @@ __all__ = [
     "DrawConfig",
     "EngineConfig",
     "EvaluateConfig",
+    "InFlight",
     "KLName",
     "LearnConfig",
     "LoraConfig",
@@ -99,6 +102,7 @@ __all__ = [
     "refuse_without_gpu",
     "resolve_task",
     "shares_of",
+    "staleness_of",
     "task_parts",
     "typed_fields",
     "writes",

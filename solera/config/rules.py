@@ -7,6 +7,7 @@ from typing import get_type_hints
 from solera.config.fields import LARGEST_REWARD, check_types, shown
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
 from solera.config.sections import (
+    CollectConfig,
     Config,
     DrawConfig,
     LoraConfig,
@@ -14,6 +15,7 @@ from solera.config.sections import (
     RewardConfig,
     SyncConfig,
     shares_of,
+    staleness_of,
     writes,
 )
 from solera.errors import SoleraError
@@ -28,9 +30,9 @@ name."""
 SAFE = (
     "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
     "reward.timeout", "reward.errors", "learn.micro_batch_tokens", "learn.pack_tokens", "learn.logit_chunk",
-    "learn.gradient_checkpointing", "engine.max_rows", "sync.on_fault", "evaluate.every", "evaluate.temperature",
-    "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every", "checkpoint.keep",
-    "report.tensorboard", "report.wandb", "report.progress",
+    "learn.gradient_checkpointing", "engine.max_rows", "sync.on_fault", "sync.in_flight", "evaluate.every",
+    "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
+    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -108,6 +110,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.learn.grad_clip > 0, f"learn.grad_clip is {c.learn.grad_clip}; use a value above 0"),
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
         *_sync_rules(c),
+        *_stream_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
         (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST,
@@ -152,6 +155,39 @@ def _sync_rules(config: Config) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
+_WHY_SO_OLD = {"lock_step": "collect.offset + sync.period - 1", "stream": "collect.max_age"}
+
+
+def _stream_rules(config: Config) -> list[tuple[bool, str]]:
+    collect, sync, draw = config.collect, config.sync, config.draw
+    if collect.mode == "lock_step":
+        return [
+            (collect.max_age is None, 'collect.max_age has no effect without collect.mode = "stream": set that, or use '
+             "draw.max_age to limit replay"),
+            (sync.in_flight == SyncConfig.in_flight, 'sync.in_flight has no effect without collect.mode = "stream": '
+             "nothing is being written when lock_step syncs"),
+        ]  # fmt: skip
+    unused = [n for n in ("offset", "overlap", "deterministic") if getattr(collect, n) != getattr(CollectConfig, n)]
+    age = collect.max_age
+    return [
+        (not unused, f"collect.{'/'.join(unused)} cannot be combined with collect.mode = stream: remove one of them"),
+        (writes(draw), f"draw.policy = {draw.policy} generates nothing: remove collect.mode = stream"),
+        (draw.leftovers == "drop", "draw.leftovers = keep would delay other groups beyond collect.max_age: use "
+         "collect.mode = lock_step, or drop them"),
+        (draw.policy != "replay" or draw.fresh > 0, "draw.fresh is 0, but collect.mode = stream needs new groups in "
+         "every batch: raise it"),
+        (draw.policy != "fresh" or not config.store.data, "store.data has rollouts, but with collect.mode = stream "
+         'draw.policy = fresh trains only on what the run generates: set draw.policy = "mixed" with draw.shares'),
+        (age is None or age >= 0, f"collect.max_age is {age}; it must be at least 0"),
+        (age is None or sync.rule != "never",
+         f"collect.max_age is {age}, but with sync.rule = never responses get older without limit: remove one of them"),
+        (age is None or sync.rule != "every" or age >= sync.period - 1, f"collect.max_age is {age}, but the engine's "
+         f"weights are up to {sync.period - 1} batches old (sync.period - 1): raise it, or sync more often"),
+        (age is None or sync.rule != "adaptive" or age >= sync.v_min - 1, f"collect.max_age is {age}, but the engine's "
+         f"weights are up to {sync.v_min - 1} batches old (sync.v_min - 1): raise it, or lower sync.v_min"),
+    ]  # fmt: skip
+
+
 def _reward_rules(config: Config) -> list[tuple[bool, str]]:
     reward, share, limit = config.reward, config.task.held_out_share, config.sampling.max_tokens
     return [
@@ -183,9 +219,9 @@ def _store_rules(config: Config) -> list[tuple[bool, str]]:
 
 
 def _draw_rules(config: Config) -> list[tuple[bool, str]]:
-    draw, size, sync = config.draw, config.collect.group_size, config.sync
+    draw, size = config.draw, config.collect.group_size
     shares = shares_of(draw)
-    reached = config.collect.offset + sync.period - 1 if sync.rule == "every" else math.inf
+    reached = staleness_of(config)
     acts_with = [
         ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
         ("mix", draw.policy == "mixed", 'policy = "mixed"'),
@@ -206,8 +242,9 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
         (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
          f"collect.group_size = {size} members"),
         (draw.max_age is None or not writes(draw) or draw.max_age >= reached,
-         f"draw.max_age is {draw.max_age}, but the run's own rollouts reach age {reached} (collect.offset + "
-         "sync.period - 1) before they are drawn and would be skipped: raise it, or sync more often"),
+         f"draw.max_age is {draw.max_age}, but the run's own rollouts reach age {reached} "
+         f"({_WHY_SO_OLD[config.collect.mode]}) before they are drawn and would be skipped: raise it, or sync more "
+         "often"),
         (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
         (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
          f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),

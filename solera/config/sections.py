@@ -9,6 +9,7 @@ from solera.config.objective import ObjectiveConfig
 
 DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
+InFlight = Literal["drain", "keep", "abort"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,12 @@ class CollectConfig:
     """Prompts per batch. Each prompt gets one group of responses."""
     group_size: int = 8
     """Responses per prompt. They are compared with each other."""
+    mode: Literal["lock_step", "stream"] = "lock_step"
+    """`lock_step` generates a batch when training needs it. `stream` generates all the time: new prompts take the place
+    of finished responses while training goes on (docs/engines.md)."""
+    max_age: int | None = None
+    """With `stream`: maximum age, in batches, that a response may have when it is first drawn. Prompts are started only
+    if this bound will hold, so no response is dropped for its age. Unset means `2 * sync.period`."""
     offset: int = 0
     """Number of batches that wait in the store before training uses them. This adds a constant delay to the one from
     `sync.period`."""
@@ -239,6 +246,20 @@ def shares_of(draw: DrawConfig) -> dict[str, float]:
     return shares
 
 
+def staleness_of(config: "Config") -> float:
+    """Maximum age of the run's own responses when they are first drawn; infinity if there is no bound.
+
+    >>> staleness_of(Config()), staleness_of(Config(collect=CollectConfig(mode="stream")))
+    (9, 20)
+    """
+    sync, collect = config.sync, config.collect
+    if sync.rule == "never" or (sync.rule == "adaptive" and collect.mode == "lock_step"):
+        return math.inf
+    if collect.mode == "stream":
+        return 2 * sync.period if collect.max_age is None else collect.max_age
+    return collect.offset + sync.period - 1
+
+
 def writes(draw: DrawConfig) -> bool:
     """Whether a run generates responses. If not, it needs no engine.
 
@@ -311,6 +332,11 @@ class SyncConfig:
     on_fault: Literal["stop", "retry"] = "stop"
     """What to do if the engine does not hold the weights that were sent: `stop` the run, or `retry` once and then
     stop."""
+    in_flight: InFlight = "keep"
+    """With `collect.mode = "stream"`: what happens at a sync to responses that are being written. `drain` finishes them
+    with the old weights first. `keep` continues them with the new weights; their key-value cache is computed again.
+    `abort` stops them and sends them again with what they have so far. The store records which version wrote each
+    token."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Stand-in for the engine of a run that generates nothing."""
 
-from solera.protocols import Weights, Work
+from solera.protocols import InFlight, Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
 
@@ -10,8 +10,10 @@ class NoEngine:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.work = Work()
+        self.slots = 0
+        self.version = 0
 
-    def load(self, weights: Weights) -> Manifest:
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         return Manifest(weights.lineage, weights.version, ())
 
     def weights(self) -> Weights:

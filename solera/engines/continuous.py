@@ -5,6 +5,7 @@ They are handed out while the GPU writes on. On a processor without graphs the s
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from solera.models.memory import free_bytes
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
+Placed = tuple[tuple[int, ...], npt.NDArray[np.int64]]
+"""A text, and the place in the cache of each of its tokens."""
 
 
 class ContinuousDecoder:
@@ -79,6 +82,10 @@ class ContinuousDecoder:
             self.reset()
         return written
 
+    @torch.no_grad()
+    def recompute(self) -> dict[Job, int]:
+        return {} if self.rows is None else self.rows.recompute()
+
     def _fitting(self, jobs: list[Job]) -> list[Job]:
         """The first jobs, of one kind, whose prompts fit into half of what memory is there."""
         room, total, seen = self._room() // 2, 0, set[tuple[int, ...]]()
@@ -130,24 +137,28 @@ class ContinuousDecoder:
 
     def prefill(self, prompts: list[tuple[int, ...]], starts: list[int]) -> None:
         """Keys and values of every prompt but its last token, which each row computes for itself as its first step."""
-        part, total = list[tuple[tuple[int, ...], int]](), 0
-        for prompt, start in zip(prompts, starts, strict=True):
-            if part and total + len(prompt) - 1 > PREFILL_TOKENS:
-                self._prefill(part)
-                part, total = [], 0
-            part.append((prompt, start))
-            total += len(prompt) - 1
-        self._prefill(part)
+        self.fill([(prompt[:-1], np.arange(s, s + len(prompt) - 1)) for prompt, s in zip(prompts, starts, strict=True)])
 
-    def _prefill(self, prompts: list[tuple[tuple[int, ...], int]]) -> None:
-        length = [len(prompt) - 1 for prompt, _ in prompts]
+    def fill(self, texts: list[Placed]) -> None:
+        """Compute the keys and values of these texts, and write each token's to its place in the cache."""
+        part, total = list[Placed](), 0
+        for text, place_T in texts:
+            if part and total + len(text) > PREFILL_TOKENS:
+                self._fill(part)
+                part, total = [], 0
+            part.append((text, place_T))
+            total += len(text)
+        self._fill(part)
+
+    def _fill(self, placed: list[Placed]) -> None:
+        length = [len(text) for text, _ in placed]
         if not sum(length):
             return
         device, at = self.model.device, np.concatenate([[0], np.cumsum(length)])
         texts = PackedTexts.of([Text(int(s), n) for s, n in zip(at, length, strict=False)]).to(device)
-        token_N = np.concatenate([np.array(prompt[:-1], np.int64) for prompt, _ in prompts])
+        token_N = np.concatenate([np.array(text, np.int64) for text, _ in placed])
         position_N = np.concatenate([np.arange(n) for n in length])
-        place_N = np.concatenate([np.arange(start, start + len(prompt) - 1) for prompt, start in prompts])
+        place_N = np.concatenate([place_T for _, place_T in placed])
         self.prefilled += len(token_N)
         with self.model.uncompiled():
             self.model.hidden(

@@ -252,6 +252,20 @@ class PlainDecoder:
             live.advance(self.model, token_B, ~ended_B if some_ended else None)
         return written
 
+    @torch.inference_mode()
+    def recompute(self) -> dict[Job, int]:
+        live, page = self._live, self._page
+        if live is None or page is None:
+            return {}
+        steps, jobs = live.step_B.tolist(), [page.jobs[row] for row in live.row_B.tolist()]
+        token_BT = page.token_RT[live.row_B].tolist()
+        texts = [job.token_ids + tuple(token_BT[b][: steps[b]]) for b, job in enumerate(jobs)]
+        renewed = LiveRows.prefill(self.model, texts)
+        renewed.row_B, renewed.step_B = live.row_B, live.step_B
+        self._live = renewed
+        self.prefilled += sum(map(len, set(texts)))
+        return dict(zip(jobs, steps, strict=True))
+
     def _sample(self, live: LiveRows, page: Page) -> tuple[Tensor, Tensor]:
         logits_BV, uniform_B = live.logits_SV[live.slot_B], page.uniform_RT[live.row_B, live.step_B]
         if len(page.kinds) == 1:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 import numpy as np
@@ -18,7 +19,7 @@ from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
-from solera.protocols import Weights, Work
+from solera.protocols import InFlight, Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
 
@@ -29,6 +30,14 @@ def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
             f"a prompt of {prompt} tokens and sampling.max_tokens = {limit} do not fit the model's {most}: "
             + ("lower sampling.max_tokens" if prompt < most else "take a model with more")
         )
+
+
+@dataclass(eq=False)
+class Loading:
+    """New weights that wait for the engine's thread to make way."""
+
+    in_flight: InFlight
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class InProcessEngine:
@@ -59,8 +68,10 @@ class InProcessEngine:
         self.early = early
         self.spell = spell
         self.dtype = str(model.module.dtype)
+        self.slots = max_rows
         self.held = Manifest(lineage="", version=0, tensors=())
-        self.work = Work()
+        self._work = Work()
+        self._digesting = 0.0
         self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell)
         self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
         self._readable: tuple[int, ...] = ()
@@ -71,26 +82,51 @@ class InProcessEngine:
         self._thread: threading.Thread | None = None
         self._writing = threading.Lock()
         """Held while anything is being decoded. Weights change only in between."""
+        self._loading: Loading | None = None
 
-    def load(self, weights: Weights) -> Manifest:
-        """Copy the tensors into the engine's own weights, unless they are the same memory, once everything under way is
-        written."""
-        own = self.model.parameters()
-        arrived = []
-        with self._writing, torch.no_grad():
-            for name, tensor in weights.tensors:
-                if name not in own or own[name].shape != tensor.shape:
-                    raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
-                if own[name].data_ptr() != tensor.data_ptr():
-                    own[name].copy_(tensor)
-                arrived.append(name)
-            if self._stream is not None:
-                self._stream.wait_stream(torch.cuda.current_stream(self.model.device))
-            start = time.perf_counter()
-            specs = (locate if self.shared else describe)((name, own[name]) for name in arrived)
-            self.work += Work(digesting=time.perf_counter() - start)
-            self.held = Manifest(weights.lineage, weights.version, specs)
+    @property
+    def version(self) -> int:
+        return self.held.version
+
+    @property
+    def work(self) -> Work:
+        return replace(self._work, digesting=self._digesting)
+
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
+        """Copy the tensors into the engine's own weights, unless they are the same memory.
+
+        `drain` lets the responses under way end first, and begins no others meanwhile. With `keep` and `abort`, which
+        do the same here, they continue with the new weights, and their key-value cache is computed again.
+        """
+        loading = self._loading = Loading(in_flight)
+        try:
+            with self._writing:
+                arrived = self._copy(weights)
+                self.held = Manifest(weights.lineage, weights.version, ())
+        finally:
+            self._loading = None
+            loading.done.set()
+        start = time.perf_counter()  # nothing changes the weights now: others decode with them meanwhile
+        specs = (locate if self.shared else describe)(arrived.items())
+        self._digesting += time.perf_counter() - start
+        self.held = Manifest(weights.lineage, weights.version, specs)
         return self.held
+
+    @torch.no_grad()
+    def _copy(self, weights: Weights) -> dict[str, torch.Tensor]:
+        """Returns the engine's own tensors that were written to."""
+        own, arrived, here = self.model.parameters(), dict[str, torch.Tensor](), self.model.device
+        if self._stream is not None:  # it may still be computing with the weights before
+            torch.cuda.current_stream(here).wait_stream(self._stream)
+        for name, tensor in weights.tensors:
+            if name not in own or own[name].shape != tensor.shape:
+                raise SoleraError(f"engine: tensor {name} of shape {tuple(tensor.shape)} does not fit its model")
+            if own[name].data_ptr() != tensor.data_ptr():
+                own[name].copy_(tensor)
+            arrived[name] = own[name]
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(here))
+        return arrived
 
     def weights(self) -> Weights:
         own = {} if self.shared else self.model.parameters()
@@ -148,17 +184,32 @@ class InProcessEngine:
                 while not self._inbox.empty():
                     if (more := self._inbox.get()) is not None:
                         active.append(more)
-                self._turn(active, owner)
+                before = self._make_way()
+                self._turn(active, owner, before)
                 for submission in active:
                     submission.hand_out(self.early)
                 active = [submission for submission in active if submission.pending]
             self.decoder.reset()  # it may still hold requests that were given up
 
-    def _turn(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
-        """Admit what fits, and decode the next tokens."""
+    def _make_way(self) -> int | None:
+        """Let new weights be loaded if some wait. Returns the version before them if jobs under way must continue."""
+        loading = self._loading
+        if loading is None or (loading.in_flight == "drain" and self.decoder.busy):
+            return None
+        before = self.held.version
+        self._writing.release()
+        loading.done.wait()
+        self._writing.acquire()
+        return before if self.decoder.busy else None
+
+    def _turn(self, active: list[Submission], owner: dict[Job, Submission], before: int | None) -> None:
+        """Admit what fits, and decode the next tokens. `before` is the version of jobs that the weights changed for."""
         start, prefilled, tokens = time.perf_counter(), self.decoder.prefilled, 0
         try:
-            self._begin(active, owner)
+            if before is not None:
+                self._continue(before)
+            if self._loading is None or self._loading.in_flight != "drain":
+                self._begin(active, owner)
             begun = time.perf_counter()
             for each in self._advance():
                 owner.pop(each.job).settle(each.job, self._completion(each))
@@ -170,19 +221,26 @@ class InProcessEngine:
             owner.clear()
             return
         end = time.perf_counter()
-        self.work += Work(end - start, begun - start, self.decoder.prefilled - prefilled, tokens)
+        self._work += Work(end - start, begun - start, self.decoder.prefilled - prefilled, tokens)
 
     def _begin(self, active: list[Submission], owner: dict[Job, Submission]) -> None:
         """Let the decoder begin with what waits, first come, first served. An idle decoder gets everything at once.
         Beside others, a batch begins as a whole or not at all. The rest of one that did not fit waits until the decoder
         is idle, so that it is decoded in the same parts every time."""
         waiting = [each for each in active if each.still_waiting()]
-        if waiting and not self.decoder.busy:
-            self._admit(waiting, owner)
+        if waiting and (not self.decoder.busy or (len(waiting) > 1 and not any(each.divided for each in waiting))):
+            self._admit(waiting, owner)  # together: their prompts are then computed in one pass
             waiting = [each for each in waiting if each.waiting]
         for submission in waiting:
             if submission.divided or not self._admit([submission], owner):
                 return
+
+    def _continue(self, before: int) -> None:
+        """Go on with the jobs under way. What they have so far was written by version `before`."""
+        with torch.cuda.stream(self._stream), self._precision():
+            for job, tokens in self.decoder.recompute().items():
+                if tokens:
+                    job.earlier.append((tokens, before))
 
     def _admit(self, submissions: list[Submission], owner: dict[Job, Submission]) -> int:
         """Admit jobs, and return how many. An error fails only these jobs; others continue."""
@@ -218,7 +276,7 @@ class InProcessEngine:
                 + (f', or need model.compute = "{wider}"' if wider else "")
             )
         return Completion(
-            written.token_ids_T, written.logp_T, ((len(written.token_ids_T), version),),
+            written.token_ids_T, written.logp_T, written.job.versions(len(written.token_ids_T), version),
             "stop" if written.stopped else "length", self.held.lineage, written.job.sampling,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """The input and output of a decoder: texts to continue, and the tokens generated after them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +26,24 @@ class Job:
     """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
     """Set when the request is cancelled. The decoder then drops the job before the next token."""
+    earlier: list[tuple[int, int]] = field(default_factory=list)
+    """If the weights changed while the job was under way: (number of tokens written until then, their version)."""
+
+    def versions(self, length: int, version: int) -> tuple[tuple[int, int], ...]:
+        """Run-length list of the versions that wrote the job's `length` tokens. `version` wrote the last ones.
+
+        >>> job = Job((5,), Sampling(1.0, 9), seed=0, limit=9)
+        >>> job.earlier += [(3, 0), (5, 1)]
+        >>> job.versions(7, 2), job.versions(5, 2), job.versions(2, 2)
+        (((3, 0), (2, 1), (2, 2)), ((3, 0), (2, 1)), ((2, 0),))
+        """
+        spans, start = list[tuple[int, int]](), 0
+        for end, by in (*self.earlier, (length, version)):
+            tokens = min(end, length) - start
+            if tokens > 0:
+                spans.append((tokens, by))
+                start += tokens
+        return tuple(spans)
 
     @property
     def kind(self) -> Kind:
@@ -59,6 +77,11 @@ class Decoder(Protocol):
 
     def advance(self) -> list[Written]:
         """Write one or more tokens for every job under way. Returns the jobs that have ended."""
+        ...
+
+    def recompute(self) -> dict[Job, int]:
+        """Compute the key-value cache of every job again, because the weights have changed. Returns how many tokens the
+        previous weights wrote for each job."""
         ...
 
     def reset(self) -> None:

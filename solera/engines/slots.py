@@ -44,7 +44,7 @@ class Memory:
     @classmethod
     def allocate(cls, model: LanguageModel, slots: int, requests: int, limit: int, prompt_tokens: int) -> "Memory":
         make = partial(torch.zeros, device=model.device)
-        places = prompt_tokens + slots * limit
+        places = prompt_tokens + slots * limit + 1  # the last is for keys and values that nobody needs
         return cls(
             slots, requests, limit, prompt_tokens,
             row_table=make(9, slots, dtype=torch.int64),
@@ -159,6 +159,31 @@ class Rows:
             known = self.flags
         if known is not None:
             self._update(known.read()[0].tolist() if self.left else [0] * self.rows)
+        return written
+
+    def recompute(self) -> dict[Job, int]:
+        """Compute all prompts again, then what each row has written so far, every token at its own place."""
+        step_S, alive_S, token_BT, length_B = Arriving(
+            self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
+        ).read()
+        self.decoder.prefill(list(self.prompts), [start for start, _ in self.prompts.values()])
+        written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
+        unread = self.memory.pools[0][0].shape[0] - 1
+        texts = list[tuple[tuple[int, ...], npt.NDArray[np.int64]]]()
+        for slot, seat in enumerate(self.seats):
+            if seat is None:
+                continue
+            job, request, _ = seat
+            written[job] = int(step_S[slot]) if alive_S[slot] else int(length_B[request])
+            if not alive_S[slot] or not step_S[slot]:
+                continue
+            before, after = len(job.token_ids) - 1, int(step_S[slot])
+            # The row computes its newest token itself. Its prompt is in the cache already, shared with other rows.
+            text = job.token_ids + tuple(token_BT[request, : after - 1].tolist())
+            place_T = np.full(len(text), unread)
+            place_T[before:] = self.response_start[slot] + np.arange(after)
+            texts.append((text, place_T))
+        self.decoder.fill(texts)
         return written
 
     def _drop_cancelled(self) -> None:

@@ -48,6 +48,10 @@ class RunState:
     uses: tuple[int, int] | None = None
     """Uses of earlier versions in the store when the checkpoint was written: their number, and the sum of their
     rollouts' ids. Unset in older checkpoints."""
+    running: tuple[int, ...] = ()
+    """With `collect.mode = "stream"`: problems before `position` whose groups were not in the store yet."""
+    ready: tuple[int, ...] = ()
+    """With `collect.mode = "stream"`: problems whose groups were in the store and had not been drawn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,10 +168,12 @@ def read_state(folder: Path) -> RunState:
     try:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         uses = None if fields.get("uses") is None else tuple(fields["uses"])
-        state = RunState(**{**fields, "sync": _sync_state(fields["sync"]), "uses": uses})
+        opened = {name: tuple(fields.get(name, ())) for name in ("running", "ready")}
+        state = RunState(**{**fields, "sync": _sync_state(fields["sync"]), "uses": uses, **opened})
         numbers = state.version, state.position, state.watermark, *(() if uses is None else uses or (None,))
-        if any(type(number) is not int or number < 0 for number in numbers) or len(numbers) not in (3, 5):
-            raise ValueError("version, position, watermark and uses in state.json must be whole numbers")
+        known = (*numbers, *state.running, *state.ready)
+        if any(type(number) is not int or number < 0 for number in known) or len(numbers) not in (3, 5):
+            raise ValueError("version, position, watermark, uses, running and ready must be whole numbers")
         if state.compute not in (None, "float32", "bfloat16", "float16"):
             raise ValueError(f"compute in state.json is {state.compute!r}")
         if folder.name != step_name(state.version):

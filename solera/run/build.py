@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from solera import config as configuration
-from solera.config import Config, DiagnoseConfig, DrawConfig
+from solera.config import Config, DiagnoseConfig, DrawConfig, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
@@ -23,7 +23,7 @@ from solera.learner.reference import Reference
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective
-from solera.protocols import Engine, Sink, Store, Task
+from solera.protocols import Engine, Sink, Store, Supply, Task
 from solera.records import Prompt, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
@@ -31,16 +31,17 @@ from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.run.parts import Parts
 from solera.store.deferred import Deferred
-from solera.store.drawing import quotas_of
+from solera.store.drawing import new_per_batch, quotas_of
 from solera.store.ledger import Ledger
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance
-from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule
+from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule, within
 from solera.tasks.episodes import Guard
 from solera.tasks.event_loop import EventLoop
 from solera.training.delivery import Delivery
 from solera.training.loop import Loop
 from solera.training.probe import Probe
+from solera.training.stream import Stream
 from solera.training.supply import LockStep
 
 CANARY_PROMPTS = 2
@@ -62,17 +63,14 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         collect=config.collect,
         objective=objective,
         seed=config.run.seed,
-        supply=LockStep(
-            parts.task, engine, drawn_from, sampling=sampling, group_size=config.collect.group_size,
-            reserve=config.collect.offset * config.collect.prompts, seed=config.run.seed, members=_members(config),
-            guard=guard, events=events, host_is_free=parts.model.device.type != "cpu",
-        ),
+        supply=_supply(parts, engine, drawn_from, sampling, guard, events),
         engine=engine,
         store=drawn_from,
         learner=learner,
         delivery=Delivery(
             learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
-            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
+            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, in_flight=config.sync.in_flight,
+            events=events,
         ),
         probe=Probe(
             _diagnosed(parts), parts.task, engine, drawn_from, learner, exam.prompts, sampling=sampling,
@@ -103,26 +101,50 @@ def _learner(parts: Parts, objective: Objective) -> Learner:
     )  # fmt: skip
 
 
+def _supply(parts: Parts, engine: Engine, store: Store, sampling: Sampling, guard: Guard, events: EventLoop) -> Supply:
+    config = parts.config
+    collect, members = config.collect, _members(config)
+    if collect.mode == "stream":
+        return Stream(
+            parts.task, engine, store, sampling=sampling, group_size=collect.group_size, members=members,
+            new_per_batch=new_per_batch(config.draw, collect.prompts), max_age=staleness_of(config),
+            seed=config.run.seed, guard=guard, events=events,
+        )  # fmt: skip
+    return LockStep(
+        parts.task, engine, store, sampling=sampling, group_size=collect.group_size,
+        reserve=collect.offset * collect.prompts, seed=config.run.seed, members=members, guard=guard, events=events,
+        host_is_free=parts.model.device.type != "cpu",
+    )  # fmt: skip
+
+
 def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
     """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
-    fresh = parts.own.rule is None and always_fresh(config.sync)
+    fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
     engine = InProcessEngine(
         model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, config.model.compile,
         beside=_overlaps(parts) and not shared, shared=shared,
-        early=model.takes_plans and _graded_alone(parts),  # decoding on a CPU would share it with grading
+        # In lock-step on a CPU, decoding and grading would compete for it.
+        early=(model.takes_plans and _graded_alone(parts)) or (staleness_of(config) > 0 and not _waits(config)),
         spell=parts.codec.decode,
     )  # fmt: skip
     return engine, shared
 
 
+def _waits(config: Config) -> bool:
+    """Whether nothing is generated while the learner works, except with `collect.overlap`."""
+    return config.collect.mode == "lock_step"
+
+
 def _overlaps(parts: Parts) -> bool:
     """Whether the next batch is generated while the learner works on this one. By default a user's own task does not
     overlap, because it may not be safe to run beside the learner."""
+    if parts.config.collect.mode == "stream":
+        return staleness_of(parts.config) > 0
     if parts.config.collect.overlap is not None:
         return parts.config.collect.overlap
     return not parts.own.has_task(parts.config) and _has_room_beside(parts.model)
@@ -131,7 +153,8 @@ def _overlaps(parts: Parts) -> bool:
 def _rule(parts: Parts) -> SyncRule:
     if not configuration.writes(parts.config.draw):
         return never
-    return parts.own.rule or sync_rule(parts.config.sync, parts.say)
+    rule = parts.own.rule or sync_rule(parts.config.sync, parts.say)
+    return within(rule, staleness_of(parts.config)) if parts.config.collect.mode == "stream" else rule
 
 
 def _diagnosed(parts: Parts) -> DiagnoseConfig:
@@ -163,9 +186,10 @@ def _graded_alone(parts: Parts) -> bool:
 
 def store_of(config: Config, ledger: Ledger) -> Store:
     """The store that batches are drawn from: first in, first out, each rollout once, unless `[draw]` is set."""
+    streams = config.collect.mode == "stream"
     if config.draw == DrawConfig():
-        return Deferred(ledger)
-    return Selected(ledger, config.draw, config.run.seed)
+        return Deferred(ledger, by_admission=streams)
+    return Selected(ledger, config.draw, config.run.seed, by_admission=streams)
 
 
 def _members(config: Config) -> int:

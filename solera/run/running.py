@@ -24,7 +24,7 @@ from solera.folder.paths import CONFIG, MODEL
 from solera.models import loading
 from solera.objectives.objective import Objective
 from solera.objectives.table import notices
-from solera.protocols import Weights
+from solera.protocols import SupplyState, Weights
 from solera.records import Rollout
 from solera.report.result import Result, result_of
 from solera.report.sinks import TeeSink, need_wandb
@@ -210,7 +210,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
         loop.learner.restore(state.lineage, state.version, tensors["learner"])
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.folder}: does not match the run: {one_line(error)}") from error
-    loop.supply.restore(state.position)
+    loop.supply.restore(SupplyState(state.position, state.running, state.ready))
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
     loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(own.items())))

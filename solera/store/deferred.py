@@ -20,12 +20,13 @@ FIRST_UNWRITTEN = 2**62
 class Deferred:
     """Implements the Store protocol over a ledger. Keeps what `add` and `record` receive until `flush`, or until
     anything other than a draw needs it. A process that is killed earlier loses only the step that a resume would undo
-    anyway."""
+    anyway. With `by_admission`, groups are drawn in the order of the task's stream, in whatever order they arrived."""
 
     selective = False
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, by_admission: bool = False) -> None:
         self.ledger = ledger
+        self.by_admission = by_admission
         self._numbers = count(FIRST_UNWRITTEN)
         self._unwritten: dict[int, Rollout] = {}
         self._steps: list[list[Use]] = []
@@ -54,7 +55,7 @@ class Deferred:
     def draw(self, groups: int, group_size: int, now: PolicyVersion | None = None) -> list[Group]:
         with self.ledger.transaction():
             with closing(self._unused()) as unused:
-                chosen = self.ledger.queue().draw(unused, groups, group_size)
+                chosen = self.ledger.queue().draw(unused, groups, group_size, self.by_admission)
             written = [(key, [id_ for id_ in members if id_ < FIRST_UNWRITTEN]) for key, members in chosen]
             found = self._unwritten | {
                 rollout.id: rollout for group in self.ledger.form(written) for rollout in group.rollouts if rollout.id

@@ -68,6 +68,8 @@ class Selection:
     origins: tuple[str, ...]
     most: int
     """Maximum number of groups that will be drawn. Only so many need to be sorted."""
+    by_admission: bool = False
+    """Whether `first` means the order of the task's stream, not of arrival. Imported groups then come last."""
 
     @property
     def least(self) -> int:
@@ -274,6 +276,20 @@ def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:
     return np.repeat(key_P << 32 | place_P, cut.size_P)
 
 
+def new_per_batch(draw: DrawConfig, groups: int) -> int:
+    """The fewest groups of a batch that the run generates for it.
+
+    >>> new_per_batch(DrawConfig(), 32), new_per_batch(DrawConfig("replay", fresh=0.25), 32)
+    (32, 8)
+    """
+    if draw.policy == "replay":
+        return apportion(groups, [draw.fresh, 1 - draw.fresh])[0]
+    if draw.policy == "mixed" and draw.mix == "between":
+        shares = shares_of(draw)
+        return dict(zip(shares, apportion(groups, list(shares.values())), strict=True)).get("self", 0)
+    return groups
+
+
 def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
     """Number of members of each origin in a group that mixes origins."""
     shares = shares_of(draw)
@@ -361,6 +377,9 @@ def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> n
     if order == "uniform":
         return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups))
     first_P = rows.id_R[groups.member_R[groups.start_P]]
+    if order == "first" and selection.by_admission:
+        visit_P = rows.admission_R[groups.member_R[groups.start_P]]
+        return _best(-np.where(visit_P == NO_VISIT, np.iinfo(np.int32).max, visit_P), first_P, selection.most)
     if order == "first":
         return _best(-first_P, first_P, selection.most)
     if order == "newest":

@@ -8,6 +8,7 @@ of one prompt fill one group after the other.
 
 from bisect import insort
 from collections.abc import Iterable, Iterator
+from heapq import nsmallest
 from itertools import islice
 from math import inf
 
@@ -37,10 +38,13 @@ class Queue:
         """Number of complete groups that are missing."""
         return groups - sum(1 for _ in islice(complete_groups(unused, group_size, {}), groups))
 
-    def draw(self, unused: Iterable[Unused], groups: int, group_size: int) -> list[tuple[str, list[int]]]:
-        """Key and members of the first complete groups, in the order of their first members."""
+    def draw(
+        self, unused: Iterable[Unused], groups: int, group_size: int, by_admission: bool = False
+    ) -> list[tuple[str, list[int]]]:
+        """Key and members of the first complete groups, in the order of their first members or of their admission."""
         filling: Filling = {}
-        first = first_groups(unused, groups, group_size, filling)
+        choose = earliest_groups if by_admission else first_groups
+        first = choose(unused, groups, group_size, filling)
         self._drawn = {id_: visit for members, (_, visit) in first if visit is not None for id_ in members}
         last = max(self._drawn.values(), default=self.reached)
         self._left_by_draw = sum(len(ids) for (_, visit), ids in filling.items() if visit is not None and visit < last)
@@ -77,3 +81,16 @@ def first_groups(
         if len(first) == groups and (not first or first[-1][0][0] < oldest):
             break
     return first
+
+
+def earliest_groups(
+    unused: Iterable[Unused], groups: int, group_size: int, filling: Filling
+) -> list[tuple[list[int], tuple[str, int | None]]]:
+    """Complete groups in the order of their admission. Imported ones, which have none, come last."""
+    found = [(members, visit) for members, visit, _ in complete_groups(unused, group_size, filling)]
+
+    def order(group: tuple[list[int], tuple[str, int | None]]) -> tuple[float, int]:
+        members, (_, admission) = group
+        return inf if admission is None else admission, members[0]
+
+    return nsmallest(groups, found, key=order)

@@ -11,12 +11,14 @@ from solera.store.ledger import Ledger
 
 
 class Selected:
-    """Implements the Store protocol over a ledger and the section `[draw]`."""
+    """Implements the Store protocol over a ledger and the section `[draw]`. With `by_admission`, new groups are drawn
+    in the order of the task's stream, in whatever order they arrived."""
 
     selective = True
 
-    def __init__(self, ledger: Ledger, draw: DrawConfig, seed: int) -> None:
+    def __init__(self, ledger: Ledger, draw: DrawConfig, seed: int, by_admission: bool = False) -> None:
         self.ledger = ledger
+        self.by_admission = by_admission
         self.draw_config = draw
         self.seed = seed
         self._catalogue: Catalogue | None = None
@@ -73,7 +75,9 @@ class Selected:
         with self.ledger.transaction() as connection:
             self._catalogue.refresh(connection)
         catalogue = self._catalogue
-        selection = Selection(self.draw_config, group_size, now.version, self.seed, catalogue.origins, groups)
+        selection = Selection(
+            self.draw_config, group_size, now.version, self.seed, catalogue.origins, groups, self.by_admission
+        )
         return rank(catalogue.rows, selection)
 
 

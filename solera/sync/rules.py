@@ -123,6 +123,17 @@ def saying_where_too_coarse(
     return decide
 
 
+def within(rule: SyncRule, max_age: float) -> SyncRule:
+    """The same rule, with a sync after at most `max_age + 1` batches. Without it, a stream could not supply the next
+    batch with responses that are young enough."""
+
+    def decide(state: SyncState, version: int, diagnosis: Metrics) -> SyncState:
+        decided = rule(state, version, diagnosis)
+        return replace(decided, due=True) if version - state.engine_version > max_age else decided
+
+    return decide
+
+
 def kept_for(config: SyncConfig) -> float:
     """Minimum number of batches between two syncs, whatever is measured."""
     return {"adaptive": config.v_min, "never": math.inf}.get(config.rule, config.period)

@@ -77,7 +77,7 @@ class Loop:
             with metrics.timed("generate"):
                 generated, groups = self.draw()
                 metrics.add({"tokens/generated": generated})
-            self.write_ahead(step, sync)
+            self.write_ahead(step, sync, groups)
             with metrics.timed("diagnose"):
                 proximal = self.probe.score(step)
             with metrics.timed("learn"):
@@ -102,10 +102,10 @@ class Loop:
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""
-        learner = self.learner
+        learner, supply = self.learner, self.supply.state()
         state = RunState(
-            learner.lineage, learner.version, sync, self.supply.state(), self.store.watermark(), accuracy,
-            learner.compute, self.store.uses_before(learner.version),
+            learner.lineage, learner.version, sync, supply.position, self.store.watermark(), accuracy,
+            learner.compute, self.store.uses_before(learner.version), supply.running, supply.ready,
         )  # fmt: skip
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
@@ -136,7 +136,7 @@ class Loop:
         generated = self.supply.wait(wanted, now)
         return generated, self.store.draw(wanted, self.collect.group_size, now)
 
-    def write_ahead(self, step: int, sync: SyncState) -> None:
+    def write_ahead(self, step: int, sync: SyncState, groups: list[Group]) -> None:
         """Let the next batch be written meanwhile, unless a sync or an evaluation comes before it."""
         kept = step + 1 < min(self.steps, sync.engine_version + self.kept_for)
-        self.supply.drawn(ahead=self.collect.prompts if kept and not self.evaluator.due(step + 1) else 0)
+        self.supply.drawn(groups, ahead=self.collect.prompts if kept and not self.evaluator.due(step + 1) else 0)

@@ -1,9 +1,11 @@
 """Keeps the store supplied with rollouts: one group of attempts for each prompt, with their grades."""
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
-from solera.protocols import Engine, Store, Task
-from solera.records import PolicyVersion, Prompt, Sampling
+from solera.protocols import Engine, Store, SupplyState, Task
+from solera.records import Group, PolicyVersion, Prompt, Rollout, Sampling
 from solera.streams import stream_seeds
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, episodes
 from solera.tasks.event_loop import Begun, EventLoop
@@ -12,6 +14,43 @@ ROUNDS = 4
 """How often one call replaces groups that got no reward."""
 PATIENCE = 2.0
 """Seconds that a run waits at its end for a batch that it will not use."""
+
+
+def attempt_seeds(seed: int, number: int, members: int) -> list[int]:
+    """The seed of each member of the group for problem `number`."""
+    return stream_seeds(stream_seeds(seed, np.array([number])), np.arange(members)).tolist()
+
+
+def stored(attempted: Mapping[int, Sequence[Attempted]]) -> tuple[list[Rollout], int]:
+    """The rollouts to store for the attempts at each problem, and the number of tokens generated for them."""
+    rollouts = [
+        (each.member() if isinstance(each, Failed) else each).admitted(number)
+        for number, members in attempted.items()
+        for each in members
+    ]
+    everyone = [each for members in attempted.values() for each in members]
+    return rollouts, sum(each.tokens if isinstance(each, Failed) else each.length for each in everyone)
+
+
+class Failures:
+    """Counts failed episodes."""
+
+    def __init__(self) -> None:
+        self._since = 0
+        self._in_a_row = 0
+
+    def count(self, attempted: Sequence[Attempted], batch: int) -> None:
+        """Raise an error if all of these episodes failed, and at least `batch` in a row."""
+        failed = [each for each in attempted if isinstance(each, Failed)]
+        self._since += len(failed)
+        self._in_a_row = self._in_a_row + len(failed) if len(failed) == len(attempted) else 0
+        if failed and self._in_a_row >= batch:
+            raise failed[0].error
+
+    def take(self) -> dict[str, float]:
+        """`episodes/failed` since the last call, if there were any."""
+        failed, self._since = self._since, 0
+        return {"episodes/failed": failed} if failed else {}
 
 
 class LockStep:
@@ -52,9 +91,7 @@ class LockStep:
         self.position = 0
         """Next problem of the task's stream."""
         self.guard = guard
-        self._failed = 0
-        """Episodes that failed since `take_metrics` was called last."""
-        self._failed_in_a_row = 0
+        self._failures = Failures()
         self._decoding = 0.0
         """Seconds in which the engine wrote batches since `take_metrics` was called last."""
         self._begun: Begun[tuple[list[Attempted], float]] | None = None
@@ -80,18 +117,19 @@ class LockStep:
                 break
             attempted = self._attempted(missing, ahead)
             ahead = []
-            self._count_failures(attempted, groups * self.members)
-            rollouts = [each.member() if isinstance(each, Failed) else each for each in attempted]
-            self.store.add([r.admitted(self.position + place // self.members) for place, r in enumerate(rollouts)])
+            self._failures.count(attempted, groups * self.members)
+            by_problem = {self.position + p: attempted[p * self.members :][: self.members] for p in range(missing)}
+            rollouts, tokens = stored(by_problem)
+            self.store.add(rollouts)
             self.position += missing
-            generated += sum(each.tokens if isinstance(each, Failed) else each.length for each in attempted)
+            generated += tokens
             if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
         if not generated:
             self.store.flush()
         return generated
 
-    def drawn(self, ahead: int) -> None:
+    def drawn(self, groups: Sequence[Group], ahead: int) -> None:
         """Attempt up to `ahead` of the next problems already, but no more than were missing this time, for the next
         `wait`.
 
@@ -114,29 +152,22 @@ class LockStep:
             self._begun.wait(PATIENCE)
         self.events.close()
 
-    def state(self) -> int:
-        return self.position
+    def state(self) -> SupplyState:
+        return SupplyState(self.position)
 
-    def restore(self, state: int) -> None:
-        self.position = state
+    def restore(self, state: SupplyState) -> None:
+        self.position = state.position
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: `time/generate/decode`, seconds in which the engine wrote the batches that were taken,
         and `episodes/failed`, where some did."""
-        failed, seconds, self._failed, self._decoding = self._failed, self._decoding, 0, 0.0
-        return {"time/generate/decode": seconds} | ({"episodes/failed": failed} if failed else {})
+        seconds, self._decoding = self._decoding, 0.0
+        return {"time/generate/decode": seconds} | self._failures.take()
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""
         known = len(ahead) == groups * self.members
         return ahead if known else self._attempt(self.position, groups)
-
-    def _count_failures(self, attempted: list[Attempted], batch: int) -> None:
-        failed = [each for each in attempted if isinstance(each, Failed)]
-        self._failed += len(failed)
-        self._failed_in_a_row = self._failed_in_a_row + len(failed) if len(failed) == len(attempted) else 0
-        if failed and self._failed_in_a_row >= batch:
-            raise failed[0].error
 
     def _attempt(self, first: int, groups: int) -> list[Attempted]:
         if not self.host_is_free:

@@ -1,0 +1,329 @@
+"""A supply that generates all the time, while the learner learns, and still bounds the age of what is trained on.
+
+Prompts are admitted in the order of the task's stream, one group of attempts each, as long as every admitted group will
+be drawn in time. With version e of the engine, n batches handed to the learner, and at least B new groups per batch, a
+group is admitted while fewer than
+
+    need + (e + max_age - n) · B
+
+groups are open, where `need` is the number of new groups that batch n takes. A group is open from its admission until
+it is drawn, or closed because it cannot be drawn. Batches take open groups in the order of their admission and wait for
+slow ones. So a group is drawn by batch e + max_age at the latest. Version e or a later one wrote its first token, so
+its age is at most `max_age`. Nothing is ever dropped for its age: dropping late responses would starve long, hard
+prompts.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import NamedTuple
+
+from solera.protocols import Engine, Store, SupplyState, Task
+from solera.records import Group, PolicyVersion, Prompt, Sampling
+from solera.tasks.episodes import Attempted, Guard, attempt
+from solera.tasks.event_loop import EventLoop
+from solera.training.supply import ROUNDS, Failures, attempt_seeds, stored
+
+UNBOUNDED = 2
+"""Batches generated ahead if nothing bounds the age (`sync.rule = "never"`)."""
+FREE_SHARE = 8
+"""New groups are admitted once one in so many of the engine's slots is free. Their prompts are computed together."""
+
+
+@dataclass(eq=False)
+class OpenGroup:
+    """A group from its admission until it is drawn or closed."""
+
+    admitted: float
+    """When it was admitted, in seconds of `time.perf_counter`."""
+    attempted: list[Attempted] | None = None
+    """Its attempts, from the end of the last one until they are stored."""
+    ended: float | None = None
+    """When the last attempt ended."""
+    graded: bool = True
+    """Whether every member has a reward."""
+
+
+class Waited(NamedTuple):
+    """How long a group that was drawn had taken."""
+
+    writing: float
+    """Seconds from its admission to the end of its last response."""
+    waiting: float
+    """Seconds from then until it was drawn."""
+    length: float
+    """Mean length of its responses."""
+    reward: float
+    """Their mean reward."""
+
+
+class Stream:
+    """A `Supply` that keeps the engine full. Episodes run in the thread of the run's event loop. Only the main thread
+    uses the store.
+
+    `new_per_batch` is the smallest number of new groups that a batch takes. At `max_age = 0` nothing is written while
+    the learner works, and replacements for groups that cannot be drawn wait until the others are complete. So a
+    single-turn run equals the one in lock-step, bit for bit.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        engine: Engine,
+        store: Store,
+        *,
+        sampling: Sampling,
+        group_size: int,
+        members: int,
+        new_per_batch: int,
+        max_age: float,
+        seed: int,
+        guard: Guard,
+        events: EventLoop,
+    ) -> None:
+        self.task = task
+        self.engine = engine
+        self.store = store
+        self.sampling = sampling
+        self.group_size = group_size
+        self.members = members
+        self.new_per_batch = new_per_batch
+        self.max_age = max_age
+        self.seed = seed
+        self.guard = guard
+        self.events = events
+        self.position = 0
+        """Next problem of the task's stream."""
+        self._again: list[int] = []
+        """Problems to attempt first. They were under way when the run was interrupted that this one resumes."""
+        self._open: dict[int, OpenGroup] = {}
+        """By admission, which is the problem's position in the stream."""
+        self._running = 0
+        """Attempts under way."""
+        self._next_batch = 0
+        self._need = 0
+        """New groups that the next batch takes."""
+        self._error: BaseException | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        """Kept, because an event loop holds its tasks only weakly."""
+        self._changed = threading.Condition()
+        """Guards the fields above. The event loop's thread admits groups and ends attempts. The main thread stores and
+        draws."""
+        self._failures = Failures()
+        self._closed = Counter[str]()
+        self._waited: list[Waited] = []
+        self._worked = engine.work
+
+    def wait(self, groups: int, now: PolicyVersion) -> int:
+        """Return once `groups` groups can be drawn, the earliest admitted first. Returns the tokens of all groups that
+        were stored meanwhile.
+
+        If many groups cannot be drawn, because they have no reward or the store filters them out, it returns earlier.
+        """
+        generated, waves = self._store_ended(), 0
+        with self._changed:
+            self._next_batch = now.version
+        while True:
+            need = self._needed(groups, now)
+            if self._ready(need) or need > (ROUNDS + 1) * groups or (self.max_age == 0 and waves >= ROUNDS):
+                return generated
+            waves += self._admit_for(now.version, need)
+            self.store.flush()
+            while not self._ready(need):
+                with self._changed:
+                    self._changed.wait_for(self._anything_to_store)
+                generated += self._store_ended()
+
+    def _needed(self, groups: int, now: PolicyVersion) -> int:
+        """How many of the open groups a draw of `groups` needs, counting those that turned out to be undrawable."""
+        with self._changed:
+            ended = sum(group.ended is not None for group in self._open.values())
+        return self.store.missing(groups, self.group_size, ended, now)
+
+    def _ready(self, need: int) -> bool:
+        """Whether the first `need` groups in the order of admission are stored."""
+        with self._changed:
+            first = [self._open[number] for number in sorted(self._open)[:need]]
+        return len(first) == need and all(group.ended is not None and group.attempted is None for group in first)
+
+    def _anything_to_store(self) -> bool:
+        return self._error is not None or any(group.attempted is not None for group in self._open.values())
+
+    def _store_ended(self) -> int:
+        """Store the groups that have ended. Returns how many tokens were generated for them."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            ended = {n: group for n, group in sorted(self._open.items()) if group.attempted is not None}
+            attempted = {n: group.attempted for n, group in ended.items() if group.attempted is not None}
+        everyone = [each for members in attempted.values() for each in members]
+        self._failures.count(everyone, self.new_per_batch * self.members)
+        self.guard.tell(everyone)
+        rollouts, tokens = stored(attempted)
+        if rollouts:
+            self.store.add(rollouts)
+        with self._changed:
+            for number, group in ended.items():
+                group.graded = all(r.rewards for r in rollouts if r.admission == number)
+                group.attempted = None
+        return tokens
+
+    def drawn(self, groups: Sequence[Group], ahead: int) -> None:
+        """The batch is drawn: these groups are no longer open, and others are admitted."""
+        at, numbers = time.perf_counter(), dict[int, Group]()
+        for group in groups:
+            numbers |= {r.admission: group for r in group.rollouts if r.admission is not None}
+        last = max(numbers, default=-1)
+        with self._changed:
+            for number in [n for n, group in self._open.items() if n in numbers or (n < last and group.ended)]:
+                opened = self._open.pop(number)
+                if number in numbers:
+                    self._waited.append(_waited(opened, numbers[number], at))
+                else:
+                    self._closed["filtered" if opened.graded else "ungraded"] += 1
+        self._admit_for(self._next_batch + 1, self.new_per_batch)
+
+    def _admit_for(self, next_batch: int, need: int) -> bool:
+        """Admit groups until `next_batch`, which takes `need` of them, and later batches are supplied. Returns whether
+        there were any."""
+        with self._changed:
+            self._next_batch, self._need = next_batch, need
+        return self.events.run(self._admit_some()) > 0
+
+    async def _admit_some(self) -> int:
+        return self._admit()
+
+    def _admit(self) -> int:
+        """Admit as many groups as the bound and the engine have room for. Runs in the event loop's thread."""
+        with self._changed:
+            numbers = [self._next() for _ in range(self._admissible())]
+            self._open |= {number: OpenGroup(time.perf_counter()) for number in numbers}
+            self._running += len(numbers) * self.members
+        for number in numbers:
+            self._tasks.add(task := asyncio.get_running_loop().create_task(self._write(number)))
+            task.add_done_callback(self._tasks.discard)
+        return len(numbers)
+
+    def _next(self) -> int:
+        if self._again:
+            return self._again.pop(0)
+        self.position += 1
+        return self.position - 1
+
+    def _admissible(self) -> int:
+        """How many groups to admit now."""
+        if self._error is not None:
+            return 0
+        ahead = UNBOUNDED if math.isinf(self.max_age) else self.engine.version + int(self.max_age) - self._next_batch
+        room = self._need + ahead * self.new_per_batch - len(self._open)
+        if self.max_age == 0:
+            return 0 if self._running else room
+        free = self.engine.slots - self._running
+        if self._running and free * FREE_SHARE < self.engine.slots:
+            return 0
+        return max(0, min(room, -(-free // self.members)))
+
+    async def _write(self, number: int) -> None:
+        """Attempt one group. The first error that is not an episode's own ends the run."""
+        group, attempts = self._open[number], list[asyncio.Task[Attempted]]()
+        try:
+            prompt = self.task.prompt(number)
+            attempts += [self._attempt(prompt, seed) for seed in attempt_seeds(self.seed, number, self.members)]
+            attempted = [await each for each in attempts]
+        except BaseException as error:
+            for each in attempts:
+                each.cancel()
+            await asyncio.gather(*attempts, return_exceptions=True)
+            with self._changed:
+                self._error = self._error or error
+                self._changed.notify_all()
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._changed:
+            group.attempted, group.ended = attempted, time.perf_counter()
+            self._changed.notify_all()
+
+    def _attempt(self, prompt: Prompt, seed: int) -> "asyncio.Task[Attempted]":
+        each = asyncio.get_running_loop().create_task(
+            attempt(self.task, self.engine, prompt, self.sampling, seed, self.guard)
+        )
+        each.add_done_callback(self._ended)
+        return each
+
+    def _ended(self, each: "asyncio.Task[Attempted]") -> None:
+        """An attempt has ended: its slot is free."""
+        with self._changed:
+            self._running -= 1
+        self._admit()
+
+    def close(self) -> None:
+        """Cancel what is under way, and close the event loop."""
+        with self._changed:
+            self._error = self._error or RuntimeError("the supply is closed")
+        self.events.close()
+
+    def state(self) -> SupplyState:
+        self._store_ended()
+        with self._changed:
+            running = tuple(sorted({*self._again, *(n for n, group in self._open.items() if group.ended is None)}))
+            ready = tuple(sorted(n for n, group in self._open.items() if group.ended is not None))
+            return SupplyState(self.position, running, ready)
+
+    def restore(self, state: SupplyState) -> None:
+        now = time.perf_counter()
+        self.position, self._again = state.position, list(state.running)
+        self._open = {number: OpenGroup(now, ended=now) for number in state.ready}
+
+    def take_metrics(self) -> dict[str, float]:
+        """Since the last call: the engine's seconds, groups that were closed without being drawn, failed episodes, and
+        how long drawn groups took, by length and by reward."""
+        before, self._worked = self._worked, self.engine.work
+        waited, self._waited = self._waited, []
+        closed, self._closed = self._closed, Counter()
+        with self._changed:
+            ready = sum(group.ended is not None for group in self._open.values())
+            held = {"stream/ready": float(ready), "stream/running": float(len(self._open) - ready)}
+        return (
+            {"time/generate/decode": (self._worked - before).seconds} | held | self._failures.take()
+            | {f"stream/closed_{reason}": count for reason, count in closed.items()} | waiting_times(waited)
+        )  # fmt: skip
+
+
+def _waited(opened: OpenGroup, group: Group, at: float) -> Waited:
+    ended = opened.ended or at
+    rewards = [rollout.reward for rollout in group.rollouts if rollout.reward is not None]
+    return Waited(
+        ended - opened.admitted, at - ended, fmean(rollout.length for rollout in group.rollouts), fmean(rewards or [0])
+    )  # fmt: skip
+
+
+def waiting_times(waited: Sequence[Waited]) -> dict[str, float]:
+    """Mean seconds that groups took to be written and then waited to be drawn; also of the half with the longer
+    responses, and of the half with the lower rewards, so that a disadvantage of slow or hard prompts shows.
+
+    >>> times = waiting_times([Waited(1, 0, 10, 1.0), Waited(3, 4, 30, 0.0)])
+    >>> times["time/stream/write"], times["time/stream/write_long"], times["time/stream/wait_short"]
+    (2.0, 3.0, 0.0)
+    """
+    if not waited:
+        return {}
+    length, reward = median(each.length for each in waited), median(each.reward for each in waited)
+    parts: dict[str, Iterable[Waited]] = {
+        "": waited,
+        "_long": [each for each in waited if each.length > length],
+        "_short": [each for each in waited if each.length <= length],
+        "_high": [each for each in waited if each.reward > reward],
+        "_low": [each for each in waited if each.reward <= reward],
+    }
+    return {
+        f"time/stream/{name}{suffix}": fmean(getattr(each, field) for each in some)
+        for suffix, some in parts.items()
+        for name, field in (("write", "writing"), ("wait", "waiting"))
+        if some
+    }
