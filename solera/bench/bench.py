@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solera.bench import peer, random_model
-from solera.bench.options import BenchOptions, refuse_without_gpu
+from solera.bench.options import BenchOptions, Mode, refuse_without_gpu
 from solera.errors import SoleraError, counted
 from solera.folder.files import write_whole
 
@@ -31,7 +31,7 @@ PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Measured peak of bfloat16 matrix products, in operations per second."""
 LINES = (
     "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
-    "tokens/s", "of peak", "memory",
+    "tokens/s decoding", "tokens/s overall", "of peak", "memory",
 )  # fmt: skip
 
 
@@ -74,15 +74,21 @@ def run(options: BenchOptions, console: Console) -> Measured:
 
 def _variants(options: BenchOptions, folder: Path) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     ours = [
-        (f"Solera, v = {v}{_ahead(options.overlap) if v > 1 else ''}", partial(_ours, options, v)) for v in options.v
+        (f"Solera, v = {v}{_manner(options, v, mode)}", partial(_ours, options, v, mode))
+        for v in options.v
+        for mode in options.mode
     ]
     trl = [("TRL", partial(peer.measure, options, folder))] if options.trl_step else []
     vllm = [("TRL with vLLM", partial(peer.measure, options, folder, peer.VLLM))] if options.trl_vllm else []
     return [*ours, *trl, *vllm]
 
 
-def _ahead(overlap: bool | None) -> str:
-    return "" if overlap is None else ", overlap" if overlap else ", no overlap"
+def _manner(options: BenchOptions, v: int, mode: Mode) -> str:
+    if mode == "stream":
+        return ", stream"
+    if v == 1 or options.overlap is None:
+        return ""
+    return ", overlap" if options.overlap else ", no overlap"
 
 
 def _settle(options: BenchOptions) -> BenchOptions:
@@ -94,9 +100,9 @@ def _settle(options: BenchOptions) -> BenchOptions:
     return dataclasses.replace(options, device="cuda" if gpu else "cpu")
 
 
-def _ours(options: BenchOptions, v: int) -> dict[str, Any]:
+def _ours(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
     """Measure our step in its own process, as TRL's is."""
-    given = json.dumps({**dataclasses.asdict(options), "this_v": v})
+    given = json.dumps({**dataclasses.asdict(options), "this_v": v, "this_mode": mode})
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(
         [sys.executable, "-m", "solera.bench.ours", given], capture_output=True, text=True, env=environment, check=False
@@ -157,6 +163,7 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
         _with_share(diagnose, whole),
         f"{statistics.median(rest):.3f}",
         f"{tokens / sum(decode):,.0f}" if tokens else "",
+        f"{tokens / sum(whole):,.0f}" if tokens else "",
         _share_of_peak(several),
         memory,
     ]

@@ -11,6 +11,7 @@ from solera.folder.files import writable
 from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]
+Mode = Literal["lock_step", "stream"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class BenchOptions:
     """How often each variant runs. Variants run in turn, each time in a new process."""
     v: tuple[int, ...] = (1,)
     """Sync periods to measure."""
+    mode: tuple[Mode, ...] = ("lock_step",)
+    """Ways to generate: `lock_step`, `stream`, or both. `stream` generates while learning, with
+    `collect.max_age = 2 * v`."""
     overlap: bool | None = None
     """Generate the next batch while learning from the current one, between two syncs. Unset: the default for this
     device."""
@@ -84,6 +88,10 @@ def check(options: BenchOptions) -> BenchOptions:
         raise SoleraError(f"--v is {given}; give one or more sync periods of at least 1")
     if twice := [v for v in options.v if options.v.count(v) > 1]:
         raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
+    if not options.mode or len(set(options.mode)) < len(options.mode):
+        raise SoleraError(f"--mode is {' '.join(options.mode) or 'empty'}; give lock_step, stream or both, each once")
+    if options.overlap is not None and "stream" in options.mode:
+        raise SoleraError("--overlap has no effect on --mode stream: measure them in two calls")
     for name in ("problems", "trl_step"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():

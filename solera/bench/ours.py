@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from solera.bench.options import WARM_UP, BenchOptions
+from solera.bench.options import WARM_UP, BenchOptions, Mode
 from solera.config import (
     CheckpointConfig,
     CollectConfig,
@@ -39,7 +39,7 @@ from solera.sync.rules import SyncState
 PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof", "time/diagnose", "time/store")
 
 
-def configure(options: BenchOptions, v: int) -> Config:
+def configure(options: BenchOptions, v: int, mode: Mode) -> Config:
     """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model."""
     task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
     learn = LearnConfig(lr=1e-6, warmup=0)
@@ -57,7 +57,9 @@ def configure(options: BenchOptions, v: int) -> Config:
             task=task,
             reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
             sampling=SamplingConfig(max_tokens=options.new_tokens),
-            collect=CollectConfig(prompts=options.prompts, group_size=options.group, overlap=options.overlap),
+            collect=CollectConfig(
+                prompts=options.prompts, group_size=options.group, mode=mode, overlap=options.overlap
+            ),
             objective=ObjectiveConfig("grpo", zero_variance_mask=False if options.unmasked else None),
             learn=learn,
             sync=SyncConfig(period=v),
@@ -81,9 +83,9 @@ class Watching(JsonLines):
         self.rows.append({**metrics, **parts})
 
 
-def measure(options: BenchOptions, v: int) -> dict[str, Any]:
+def measure(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
     """Return the parts of each step in seconds, and what was computed."""
-    config = configure(options, v)
+    config = configure(options, v, mode)
     gpu = options.device != "cpu" and torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as folder:
         parts = load_parts(config)
@@ -108,6 +110,6 @@ def measure(options: BenchOptions, v: int) -> dict[str, Any]:
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])
-    v = given.pop("this_v")
+    v, mode = given.pop("this_v"), given.pop("this_mode")
     tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    print(json.dumps(measure(BenchOptions(**{**given, **tuples}), v)))
+    print(json.dumps(measure(BenchOptions(**{**given, **tuples}), v, mode)))

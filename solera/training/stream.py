@@ -31,6 +31,9 @@ from solera.training.supply import ROUNDS, Failures, attempt_seeds, stored
 
 UNBOUNDED = 2
 """Batches generated ahead if nothing bounds the age (`sync.rule = "never"`)."""
+LEAD = 2
+"""Batches that may be ready to be drawn. Writing more would only make the data older. A group behind one that is still
+being written does not count as ready, so a slow response does not stop the engine."""
 FREE_SHARE = 8
 """New groups are admitted once one in so many of the engine's slots is free. Their prompts are computed together."""
 
@@ -224,9 +227,14 @@ class Stream:
         if self.max_age == 0:
             return 0 if self._running else room
         free = self.engine.slots - self._running
-        if self._running and free * FREE_SHARE < self.engine.slots:
+        if (self._running and free * FREE_SHARE < self.engine.slots) or self._drawable() >= LEAD * self.new_per_batch:
             return 0
         return max(0, min(room, -(-free // self.members)))
+
+    def _drawable(self) -> int:
+        """How many groups have ended, counted from the first in the order of admission up to one that has not."""
+        numbers = sorted(self._open)
+        return next((place for place, n in enumerate(numbers) if self._open[n].ended is None), len(numbers))
 
     async def _write(self, number: int) -> None:
         """Attempt one group. The first error that is not an episode's own ends the run."""
