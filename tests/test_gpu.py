@@ -31,6 +31,12 @@ from solera.streams import uniforms
 from solera.training.collation import collate
 from tests.engines.test_continuous import SAMPLING, requests, written
 from tests.engines.test_continuous import assert_same as assert_written
+from tests.engines.test_in_flight import (
+    assert_each_span_is_of_its_version,
+    slowly,
+    some_versions,
+    written_across_versions,
+)
 from tests.engines.test_in_process import ask, fresh_logp, ragged_requests
 from tests.learner.test_invariance import assert_same, gradient, make_groups, make_learner
 
@@ -441,7 +447,7 @@ def test_the_arithmetic_is_chosen_by_the_models_numbers(short_run, tmp_path, mon
         model.module.get_input_embeddings().weight[codec.encode("=")[0]] = embedding
     loading.save(model, codec, tmp_path / "model")
     used, load = [], InProcessEngine.load
-    monkeypatch.setattr(InProcessEngine, "load", lambda self, weights: used.append(self.dtype) or load(self, weights))
+    monkeypatch.setattr(InProcessEngine, "load", lambda self, *given: used.append(self.dtype) or load(self, *given))
     short_run(
         f'run = {{ steps = 1, device = "cuda" }}\nmodel = {{ compile = false, path = "{tmp_path / "model"}" }}\n'
         "collect = { prompts = 4 }"
@@ -602,3 +608,15 @@ def test_digests_are_those_of_the_cpu():
         "half": values[:50_000].bfloat16(), "double": values[:777].double(), "one": values[:1], "again": values[:3],
     }  # fmt: skip
     assert describe((name, value.cuda()) for name, value in named.items()) == describe(named.items())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("in_flight", ["keep", "drain"])
+def test_weights_in_flight_match_a_forward_pass_of_each_version(tiny, beside, in_flight):
+    versions = some_versions(tiny)
+    model = planned(tiny, torch.float32)
+    engine = slowly(InProcessEngine(model, (END,), 64, torch.float32, beside=beside, early=True), seconds=0.01)
+    crossed = written_across_versions(engine, versions, in_flight)
+    assert_each_span_is_of_its_version(crossed, versions, tolerance=2e-4)
+    several = sum(len(completion.versions) > 1 for _, completion in crossed)
+    assert several >= 5 if in_flight == "keep" else several == 0

@@ -79,7 +79,7 @@ def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missin
     supply.wait(5, NOW)
     before, store.held = len(task.asked), 0
     first = supply.position
-    supply.drawn(9)
+    supply.drawn([], 9)
     store.held = 7 - missing
     supply.wait(7, NOW)
     assert [r.prompt_key for r in store.added][3 * first :] == [
@@ -95,7 +95,7 @@ def test_nothing_is_begun_where_nothing_was_missing():
     task, store = Echo(), Counting(5)
     supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
     supply.wait(5, NOW)
-    supply.drawn(5)
+    supply.drawn([], 5)
     supply.close()
     assert not task.asked
 
@@ -110,7 +110,7 @@ def test_attempts_begun_run_in_a_thread_of_their_own_and_their_error_comes_with_
     supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0)
     supply.wait(5, NOW)
     task.run = failing
-    supply.drawn(5)
+    supply.drawn([], 5)
     supply.close()
     assert threading.main_thread() not in threads
     assert threads
@@ -150,7 +150,7 @@ def test_nobody_waits_long_at_the_end_for_a_batch_that_does_not_come(monkeypatch
 
     task.run = hanging
     monkeypatch.setattr("solera.training.supply.PATIENCE", 0.1)
-    supply.drawn(5)
+    supply.drawn([], 5)
     start = time.monotonic()
     supply.close()
     assert time.monotonic() - start < 10
@@ -221,5 +221,5 @@ def test_the_store_writes_before_the_wait_for_what_was_begun():
     supply.wait(5, NOW)
     flushed.clear()
     store.held, store.flush = 0, flushed.set
-    supply.drawn(5)
+    supply.drawn([], 5)
     assert supply.wait(5, NOW) == 15

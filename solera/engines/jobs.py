@@ -37,13 +37,12 @@ class Job:
         >>> job.versions(7, 2), job.versions(5, 2), job.versions(2, 2)
         (((3, 0), (2, 1), (2, 2)), ((3, 0), (2, 1)), ((2, 0),))
         """
-        spans, start = list[tuple[int, int]](), 0
+        ends, start = dict[int, int](), 0  # a version that is sent again after a fault has one span
         for end, by in (*self.earlier, (length, version)):
-            tokens = min(end, length) - start
-            if tokens > 0:
-                spans.append((tokens, by))
-                start += tokens
-        return tuple(spans)
+            if min(end, length) > start:
+                start = ends[by] = min(end, length)
+        starts = (0, *ends.values())
+        return tuple((end - before, by) for (by, end), before in zip(ends.items(), starts, strict=False))
 
     @property
     def kind(self) -> Kind:
