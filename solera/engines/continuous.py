@@ -21,6 +21,8 @@ from solera.models.memory import free_bytes
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
+SPARE_LINES = 64
+"""Requests that can join a full decoder, such as the proof of a sync."""
 Placed = tuple[tuple[int, ...], npt.NDArray[np.int64]]
 """A text, and the place in the cache of each of its tokens."""
 
@@ -115,6 +117,7 @@ class ContinuousDecoder:
         room = self._room()
         spare = min(prompt_tokens // 2, max(0, room - prompt_tokens - limit))
         slots = min(bucket(min(requests, self.max_rows)), (room - prompt_tokens - spare) // limit)
+        requests += SPARE_LINES
         if slots < 1:
             raise SoleraError(
                 f"engine: the GPU's free memory does not hold the keys and values of one response of {limit} tokens: "

@@ -227,7 +227,7 @@ class InProcessEngine:
         """Let the decoder begin with what waits, first come, first served. An idle decoder gets everything at once.
         Beside others, a batch begins as a whole or not at all. The rest of one that did not fit waits until the decoder
         is idle, so that it is decoded in the same parts every time."""
-        waiting = [each for each in active if each.still_waiting()]
+        waiting = sorted((each for each in active if each.still_waiting()), key=Submission.is_long)
         if waiting and (not self.decoder.busy or (len(waiting) > 1 and not any(each.divided for each in waiting))):
             self._admit(waiting, owner)  # together: their prompts are then computed in one pass
             waiting = [each for each in waiting if each.waiting]

@@ -92,7 +92,11 @@ class Rows:
         """Tokens after which every row has ended for certain."""
         self.looked = dict[int, int]()
         """Tokens of each request in which stop strings were looked for."""
-        self.flags: Arriving | None = None
+        self.flags: tuple[int, Arriving] | None = None
+        """Which rows were alive after the last chunk, on its way from the GPU, and the number of that chunk."""
+        self.chunk = 0
+        self.seated = [0] * memory.slots
+        """The last chunk before each slot got its job. Flags of that chunk or an earlier one tell of the job before."""
         self.ending: Ending | None = None
         self.response_start = [memory.prompt_tokens + slot * memory.limit for slot in range(memory.slots)]
         memory.row_table.zero_()
@@ -127,14 +131,16 @@ class Rows:
         uniform_BT = torch.from_numpy(uniforms(np.array([job.seed for job in jobs], np.uint64), longest))
         where = sent(lines, self.memory.row_table.device)
         self.memory.uniform_BT[where, :longest] = uniform_BT.to(where.device)
+        seats = list[Seat]()
         for job, line in zip(jobs, lines, strict=True):
             place = self.prompts[job.token_ids]
             place[1] += 1
-            self.waiting.append(Seat(job, line, place[0]))
+            seats.append(Seat(job, line, place[0]))
+        short = [seat for seat in seats if seat.job.limit <= CHUNK]  # first, as the proof of a sync waits for them
+        self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > CHUNK)])
         wanted = bucket(min(self.taken + len(self.waiting), self.memory.slots), self.memory.slots)
         self.rows = max(self.rows, wanted)
-        if self._seat([slot for slot in range(self.rows) if self.seats[slot] is None]):
-            self.flags = None  # what is on its way tells of the rows before
+        self._seat([slot for slot in range(self.rows) if self.seats[slot] is None])
 
     @property
     def taken(self) -> int:
@@ -149,16 +155,17 @@ class Rows:
         tokens = min(CHUNK, self.left)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.left -= tokens
-        known, self.flags = self.flags, Arriving(self.memory.row_table[ALIVE, : self.rows])
+        self.chunk += 1
+        known, self.flags = self.flags, (self.chunk, Arriving(self.memory.row_table[ALIVE, : self.rows]))
         written = self.ending.read() if self.ending else []
         self.ending = None
         written += self._cut_at_stops()
-        if self.flags is None:  # others sit there since
-            return written
         if not self.decoder.graphed or not self.left:
             known = self.flags
         if known is not None:
-            self._update(known.read()[0].tolist() if self.left else [0] * self.rows)
+            number, arriving = known
+            alive = arriving.read()[0].tolist() if self.left else [0] * self.rows
+            self._update([slot for slot, goes_on in enumerate(alive) if not goes_on and self.seated[slot] < number])
         return written
 
     def recompute(self) -> dict[Job, int]:
@@ -221,15 +228,13 @@ class Rows:
             return
         self._leave(slots)
         self.memory.row_table[ALIVE, sent(slots, self.memory.row_table.device)] = 0
-        if self._seat(slots):
-            self.flags = None  # what is on its way tells of the rows before
+        self._seat(slots)
 
-    def _update(self, alive: list[int]) -> None:
-        """Rows that ended leave, and others take their slots."""
-        free = [slot for slot in range(self.rows) if not alive[slot]]
+    def _update(self, free: list[int]) -> None:
+        """Rows that ended leave these slots, and others take them."""
         if seats := self._leave(free):
             self.ending = Ending(self.memory, seats)
-        if self._seat(free) or self._move_up(free):
+        if not self._seat(free) and self._move_up(free):
             self.flags = None  # what is on its way tells of the rows before
 
     def _leave(self, free: list[int]) -> list[Seat]:
@@ -259,6 +264,7 @@ class Rows:
         lines = []
         for slot in taken:
             seat = self.seats[slot] = self.waiting.popleft()
+            self.seated[slot] = self.chunk
             token, before, limit = seat.job.token_ids[-1], len(seat.job.token_ids) - 1, seat.job.limit
             start = self.response_start[slot]
             lines.append((token, before, seat.prompt_start, before, start, 0, seat.request, 1, limit))

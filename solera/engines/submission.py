@@ -6,6 +6,8 @@ from solera.engines.jobs import Job
 from solera.records import Completion
 
 Outcome = Completion | Exception
+FEW = 8
+"""Tokens of a short request, such as the proof of a sync."""
 
 
 class Submission:
@@ -33,6 +35,10 @@ class Submission:
         """Whether jobs wait for admission. Cancelled ones are dropped."""
         self.waiting = [job for job in self.waiting if not job.cancelled]
         return bool(self.waiting)
+
+    def is_long(self) -> bool:
+        """Whether it asks for more than a few tokens. Others go first: the proof of a sync waits for them."""
+        return any(job.limit > FEW for job in self.waiting)
 
     def settle(self, job: Job, outcome: Outcome) -> None:
         self.pending.discard(job)

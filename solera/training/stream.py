@@ -34,8 +34,10 @@ UNBOUNDED = 2
 LEAD = 2
 """Batches that may be ready to be drawn. Writing more would only make the data older. A group behind one that is still
 being written does not count as ready, so a slow response does not stop the engine."""
+OVERSUBSCRIBED = 1.25
+"""Attempts under way for each of the engine's slots. Those that wait take the slots of finished ones at once."""
 FREE_SHARE = 8
-"""New groups are admitted once one in so many of the engine's slots is free. Their prompts are computed together."""
+"""New groups are admitted once one in so many attempts has ended. Their prompts are computed together."""
 
 
 @dataclass(eq=False)
@@ -226,8 +228,9 @@ class Stream:
         room = self._need + ahead * self.new_per_batch - len(self._open)
         if self.max_age == 0:
             return 0 if self._running else room
-        free = self.engine.slots - self._running
-        if (self._running and free * FREE_SHARE < self.engine.slots) or self._drawable() >= LEAD * self.new_per_batch:
+        wanted = int(self.engine.slots * OVERSUBSCRIBED)
+        free = wanted - self._running
+        if (self._running and free * FREE_SHARE < wanted) or self._drawable() >= LEAD * self.new_per_batch:
             return 0
         return max(0, min(room, -(-free // self.members)))
 
