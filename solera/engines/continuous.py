@@ -17,7 +17,7 @@ from solera.engines.slots import ALIVE, Memory, Rows, bucket
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
-from solera.models.memory import free_bytes
+from solera.models.memory import RECORDING, free_bytes
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
@@ -221,7 +221,7 @@ class ContinuousDecoder:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # Another thread may be learning.
-        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        with RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph

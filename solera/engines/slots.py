@@ -108,16 +108,19 @@ class Rows:
 
     def has_room(self, jobs: list[Job]) -> bool:
         """Whether all of these jobs fit beside what is under way."""
-        new = {job.token_ids for job in jobs} - self.prompts.keys()
         return (
             len(jobs) <= len(self.free_requests)
             and all(job.kind == self.kind and job.limit <= self.memory.limit for job in jobs)
-            and self.places.hold([len(prompt) - 1 for prompt in new])
+            and self.places.hold([len(prompt) - 1 for prompt in self._new(jobs)])
         )
+
+    def _new(self, jobs: list[Job]) -> list[tuple[int, ...]]:
+        """Their prompts that are not in memory, in the order in which they take their places."""
+        return [prompt for prompt in dict.fromkeys(job.token_ids for job in jobs) if prompt not in self.prompts]
 
     def take(self, jobs: list[Job]) -> None:
         """Compute the prompts that are new, and queue the jobs."""
-        new = [prompt for prompt in dict.fromkeys(job.token_ids for job in jobs) if prompt not in self.prompts]
+        new = self._new(jobs)
         starts = [self.places.take(len(prompt) - 1) for prompt in new]
         try:
             self.decoder.prefill(new, starts)

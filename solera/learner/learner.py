@@ -27,6 +27,7 @@ from solera.learner.scoring import score
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
+from solera.models.memory import RECORDING
 from solera.objectives.objective import Objective
 from solera.objectives.token_statistics import TokenStatistics
 from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
@@ -154,7 +155,8 @@ class Learner:
             self._moved = False
             tokens = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
             try:
-                return self._update(batch)
+                with RECORDING:
+                    return self._update(batch)
             except torch.OutOfMemoryError:
                 if self._moved or not self.compute_weights.take_less(tokens):
                     raise
@@ -188,7 +190,8 @@ class Learner:
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score responses, none of them empty, under the current policy. Nothing is learned."""
         micros = self._cut(tuple(rollouts))
-        logps = [self._score(self.compute_weights, micro.to(self.model.device))[0].cpu() for micro in micros]
+        with RECORDING:
+            logps = [self._score(self.compute_weights, micro.to(self.model.device))[0].cpu() for micro in micros]
         order_T = torch.cat([micro.response_T for micro in micros]).argsort(stable=True)
         return Scored.of(rollouts, torch.cat(logps)[order_T].numpy())  # a response never spans two micro-batches
 

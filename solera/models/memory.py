@@ -1,9 +1,14 @@
 """How much GPU memory this process may use."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+RECORDING = threading.RLock()
+"""Held while one thread records a CUDA graph, and while another learns. What a learner compiles on the way is measured,
+which waits for the whole GPU, and CUDA does not allow that while a graph is being recorded."""
 
 
 def free_bytes(device: torch.device) -> int:
