@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solera.batch import Batch, Scored, Update
+from solera.config import InFlight
 from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
 
 Metrics = Mapping[str, float]
@@ -134,9 +135,12 @@ class Engine(Protocol):
     dtype: str
     """Type in which it holds its weights, as torch spells it. Tensors are cast to it before they are sent."""
 
-    def load(self, weights: Weights) -> Manifest:
+    slots: int
+    """Responses that it writes at the same time."""
+
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Load new weights. Returns a manifest of what it now holds, with digests computed from its own memory after
-        loading."""
+        loading. `in_flight` says what happens to responses that are being written."""
         ...
 
     def weights(self) -> Weights:
@@ -148,6 +152,10 @@ class Engine(Protocol):
 
         A text that the model cannot read is refused with `BadRequestError`; other requests are not affected.
         """
+        ...
+
+    def close(self) -> None:
+        """Free what it holds outside this process."""
         ...
 
 

@@ -1,5 +1,6 @@
 """Stand-in for the engine of a run that generates nothing."""
 
+from solera.config import InFlight
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
@@ -10,8 +11,9 @@ class NoEngine:
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
         self.work = Work()
+        self.slots = 0
 
-    def load(self, weights: Weights) -> Manifest:
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         return Manifest(weights.lineage, weights.version, ())
 
     def weights(self) -> Weights:
@@ -19,3 +21,6 @@ class NoEngine:
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         raise AssertionError("a run that generates nothing was asked to")
+
+    def close(self) -> None:
+        return

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from solera.config import InFlight
 from solera.engines.decoding import PlainDecoder, room_for
 from solera.engines.jobs import Decoder, Job, Spell, Written
 from solera.engines.submission import Outcome, Submission
@@ -61,6 +62,7 @@ class InProcessEngine:
         self.dtype = str(model.module.dtype)
         self.held = Manifest(lineage="", version=0, tensors=())
         self.work = Work()
+        self.slots = max_rows
         self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell)
         self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
         self._readable: tuple[int, ...] = ()
@@ -72,7 +74,7 @@ class InProcessEngine:
         self._writing = threading.Lock()
         """Held while anything is being decoded. Weights change only in between."""
 
-    def load(self, weights: Weights) -> Manifest:
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Copy the tensors into the engine's own weights, unless they are the same memory, once everything under way is
         written."""
         own = self.model.parameters()
@@ -112,6 +114,9 @@ class InProcessEngine:
             return await answer
         finally:
             job.cancelled = not answer.done() or answer.cancelled()
+
+    def close(self) -> None:
+        return
 
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
         """Refuse token ids that the model does not have. Inside a batch, they would fail the other requests too."""

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from solera.config import InFlight
 from solera.protocols import Engine, Learner
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
@@ -40,6 +41,7 @@ class Delivery:
         say: Callable[[str], None],
         shared: bool = False,
         events: EventLoop | None = None,
+        in_flight: InFlight = "drain",
     ) -> None:
         self.events = events or EventLoop()
         self.learner = learner
@@ -49,6 +51,7 @@ class Delivery:
         self.retry = retry
         self.say = say
         self.shared = shared
+        self.in_flight = in_flight
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
         self._next_canary = -math.inf
@@ -77,7 +80,7 @@ class Delivery:
         sent = self.learner.manifest(dtype, self.shared)
         self._proving += time.perf_counter() - start
         before = self.engine.work
-        wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype)), self._sent)
+        wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype), self.in_flight), self._sent)
         self._proving += (self.engine.work - before).digesting
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
