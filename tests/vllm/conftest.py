@@ -1,6 +1,7 @@
 """One real vLLM server on the embedded model, shared by all tests of this folder."""
 
 import copy
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,12 @@ SMALL = ("--kv-cache-memory-bytes=67108864", "--block-size=32")
 
 
 @pytest.fixture(scope="session")
+def url(request: pytest.FixtureRequest) -> str:
+    """The server's address. Set SOLERA_TEST_SERVER to use a server that runs already, while you work on the tests."""
+    return os.environ.get("SOLERA_TEST_SERVER") or request.getfixturevalue("launched").url
+
+
+@pytest.fixture(scope="session")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     folder = tmp_path_factory.mktemp("server")
     server = launch(
@@ -34,8 +41,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 
 
 @pytest.fixture(scope="session")
-def parts(launched: Launched) -> Parts:
-    config = Config(engine=EngineConfig("vllm", urls=(launched.url,)))
+def parts(url: str) -> Parts:
+    config = Config(engine=EngineConfig("vllm", urls=(url,)))
     return load_parts(resolved(override(config, "run", name="served")))
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from solera.engines.vllm.launch import Launched
 from tests.command import ROOT, solera
 from tests.vllm.conftest import SMALL
 
@@ -22,8 +21,8 @@ def rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_on_a_server_learns_and_is_resumed(launched: Launched, tmp_path: Path) -> None:
-    settings = ("--engine", "vllm", "--engine.urls", launched.url, "--run.root", tmp_path, "--run.name", "run")
+def test_a_run_on_a_server_learns_and_is_resumed(url: str, tmp_path: Path) -> None:
+    settings = ("--engine", "vllm", "--engine.urls", url, "--run.root", tmp_path, "--run.name", "run")
     few = ("--evaluate.problems", 100, "--evaluate.every", 0, "--checkpoint.every", 20)
     first = solera("train", ROOT / "recipes" / "demo.toml", *settings, *few, "--run.steps", 40)
     assert first.returncode == 0, first.stderr
@@ -38,16 +37,16 @@ def test_a_run_on_a_server_learns_and_is_resumed(launched: Launched, tmp_path: P
     assert len([row for row in rows(tmp_path / "run") if "sync/faults" in row]) == 5
 
 
-def test_eval_and_generate(launched: Launched, tmp_path: Path) -> None:
+def test_eval_and_generate(url: str, tmp_path: Path) -> None:
     served, ours = tmp_path / "served.json", tmp_path / "ours.json"
     words = ("eval", "embedded", "--problems", 60, "--samples", 2)
-    done = solera(*words, "--engine", "vllm", "--engine.urls", launched.url, "--json", served)
+    done = solera(*words, "--engine", "vllm", "--engine.urls", url, "--json", served)
     assert done.returncode == 0, done.stderr
     assert solera(*words, "--json", ours).returncode == 0
     (theirs,), (mine,) = (json.loads(file.read_text())["models"] for file in (served, ours))
     assert theirs["greedy"]["problems"] == mine["greedy"]["problems"]  # greedy: the same answers
     done = solera(
-        "generate", "embedded", "--engine", "vllm", "--engine.urls", launched.url, "--prompts", 5, "--samples", 3,
+        "generate", "embedded", "--engine", "vllm", "--engine.urls", url, "--prompts", 5, "--samples", 3,
         "--out", tmp_path / "out", "--export", tmp_path / "out.jsonl",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from solera.errors import BadRequestError
 from solera.records import Completion, Sampling
 from solera.run.parts import Parts
 from solera.tasks.event_loop import EventLoop
-from tests.vllm.conftest import forward_logp, model_of
+from tests.vllm.conftest import forward_logp, model_of, weights_of
 
 pytestmark = pytest.mark.vllm
 CLOSE = 5e-4
@@ -28,15 +28,16 @@ def ask(events: EventLoop, engine: VllmEngine, prompt: tuple[int, ...], sampling
 def test_log_probabilities_are_of_the_sampled_distribution(
     engine: VllmEngine, parts: Parts, events: EventLoop, temperature: float
 ) -> None:
-    apart, lengths = [], []
+    engine.load(weights_of(1))  # less certain than the embedded model
+    apart, written = [], set()
     for index in range(4):
         prompt = parts.task.prompt(index).token_ids
         for completion in ask(events, engine, prompt, Sampling(temperature, 16), *range(8)):
-            expected_T = forward_logp(0, prompt, completion.token_ids_T, temperature)
+            expected_T = forward_logp(1, prompt, completion.token_ids_T, temperature)
             apart.append(np.abs(completion.behaviour_logp_T - expected_T).max())
-            lengths.append(len(completion.token_ids_T))
+            written.add(tuple(completion.token_ids_T.tolist()))
     assert max(apart) < CLOSE
-    assert len(set(lengths)) > 1  # not all alike
+    assert len(written) > 8  # not all alike
 
 
 def test_a_response_ends_with_the_end_token_or_at_its_limit(
@@ -94,21 +95,37 @@ def test_nucleus_sampling_renormalises(engine: VllmEngine, parts: Parts, events:
 
 def test_a_stop_string_ends_the_text_and_stays_in_it(engine: VllmEngine, parts: Parts, events: EventLoop) -> None:
     prompt = parts.task.prompt(0).token_ids
-    engine.end_token_ids = ()
-    free = ask(events, engine, prompt, Sampling(1.0, 40), *range(4))
-    for seed, completion in enumerate(free):
+    engine.load(weights_of(1))
+    tried = 0
+    for seed, completion in enumerate(ask(events, engine, prompt, Sampling(1.0, 40), *range(12))):
         text = parts.codec.decode(completion.token_ids_T)
-        stop = text[2:4]
+        stop = text[3:5]
+        if len(stop) < 2:
+            continue
+        tried += 1
         (cut,) = ask(events, engine, prompt, Sampling(1.0, 40, stop=("never", stop)), seed)
         assert parts.codec.decode(cut.token_ids_T) == text[: text.index(stop) + len(stop)]
         assert cut.finish_reason == "stop"
         assert len(cut.behaviour_logp_T) == len(cut.token_ids_T) == cut.versions[0][0]
+    assert tried > 3
+
+
+def test_tokens_are_drawn_as_often_as_they_are_probable(engine: VllmEngine, parts: Parts, events: EventLoop) -> None:
+    engine.load(weights_of(1))
+    prompt, count = parts.task.prompt(0).token_ids, 600
+    written = ask(events, engine, prompt, Sampling(1.0, 1), *range(1000, 1000 + count))
+    drawn_V = np.bincount([int(completion.token_ids_T[0]) for completion in written], minlength=17) / count
+    with torch.no_grad():
+        probability_V = model_of(1)(torch.tensor([prompt])).logits[0, -1].softmax(-1).numpy()
+    error_V = np.sqrt(probability_V * (1 - probability_V) / count)
+    assert (np.abs(drawn_V - probability_V) < 4 * error_V + 2 / count).all()
 
 
 def test_a_seed_gives_the_same_tokens_whatever_is_written_beside(
     engine: VllmEngine, parts: Parts, events: EventLoop
 ) -> None:
     prompt, sampling = parts.task.prompt(0).token_ids, Sampling(1.0, 16)
+    engine.load(weights_of(1))
     seeds = [2**64 - 1, 7, 2**63 + 5]
     together = ask(events, engine, prompt, sampling, *seeds, *range(20))
     for seed, before in zip(seeds, together, strict=False):

@@ -18,6 +18,11 @@ WRITING = 1800.0
 """Seconds to wait for a response. A server that is dead breaks the connection; this is for one that hangs."""
 
 
+IDLE = 2.0
+"""Seconds after which an idle connection is not used again. vLLM closes it after 5 seconds, and a request that crosses
+the closing fails. Control calls use a new connection each, because vLLM closes one after an error."""
+
+
 class ServerError(SoleraError):
     """A server did not answer, or could not do what it was asked."""
 
@@ -37,7 +42,7 @@ class Http:
             "base_url": self.url, "headers": {"Authorization": f"Bearer {key}"} if key else {},
             "trust_env": urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"),  # no proxy to this machine
         }  # fmt: skip
-        self._client = httpx.Client(**self._options)
+        self._client = httpx.Client(**self._options, limits=httpx.Limits(max_keepalive_connections=0))
         self._awaited: tuple[asyncio.AbstractEventLoop, Any] | None = None
 
     def get(self, path: str, timeout: float = CONTROL) -> Any:
@@ -66,7 +71,7 @@ class Http:
         httpx = _httpx()
         if self._awaited is None or self._awaited[0] is not loop:
             timeout = httpx.Timeout(WRITING, connect=CONNECTING)
-            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE)
             self._awaited = (loop, httpx.AsyncClient(**self._options, timeout=timeout, limits=limits))
         return self._awaited[1]
 
