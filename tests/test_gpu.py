@@ -441,7 +441,9 @@ def test_the_arithmetic_is_chosen_by_the_models_numbers(short_run, tmp_path, mon
         model.module.get_input_embeddings().weight[codec.encode("=")[0]] = embedding
     loading.save(model, codec, tmp_path / "model")
     used, load = [], InProcessEngine.load
-    monkeypatch.setattr(InProcessEngine, "load", lambda self, weights: used.append(self.dtype) or load(self, weights))
+    monkeypatch.setattr(
+        InProcessEngine, "load", lambda self, weights, *_: used.append(self.dtype) or load(self, weights)
+    )
     short_run(
         f'run = {{ steps = 1, device = "cuda" }}\nmodel = {{ compile = false, path = "{tmp_path / "model"}" }}\n'
         "collect = { prompts = 4 }"
