@@ -274,7 +274,7 @@ def test_the_sender_casts_to_the_engines_type(learner):
 def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     real, calls = InProcessEngine.load, []
 
-    def forgets_the_second(self, weights):
+    def forgets_the_second(self, weights, in_flight="drain"):
         calls.append(weights.version)
         return self.held if len(calls) == 2 else real(self, weights)
 
