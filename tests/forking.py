@@ -70,11 +70,12 @@ def leave() -> None:
 
 
 def load() -> None:
-    """Import every module of solera, those for a GPU aside, and the libraries."""
+    """Import every module of solera, those for a GPU or inside vLLM aside, and the libraries."""
     import solera
 
     for module in pkgutil.walk_packages(solera.__path__, "solera."):
-        if module.name.rpartition(".")[2] not in ("kernels", "compiling", "__main__"):
+        last = module.name.rpartition(".")[2]
+        if last not in ("kernels", "compiling", "__main__") and module.name != "solera.engines.vllm.worker":
             importlib.import_module(module.name)
     for name in LIBRARIES:
         importlib.import_module(name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from solera.config import LearnConfig, ObjectiveConfig
+from solera.config import InFlight, LearnConfig, ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
@@ -66,7 +66,7 @@ class Faulty:
     def work(self) -> Work:
         return self.engine.work
 
-    def load(self, weights: Weights) -> Manifest:
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         stamp, sent = (weights.lineage, weights.version), {name: tensor.clone() for name, tensor in weights.tensors}
         held = getattr(self, self.fault or "honest")(stamp, sent)
         self.history.append((stamp, sent))
@@ -274,7 +274,7 @@ def test_the_sender_casts_to_the_engines_type(learner):
 def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     real, calls = InProcessEngine.load, []
 
-    def forgets_the_second(self, weights):
+    def forgets_the_second(self, weights, in_flight="drain"):
         calls.append(weights.version)
         return self.held if len(calls) == 2 else real(self, weights)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import solera.models
 from solera.batch import Batch, Scored, Update
-from solera.config import load
+from solera.config import InFlight, load
 from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
@@ -46,13 +46,13 @@ def specs(named) -> tuple[TensorSpec, ...]:
 class PlainEngine:
     """Decodes all requests of one turn of the event loop together, without a cache."""
 
-    dtype, work = "torch.float32", Work()
+    dtype, work, slots = "torch.float32", Work(), 1024
 
     def __init__(self, module, end: int) -> None:
         self.module, self.end, self.held = module, end, Manifest("", 0, ())
         self.waiting: list[tuple] = []
 
-    def load(self, weights: Weights) -> Manifest:
+    def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         own = dict(self.module.named_parameters())
         with torch.no_grad():
             names = [name for name, tensor in weights.tensors if own[name].copy_(tensor) is not None]
@@ -61,6 +61,9 @@ class PlainEngine:
 
     def weights(self) -> Weights:
         return Weights(self.held.lineage, self.held.version, iter(self.module.named_parameters()))
+
+    def close(self) -> None:
+        return
 
     async def generate(self, token_ids, sampling, seed) -> Completion:
         answer = asyncio.get_running_loop().create_future()

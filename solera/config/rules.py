@@ -5,11 +5,12 @@ import re
 from typing import get_type_hints
 
 from solera.config.fields import LARGEST_REWARD, check_types, shown
-from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url
+from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url, is_server_url
 from solera.config.sections import (
     CollectConfig,
     Config,
     DrawConfig,
+    EngineConfig,
     LoraConfig,
     ModelConfig,
     RewardConfig,
@@ -30,9 +31,10 @@ name."""
 SAFE = (
     "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
     "reward.timeout", "reward.errors", "learn.micro_batch_tokens", "learn.pack_tokens", "learn.logit_chunk",
-    "learn.gradient_checkpointing", "engine.max_rows", "sync.on_fault", "sync.in_flight", "evaluate.every",
-    "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
-    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress",
+    "learn.gradient_checkpointing", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
+    "engine.gpu_memory", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every", "evaluate.temperature",
+    "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every", "checkpoint.keep",
+    "report.tensorboard", "report.wandb", "report.progress",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -69,6 +71,10 @@ def refuse_without_gpu(config: Config) -> None:
         raise SoleraError("run.gpu_memory is set, but this run is on a CPU: remove it")
     if config.model.compute == "float16":
         raise SoleraError("model.compute is float16, which needs a GPU: use float32 or auto")
+    if config.engine.gpu_memory is not None:
+        raise SoleraError("engine.gpu_memory is set, but this run is on a CPU: remove it")
+    if config.sync.transport == "ipc":
+        raise SoleraError("sync.transport is ipc, which needs a GPU: use file or auto")
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:
@@ -82,6 +88,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("learn.weight_decay", c.learn.weight_decay, 0), ("learn.minibatches", c.learn.minibatches, 1),
         ("learn.micro_batch_tokens", c.learn.micro_batch_tokens, 1), ("learn.pack_tokens", c.learn.pack_tokens, 0),
         ("learn.logit_chunk", c.learn.logit_chunk, 1), ("engine.max_rows", c.engine.max_rows, 1),
+        ("engine.launch", c.engine.launch, 0),
         ("sync.period", c.sync.period, 1), ("evaluate.every", c.evaluate.every, 0),
         ("diagnose.probe_prompts", c.diagnose.probe_prompts, 0), ("diagnose.every", c.diagnose.every, 0),
         ("diagnose.probe_group", c.diagnose.probe_group, 2),
@@ -111,6 +118,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (all(0 <= b < 1 for b in c.learn.betas), f"learn.betas is {c.learn.betas}; both must be in [0, 1)"),
         *_sync_rules(c),
         *_stream_rules(c),
+        *_engine_rules(c),
         (c.evaluate.top_p == 1 or c.evaluate.temperature > 0, "evaluate.top_p has no effect on greedy evaluation: set "
          "evaluate.temperature above 0 or remove it"),
         (c.evaluate.temperature == 0 or c.evaluate.temperature >= COLDEST,
@@ -185,6 +193,33 @@ def _stream_rules(config: Config) -> list[tuple[bool, str]]:
          f"weights are up to {sync.period - 1} batches old (sync.period - 1): raise it, or sync more often"),
         (age is None or sync.rule != "adaptive" or age >= sync.v_min - 1, f"collect.max_age is {age}, but the engine's "
          f"weights are up to {sync.v_min - 1} batches old (sync.v_min - 1): raise it, or lower sync.v_min"),
+    ]  # fmt: skip
+
+
+def _engine_rules(config: Config) -> list[tuple[bool, str]]:
+    engine, sync, served = config.engine, config.sync, config.engine.name == "vllm"
+    unused = [n for n in ("urls", "launch", "args", "gpu_memory") if getattr(engine, n) != getattr(EngineConfig, n)]
+    return [
+        (served or not unused,
+         f"engine.{'/'.join(unused)} has no effect without engine.name = vllm: set that (--engine vllm) or remove it"),
+        (served or sync.transport == SyncConfig.transport,
+         f"sync.transport is {sync.transport}, but without engine.name = vllm there is no server: remove it"),
+        (not served or bool(engine.urls) != bool(engine.launch),
+         "engine.name = vllm needs either engine.urls (running servers) or engine.launch (servers to start): "
+         f"{'both are set' if engine.urls and engine.launch else 'none is set, such as --engine.launch 1'}"),
+        (len(engine.urls) <= 1 and engine.launch <= 1,
+         f"engine.{'urls' if len(engine.urls) > 1 else 'launch'}: more than one server is not supported yet: use one"),
+        (all(is_server_url(url) for url in engine.urls),
+         "engine.urls: each must be the address of a server, such as http://127.0.0.1:8000, without a path, user or "
+         "password (an API key belongs into the environment variable VLLM_API_KEY)"),
+        (engine.launch > 0 or not engine.args, "engine.args has no effect without engine.launch: remove it"),
+        (not any(a.partition("=")[0] == "--api-key" for a in engine.args),
+         "engine.args holds an API key, which would be written to the run's config: set the environment variable "
+         "VLLM_API_KEY instead"),
+        (engine.gpu_memory is None or (engine.launch > 0 and 0 < engine.gpu_memory < 1),
+         f"engine.gpu_memory is {engine.gpu_memory}; it needs engine.launch and a share between 0 and 1"),
+        (not served or config.lora.rank == 0,
+         "lora.rank: adapters cannot be sent to a vLLM server yet: use engine.name = in_process, or set lora.rank = 0"),
     ]  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from urllib.parse import unquote_plus, urlsplit
 
-MAY_HOLD_SECRETS = ("store.url",)
+MAY_HOLD_SECRETS = ("store.url", "engine.urls", "engine.args")
 """Fields whose values never appear in messages."""
 SCHEMES = ("postgresql", "postgresql+psycopg")
 HIDDEN = "postgresql://***:***@***"
@@ -22,6 +22,20 @@ def is_database_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in SCHEMES and url.startswith(f"{parts.scheme}://") and (parts.port or 0) >= 0
+    except ValueError:  # an invalid port, or unbalanced brackets
+        return False
+
+
+def is_server_url(url: str) -> bool:
+    """Whether it is the address of a server and nothing else: no user or password, no path, no query.
+
+    >>> is_server_url("http://127.0.0.1:8000"), is_server_url("http://me:secret@host"), is_server_url("host:8000")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(url)
+        rest = (parts.username, parts.password, parts.query, parts.fragment, parts.path.strip("/"))
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and not any(rest) and (parts.port or 1) > 0
     except ValueError:  # an invalid port, or unbalanced brackets
         return False
 

@@ -10,6 +10,7 @@ from solera.config.objective import ObjectiveConfig
 DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
 InFlight = Literal["drain", "keep", "abort"]
+Transport = Literal["auto", "file", "ipc", "group"]
 
 
 @dataclass(frozen=True)
@@ -305,10 +306,23 @@ class LearnConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The in-process engine that generates responses."""
+    """The engine that generates responses: inside this process, or a vLLM server (docs/engines.md)."""
 
+    name: Annotated[Literal["in_process", "vllm"], short("engine", "name")] = "in_process"
+    """`in_process` generates inside the training process. `vllm` uses a vLLM server; set `urls` or `launch` as well."""
     max_rows: int = 1024
     """Maximum number of responses decoded at the same time. More responses are generated in several rounds."""
+    urls: tuple[str, ...] = ()
+    """For `vllm`: the address of a running server, such as http://127.0.0.1:8000. An API key is read from the
+    environment variable VLLM_API_KEY."""
+    launch: int = 0
+    """For `vllm`: number of servers to start on this machine. Solera stops them when it ends."""
+    args: tuple[str, ...] = ()
+    """With `launch`: more arguments of `vllm serve`, such as --max-num-seqs=64. On the command line, write them as
+    --engine.args=--max-num-seqs=64."""
+    gpu_memory: float | None = None
+    """With `launch`: share of the GPU's memory that the server may use, between 0 and 1. Default: 0.4, because the
+    learner needs the rest."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +343,11 @@ class SyncConfig:
     """For `adaptive`: minimum number of batches between two syncs."""
     v_max: int = 50
     """For `adaptive`: maximum number of batches between two syncs."""
+    transport: Transport = "auto"
+    """How weights reach a vLLM server. `file`: a file that both can read, in shared memory if Solera started the
+    server. `ipc`: the server reads the learner's GPU memory (same GPU). `group`: a broadcast between processes, by
+    NCCL between GPUs and by gloo between CPUs. `auto` uses `ipc` for a server that Solera starts on a GPU, otherwise
+    `file`."""
     on_fault: Literal["stop", "retry"] = "stop"
     """What to do if the engine does not hold the weights that were sent: `stop` the run, or `retry` once and then
     stop."""

@@ -1,6 +1,7 @@
 """Stand-in for the engine of a run that generates nothing."""
 
-from solera.protocols import InFlight, Weights, Work
+from solera.config import InFlight
+from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
 
@@ -21,3 +22,6 @@ class NoEngine:
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         raise AssertionError("a run that generates nothing was asked to")
+
+    def close(self) -> None:
+        return

@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from solera.config import InFlight
 from solera.engines.decoding import PlainDecoder, room_for
 from solera.engines.jobs import Decoder, Job, Spell, Written
 from solera.engines.submission import Outcome, Submission
@@ -19,7 +20,7 @@ from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
-from solera.protocols import InFlight, Weights, Work
+from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
 
@@ -148,6 +149,9 @@ class InProcessEngine:
             return await answer
         finally:
             job.cancelled = not answer.done() or answer.cancelled()
+
+    def close(self) -> None:
+        return
 
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
         """Refuse token ids that the model does not have. Inside a batch, they would fail the other requests too."""

@@ -1,11 +1,11 @@
 """Find the models to evaluate and their settings, before torch is loaded."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from solera import config as configuration
-from solera.config import Config
+from solera.config import Config, EngineConfig, SyncConfig
 from solera.errors import SoleraError
 from solera.folder.beginning import read_own_code
 from solera.folder.paths import CHECKPOINTS, CONFIG, MODEL
@@ -74,8 +74,13 @@ def author_of(model: str) -> Author:
 
 
 def settings(models: list[str]) -> Config:
-    """The config of the first run among the models; the defaults if there is none."""
-    return next((_config(model) for model in models if is_run(model)), Config())
+    """The config of the first run among the models; the defaults if there is none. The run's server may be gone, so the
+    engine is the one inside the process unless another is asked for."""
+    config = next((_config(model) for model in models if is_run(model)), Config())
+    return replace(
+        config, engine=EngineConfig(max_rows=config.engine.max_rows),
+        sync=replace(config.sync, in_flight=SyncConfig.in_flight, transport=SyncConfig.transport),
+    )  # fmt: skip
 
 
 def refuse_own_code(models: list[str]) -> None:

@@ -30,6 +30,7 @@ from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.run.parts import Parts
+from solera.run.serving import open_server
 from solera.store.deferred import Deferred
 from solera.store.drawing import new_per_batch, quotas_of
 from solera.store.ledger import Ledger
@@ -54,7 +55,7 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
     learner = _learner(parts, objective)
-    engine, shared = _engine(parts, learner)
+    engine, shared = _engine(parts, learner, folder)
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
     exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard, events)
@@ -69,8 +70,8 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         learner=learner,
         delivery=Delivery(
             learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
-            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, in_flight=config.sync.in_flight,
-            events=events,
+            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
+            in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
         ),
         probe=Probe(
             _diagnosed(parts), parts.task, engine, drawn_from, learner, exam.prompts, sampling=sampling,
@@ -117,11 +118,13 @@ def _supply(parts: Parts, engine: Engine, store: Store, sampling: Sampling, guar
     )  # fmt: skip
 
 
-def _engine(parts: Parts, learner: Learner) -> tuple[Engine, bool]:
+def _engine(parts: Parts, learner: Learner, folder: Path) -> tuple[Engine, bool]:
     """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
+    if config.engine.name == "vllm":
+        return open_server(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
@@ -199,10 +202,10 @@ def _members(config: Config) -> int:
     return quotas_of(config.draw, size).get("self", size) if within else size
 
 
-def build_exam(parts: Parts, guard: Guard, events: EventLoop) -> Exam:
-    """The task's held-out problems, attempted with the parts' model."""
+def build_exam(parts: Parts, guard: Guard, events: EventLoop, engine: Engine | None = None) -> Exam:
+    """The task's held-out problems, attempted with the parts' model, or with an engine that has its weights."""
     config = parts.config
-    engine = InProcessEngine(
+    engine = engine or InProcessEngine(
         parts.model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, spell=parts.codec.decode
     )
     problems = parts.task.held_out(config.evaluate.problems)

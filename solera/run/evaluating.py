@@ -11,6 +11,7 @@ from rich.console import Console
 from solera.config import Config
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError
+from solera.evaluate.attempts import Exam
 from solera.evaluate.candidates import Candidate, candidates, other_tasks, refuse_own_code, settings
 from solera.evaluate.evaluation import Evaluation, Examined, check_k
 from solera.models import loading
@@ -21,6 +22,7 @@ from solera.run.own_code import OwnCode, own_code
 from solera.run.parts import Parts, compute_of, device_of
 from solera.run.process import torch_for
 from solera.run.saying import say, say_if_fewer
+from solera.run.serving import serving
 from solera.run.task import build_task
 from solera.tasks.episodes import Guard
 from solera.tasks.event_loop import EventLoop
@@ -96,19 +98,26 @@ def _examine(
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task)
     events = EventLoop(in_rounds=config.collect.deterministic)
-    exam = build_exam(Parts(config, model.for_compute(compute), codec, task, compute, own), guard, events)
+    parts = Parts(config, model.for_compute(compute), codec, task, compute, own, guard.say)
+    with serving(parts, candidate.path) as engine, torch_for(model, config.run), events:
+        return _attempt(candidate, build_exam(parts, guard, events, engine), parts, k, advance)
+
+
+def _attempt(
+    candidate: Candidate, exam: Exam, parts: Parts, k: tuple[int, ...], advance: Callable[[str, int, int], None]
+) -> Examined:
+    config = parts.config
     for prompt in exam.prompts[:1]:
-        refuse_too_long(len(prompt.token_ids), config.sampling.max_tokens, model.max_length)
+        refuse_too_long(len(prompt.token_ids), config.sampling.max_tokens, parts.model.max_length)
     greedy, sampled = Sampling(0.0, config.sampling.max_tokens), evaluation_sampling(config)
     samples = config.evaluate.samples if sampled.temperature > 0 else 0
 
     def made(attempts: int) -> None:
         advance(candidate.name, attempts, len(exam.prompts) * (1 + samples))
 
-    with torch_for(model, config.run), events:
-        try:
-            first = exam.attempt(greedy, advance=made)
-            more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
-        except torch.OutOfMemoryError as error:
-            raise SoleraError(f"{candidate.name}: the GPU's memory is full: free some, or use --device cpu") from error
+    try:
+        first = exam.attempt(greedy, advance=made)
+        more = exam.attempt(sampled, samples, config.run.seed, made) if samples else None
+    except torch.OutOfMemoryError as error:
+        raise SoleraError(f"{candidate.name}: the GPU's memory is full: free some, or use --device cpu") from error
     return Examined(candidate, first, more, k)

@@ -21,11 +21,12 @@ from solera.models.codec import TokenizerCodec
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.objectives.table import resolve_config
-from solera.protocols import Generate, Weights
+from solera.protocols import Engine, Generate, Weights
 from solera.records import Prompt, Rollout, Sampling
 from solera.run.order import Order, Written, read_generated
-from solera.run.parts import compute_of, device_of
+from solera.run.parts import Parts, compute_of, device_of
 from solera.run.process import torch_for
+from solera.run.serving import serving
 from solera.run.task import build_task, line_reader
 from solera.store.database import place_of, refuse_taken
 from solera.store.ledger import Ledger, open_store
@@ -75,11 +76,14 @@ def generate(
     refuse_too_long(longest, config.sampling.max_tokens, model.max_length)
     lineage = order.author.lineage or _lineage(model)
     compute = compute_of(config, model, task, say)
-    with _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run), EventLoop() as events:
+    parts = Parts(config, model.for_compute(compute), codec, task, compute, say=say)
+    with (
+        _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run),
+        serving(parts, order.author.path, lineage, order.author.version) as server, EventLoop() as events,
+    ):  # fmt: skip
         with reading(ledger.place) as store:
             there = store.written_by(order.origin, lineage, order.author.version)
-        engine = InProcessEngine(model.for_compute(compute), codec.end_token_ids, config.engine.max_rows, compute)
-        engine.load(Weights(lineage, order.author.version, iter(())))  # which weights they are; they are in it already
+        engine = server or _in_process(parts, lineage, order.author.version)
         before = sum(min(there.get(prompt.key, 0), order.samples) for prompt in task.prompts)
         total, made = order.samples * len(task.prompts), 0
         advance(before, total)
@@ -90,6 +94,12 @@ def generate(
             add(_write(task, engine, chunk, order, events))
             advance(len(chunk), total)
     return Written(len(task.prompts), before, made, finished=True)
+
+
+def _in_process(parts: Parts, lineage: str, version: int) -> InProcessEngine:
+    engine = InProcessEngine(parts.model, parts.codec.end_token_ids, parts.config.engine.max_rows, parts.compute)
+    engine.load(Weights(lineage, version, iter(())))  # which weights they are; they are in it already
+    return engine
 
 
 Attempt = tuple[Prompt, int]
@@ -111,9 +121,7 @@ def _chunks(order: Order, prompts: Sequence[Prompt], there: dict[str, int]) -> I
         yield chunk
 
 
-def _write(
-    task: Unrewarded, engine: InProcessEngine, chunk: list[Attempt], order: Order, events: EventLoop
-) -> list[Rollout]:
+def _write(task: Unrewarded, engine: Engine, chunk: list[Attempt], order: Order, events: EventLoop) -> list[Rollout]:
     sampling = Sampling(order.config.sampling.temperature, order.config.sampling.max_tokens)
     try:
         written = attempt_all(task, engine, chunk, sampling, events=events)

@@ -189,6 +189,7 @@ def _learn(
         closing.callback(sink.close)
         with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
+            closing.callback(loop.engine.close)
             closing.callback(loop.supply.close)
             say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)

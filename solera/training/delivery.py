@@ -44,7 +44,6 @@ class Delivery:
         events: EventLoop | None = None,
     ) -> None:
         self.events = events or EventLoop()
-        self.in_flight = in_flight
         self.learner = learner
         self.engine = engine
         self.prompts = prompts
@@ -52,6 +51,7 @@ class Delivery:
         self.retry = retry
         self.say = say
         self.shared = shared
+        self.in_flight = in_flight
         self._sent: Manifest | None = None
         self._canary: Canary | None = None
         self._next_canary = -math.inf

@@ -1,0 +1,124 @@
+"""HTTP to one server. Every failure becomes an error of one line. The only module that names httpx."""
+
+import asyncio
+import json
+import os
+from typing import Any
+from urllib.parse import urlsplit
+
+from solera.errors import BadRequestError, SoleraError, one_line
+
+API_KEY = "VLLM_API_KEY"
+"""Environment variable with the server's API key. vLLM reads the same one."""
+CONNECTING = 10.0
+"""Seconds to wait for a connection."""
+CONTROL = 120.0
+"""Seconds to wait for the answer to a control call."""
+WRITING = 1800.0
+"""Seconds to wait for a response. A server that is dead breaks the connection; this is for one that hangs."""
+
+
+IDLE = 2.0
+"""Seconds after which an idle connection is not used again. vLLM closes it after 5 seconds, and a request that crosses
+the closing fails. Control calls use a new connection each, because vLLM closes one after an error."""
+
+CLIENTS = 32
+"""Over which requests are divided. With 256 requests at once, one client takes 20 ms for each."""
+
+
+class ServerError(SoleraError):
+    """A server did not answer, or could not do what it was asked."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Http:
+    """One server: calls that wait, for control, and calls that are awaited, for generation."""
+
+    def __init__(self, url: str) -> None:
+        httpx = _httpx()
+        self.url = url.rstrip("/")
+        key = os.environ.get(API_KEY)
+        self._options: dict[str, Any] = {
+            "base_url": self.url, "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "trust_env": urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"),  # no proxy to this machine
+        }  # fmt: skip
+        self._client = httpx.Client(**self._options, limits=httpx.Limits(max_keepalive_connections=0))
+        self._awaited: tuple[asyncio.AbstractEventLoop, list[Any]] | None = None
+        self._asked = 0
+
+    def get(self, path: str, timeout: float = CONTROL) -> Any:
+        return self._call("GET", path, None, timeout)
+
+    def post(self, path: str, body: Any = None, timeout: float = CONTROL) -> Any:
+        return self._call("POST", path, body, timeout)
+
+    def _call(self, method: str, path: str, body: Any, timeout: float) -> Any:
+        httpx = _httpx()
+        limits = httpx.Timeout(timeout, connect=min(timeout, CONNECTING))
+        try:
+            return self._read(self._client.request(method, path, json=body, timeout=limits), path)
+        except httpx.HTTPError as error:
+            raise self._failed(path, error) from error
+
+    async def post_awaited(self, path: str, body: Any) -> Any:
+        """Post in the running event loop. Cancelling it closes the connection, which aborts the request there."""
+        httpx = _httpx()
+        try:
+            return self._read(await self._client_of(asyncio.get_running_loop()).post(path, json=body), path)
+        except httpx.HTTPError as error:
+            raise self._failed(path, error) from error
+
+    def _client_of(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """The next of several clients. The time that one takes for a request grows with its connections."""
+        httpx = _httpx()
+        if self._awaited is None or self._awaited[0] is not loop:
+            options = self._options | {
+                "verify": httpx.create_ssl_context(), "timeout": httpx.Timeout(WRITING, connect=CONNECTING),
+                "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE),
+            }  # fmt: skip
+            self._awaited = (loop, [httpx.AsyncClient(**options) for _ in range(CLIENTS)])
+        self._asked += 1
+        return self._awaited[1][self._asked % CLIENTS]
+
+    def _failed(self, path: str, error: Exception) -> ServerError:
+        return ServerError(f"vLLM server {self.url}{path}: {type(error).__name__}: {one_line(error)}")
+
+    def _read(self, response: Any, path: str) -> Any:
+        if response.status_code == 200:
+            return response.json() if response.content else None
+        said = f"vLLM server {self.url}{path} answered {response.status_code}: {_message(response.text)}"
+        if response.status_code == 401:
+            raise ServerError(f"{said}: set the environment variable {API_KEY}", 401)
+        if response.status_code in (400, 422):
+            raise BadRequestError(said)
+        raise ServerError(said, response.status_code)
+
+    def close(self) -> None:
+        self._client.close()
+        if self._awaited is not None:
+            loop, clients = self._awaited
+            self._awaited = None
+            if loop.is_running():
+                for client in clients:
+                    asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(CONNECTING)
+
+
+def _message(text: str) -> str:
+    """The message inside an error that the server sent as JSON, or the text itself."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return one_line(text) if text else "nothing"
+    error = said.get("error", said.get("detail", said)) if isinstance(said, dict) else said
+    return one_line(error.get("message", error) if isinstance(error, dict) else error, 600)
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+    except ImportError as error:
+        raise SoleraError('engine.name = vllm needs httpx: pip install "solera[vllm]"') from error
+    return httpx
