@@ -1,0 +1,232 @@
+"""The streaming supply: equal to lock-step at age 0, bounded in age, complete after kills, and clear when it fails."""
+
+import asyncio
+import itertools
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from io import StringIO
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from solera import open_store
+from solera.config import Config, check, parse
+from solera.errors import SoleraError
+from solera.records import Prompt, Reward, Rollout
+from solera.report.sinks import read_metrics
+from solera.run import running
+from solera.store.queue import Queue
+from solera.sync.rules import SyncState, never, within
+from tests.command import start
+
+RUN = """
+run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
+collect = {{ prompts = 6, group_size = 4, {collect} }}
+diagnose = {{ probe_prompts = 3, every = 2 }}
+evaluate = {{ every = 5, problems = 20 }}
+checkpoint = {{ every = 3 }}
+report = {{ tensorboard = false, progress = false }}
+{more}
+"""
+
+
+def settings(root: Path, name: str, collect: str, more: str = "", steps: int = 10) -> str:
+    return RUN.format(root=root, name=name, collect=collect, more=more, steps=steps)
+
+
+def train(text: str, **given) -> Path:
+    config = parse(text, "test")
+    running.train(config, Console(file=StringIO()), **given)
+    assert config.run.name
+    return Path(config.run.root) / config.run.name
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    rows = read_metrics(folder / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not k.startswith(("time/", "stream/"))} for row in rows]
+
+
+def used(folder: Path) -> list[tuple[int, Rollout]]:
+    """Each rollout that was trained on, with the version that learned from it."""
+    with closing(sqlite3.connect(folder / "store.db")) as store:
+        uses = store.execute("select rollout_id, version from uses order by version, rollout_id").fetchall()
+    with closing(open_store(folder)) as store:
+        rollouts = {rollout.id: rollout for rollout in store.fetch([id_ for id_, _ in uses])}
+    return [(version, rollouts[id_]) for id_, version in uses]
+
+
+def texts(folder: Path) -> list[tuple[int, int | None, list[int]]]:
+    return sorted((version, r.admission, r.sequences[0].token_ids_T.tolist()) for version, r in used(folder))
+
+
+def sometimes_silent(prompts, completions, **_) -> list[float | None]:
+    """A grader without an opinion about some answers."""
+    marks = [crc32(f"{p}{c}".encode()) for p, c in zip(prompts, completions, strict=True)]
+    return [None if mark % 23 == 3 else float(mark % 2) for mark in marks]
+
+
+@pytest.mark.parametrize(
+    ("more", "given"),
+    [
+        ("", {}),
+        ('objective = { name = "dapo" }', {}),
+        ('draw = { policy = "replay", fresh = 0.5 }', {}),
+        ('reward = { errors = "missing" }', {"rewards": [sometimes_silent]}),
+    ],
+    ids=["plain", "refill", "replay", "missing rewards"],
+)
+def test_at_age_0_a_stream_equals_lock_step_bit_for_bit(tmp_path, more, given):
+    more += "\nsync = { period = 1 }"
+    locked = train(settings(tmp_path, "locked", 'mode = "lock_step"', more), **given)
+    streamed = train(settings(tmp_path, "streamed", 'mode = "stream", max_age = 0', more), **given)
+    assert metrics_of(streamed) == metrics_of(locked)
+    assert texts(streamed) == texts(locked)
+    one, other = (load_file(folder / "model" / "model.safetensors") for folder in (locked, streamed))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+class Unhurried:
+    """Sums with a pause after each response. One response in forty takes twenty times as long as the others."""
+
+    def __init__(self, codec) -> None:
+        self.codec = codec
+        self.numbers = itertools.count()
+
+    def prompt(self, index: int) -> Prompt:
+        return Prompt(f"sum/{index}", self.codec.encode(f"{index % 50}+{index % 37}="))
+
+    def held_out(self, count: int) -> list[Prompt]:
+        return [Prompt(f"held/{n}", self.codec.encode(f"{n + 50}+{n + 37}=")) for n in range(min(count, 10))]
+
+    async def run(self, prompt, generate) -> Rollout:
+        completion = await generate(prompt.token_ids)
+        await asyncio.sleep(0.2 if next(self.numbers) % 40 == 7 else 0.01)
+        return Rollout.of(prompt, completion, rewards=(Reward(float(completion.token_ids_T.sum() % 2)),))
+
+
+@pytest.mark.parametrize(("max_age", "period"), [(1, 1), (4, 2), (16, 5)])
+@pytest.mark.parametrize("in_flight", ["keep", "drain"])
+def test_no_response_is_older_than_max_age_even_behind_a_slow_one(tmp_path, max_age, period, in_flight):
+    more = f'sync = {{ period = {period}, in_flight = "{in_flight}" }}\nengine = {{ max_rows = 24 }}'
+    folder = train(
+        settings(tmp_path, "run", f'mode = "stream", max_age = {max_age}', more, steps=20), task=Unhurried
+    )  # fmt: skip
+    trained = used(folder)
+    ages = [version - int(r.sequences[0].version_T[r.sequences[0].mask_T].min()) for version, r in trained]
+    assert max(ages) <= max_age
+    assert max(ages) > 0
+    assert_every_problem_in_order(trained, group_size=4)
+    assert max(row.get("age/max", 0) for row in metrics_of(folder)) == max(ages)
+
+
+def assert_every_problem_in_order(trained: list[tuple[int, Rollout]], group_size: int) -> None:
+    """Batches take the task's stream in its order: each problem once, with all of its attempts, and none is skipped."""
+    problems = Counter(r.admission for _, r in trained)
+    assert sorted(problems) == list(range(len(problems)))  # type: ignore[type-var]
+    assert set(problems.values()) == {group_size}
+    by_version = [(r.admission, version) for version, r in trained]
+    assert [version for _, version in sorted(by_version)] == sorted(version for _, version in by_version)
+
+
+def rows_in(folder: Path) -> int:
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.exists() else 0
+
+
+def test_a_stream_killed_several_times_skips_no_problem_and_repeats_none(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(settings(tmp_path, "run", 'mode = "stream", max_age = 6', "sync = { period = 3 }", steps=24))
+    folder = tmp_path / "run"
+    rng = np.random.default_rng(0)
+    process = start("train", file)
+    for kill in range(3):
+        wanted, until = rows_in(folder) + int(rng.integers(2, 6)), time.monotonic() + 120
+        while rows_in(folder) < min(wanted, 20) and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert process.poll() is None, f"ended before kill {kill}"
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process = start("train", "--resume", folder)
+    assert process.wait() == 0
+    trained = used(folder)
+    assert sorted({version for version, _ in trained}) == list(range(24))
+    assert_every_problem_in_order(trained, group_size=4)
+
+
+class Failing(Unhurried):
+    async def run(self, prompt, generate) -> Rollout:
+        if prompt.key == "sum/40":
+            raise ValueError("no such sum")
+        return await super().run(prompt, generate)
+
+
+def test_an_episode_that_fails_ends_the_run_or_costs_one_group(tmp_path):
+    more = "sync = { period = 2 }"
+    with pytest.raises(SoleraError, match="no such sum"):
+        train(settings(tmp_path, "stops", 'mode = "stream"', more), task=Failing)
+    folder = train(settings(tmp_path, "goes-on", 'mode = "stream", errors = "missing"', more), task=Failing)
+    assert sum(row.get("episodes/failed", 0) for row in metrics_of(folder)) == 4
+
+
+def test_waiting_times_of_slow_groups_are_logged(tmp_path):
+    folder = train(settings(tmp_path, "run", 'mode = "stream"', "sync = { period = 2 }"), task=Unhurried)
+    row = read_metrics(folder / "metrics.jsonl")[5]
+    assert row["time/stream/write"] >= 0.01
+    assert {"time/stream/wait", "stream/ready", "stream/running"} <= row.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("collect = { max_age = 3 }", "collect.max_age has no effect"),
+        ('sync = { in_flight = "drain" }', "sync.in_flight has no effect"),
+        ('collect = { mode = "stream", offset = 1 }', "collect.offset cannot be combined"),
+        ('collect = { mode = "stream", overlap = true }', "collect.overlap cannot be combined"),
+        ('collect = { mode = "stream", deterministic = true }', "collect.deterministic cannot be combined"),
+        ('collect = { mode = "stream", max_age = 8 }', "up to 9 batches old"),
+        ('collect = { mode = "stream", max_age = -1 }', "at least 0"),
+        ('collect = { mode = "stream", max_age = 9 }\nsync = { rule = "never" }', "older without limit"),
+        ('collect = { mode = "stream" }\ndraw = { policy = "offline" }', "generates nothing"),
+        ('collect = { mode = "stream" }\ndraw = { policy = "replay", fresh = 0.0 }', "draw.fresh is 0"),
+        ('collect = { mode = "stream" }\ndraw = { policy = "replay", leftovers = "keep" }', "draw.leftovers = keep"),
+        ('collect = { mode = "stream" }\nstore = { data = ["a.jsonl"] }', "store.data has rollouts"),
+        ('collect = { mode = "stream" }\ndraw = { policy = "replay", max_age = 5 }', "reach age 20 .collect.max_age"),
+    ],
+)
+def test_combinations_that_cannot_work_are_refused(text, complaint):
+    with pytest.raises(SoleraError, match=complaint):
+        check(parse(text, "test"))
+
+
+def test_a_rule_that_waits_too_long_is_overruled():
+    """With max_age = 2, batch 3 after a sync could not be supplied any more."""
+    rule = within(never, 2)
+    assert [rule(SyncState(due=False, engine_version=4), version, {}).due for version in (5, 6, 7, 8)] == [
+        False, False, True, True,
+    ]  # fmt: skip
+
+
+def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
+    def unused() -> Iterator[tuple[int, str, int | None]]:
+        for number, admission in enumerate([7, None, 3, 9, 3, None, 7, 9]):
+            yield number, f"p/{admission}", admission
+
+    first = Queue(-1, 0).draw(unused(), 3, 2, by_admission=True)
+    assert first == [("p/3", [2, 4]), ("p/7", [0, 6]), ("p/9", [3, 7])]
+    assert Queue(-1, 0).draw(unused(), 9, 2, by_admission=True)[-1] == ("p/None", [1, 5])
+
+
+def test_the_default_of_a_stream_is_twice_the_period():
+    check(Config())
+    check(parse('collect = { mode = "stream" }', "test"))
