@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,12 +105,24 @@ def _ours(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
     """Measure our step in its own process, as TRL's is."""
     given = json.dumps({**dataclasses.asdict(options), "this_v": v, "this_mode": mode})
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    done = subprocess.run(
-        [sys.executable, "-m", "solera.bench.ours", given], capture_output=True, text=True, env=environment, check=False
-    )
-    if done.returncode:
-        raise SoleraError(f"our step failed: {done.stderr.strip().splitlines()[-1] if done.stderr else 'no output'}")
-    return json.loads(done.stdout.splitlines()[-1])
+    status, output, errors = _run([sys.executable, "-m", "solera.bench.ours", given], environment)
+    if status:
+        said = [line for line in errors.strip().splitlines() if not line.startswith("while attempting")]
+        raise SoleraError(f"our step failed: {said[-1] if said else 'no output'}")
+    return json.loads(output.splitlines()[-1])
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """Run a command: its status, output and errors. If this process is asked to end, the command ends with it."""
+    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(start, command)  # in a thread, which no signal interrupts before the process is known
+        try:
+            output, errors = started.result().communicate()
+        except BaseException:
+            started.result().kill()
+            raise
+        return started.result().returncode, output, errors
 
 
 def _table(rounds: Measured) -> Table:
