@@ -136,7 +136,7 @@ def test_nothing_is_written_ahead_of_a_sync(short_run, monkeypatch):
     """With v = 4 and nine batches, those after the first, fifth and ninth: 1, 2, 3 and 5, 6, 7."""
     begun = []
     monkeypatch.setattr(
-        LockStep, "drawn", lambda self, ahead: begun.append(self.store.watermark() // 64) if ahead else None
+        LockStep, "drawn", lambda self, groups, ahead: begun.append(self.store.watermark() // 64) if ahead else None
     )
     short_run("sync = { period = 4 }\ncollect = { overlap = true }\nrun = { steps = 9 }")
     assert begun == [1, 2, 3, 5, 6, 7]
@@ -258,7 +258,7 @@ def test_engine_error_is_kept_apart_from_staleness(short_run, monkeypatch):
     monkeypatch.setattr(InProcessEngine, "generate", hotter)
     rows = short_run("sync = { period = 1 }", name="hotter").metrics[:6]
     assert all(row["mismatch/logp"] > 0.01 for row in rows)
-    assert len([sentence for sentence in said if "look for another temperature" in sentence]) == 1
+    assert len([sentence for sentence in said if "check for a different temperature" in sentence]) == 1
 
 
 def test_a_batch_that_an_update_fails_on_is_in_the_store(short_run, monkeypatch, tmp_path):

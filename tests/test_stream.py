@@ -22,12 +22,17 @@ from safetensors.torch import load_file
 from solera import open_store
 from solera.config import Config, check, parse
 from solera.errors import SoleraError
-from solera.records import Prompt, Reward, Rollout
+from solera.protocols import SupplyState
+from solera.records import Prompt, Reward, Rollout, Sampling
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.store.queue import Queue
 from solera.sync.rules import SyncState, never, within
+from solera.tasks.episodes import Guard
+from solera.tasks.event_loop import EventLoop
+from solera.training.stream import OpenGroup, Stream
 from tests.command import start
+from tests.test_supply import Counting, Echo
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = {steps}, device = "cpu" }}
@@ -230,3 +235,21 @@ def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
 def test_the_default_of_a_stream_is_twice_the_period():
     check(Config())
     check(parse('collect = { mode = "stream" }', "test"))
+
+
+def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):
+    """It is not in the store yet, so the checkpoint must not count it as ready."""
+    with EventLoop() as events:
+        task = Echo()
+        supply = Stream(
+            task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=4,
+            seed=0, guard=Guard(), events=events,
+        )  # fmt: skip
+        prompt = task.prompt(4)
+        late = Rollout.of(prompt, asyncio.run(task.generate(prompt.token_ids, None, 0)), rewards=(Reward(1.0),))
+        supply.position = 6
+        supply._open = {3: OpenGroup(0.0, ended=1.0), 4: OpenGroup(0.0, [late], 1.0), 5: OpenGroup(0.0)}
+        monkeypatch.setattr(supply, "_store_ended", lambda: 0)
+        assert supply.state() == SupplyState(6, running=(4, 5), ready=(3,))
+        supply.restore(supply.state())
+        assert supply.state() == SupplyState(6, running=(4, 5), ready=(3,))

@@ -53,6 +53,10 @@ class OpenGroup:
     graded: bool = True
     """Whether every member has a reward."""
 
+    @property
+    def stored(self) -> bool:
+        return self.ended is not None and self.attempted is None
+
 
 class Waited(NamedTuple):
     """How long a group that was drawn had taken."""
@@ -147,14 +151,14 @@ class Stream:
     def _needed(self, groups: int, now: PolicyVersion) -> int:
         """How many of the open groups a draw of `groups` needs, counting those that turned out to be undrawable."""
         with self._changed:
-            ended = sum(group.ended is not None for group in self._open.values())
-        return self.store.missing(groups, self.group_size, ended, now)
+            stored = sum(group.stored for group in self._open.values())
+        return self.store.missing(groups, self.group_size, stored, now)
 
     def _ready(self, need: int) -> bool:
         """Whether the first `need` groups in the order of admission are stored."""
         with self._changed:
             first = [self._open[number] for number in sorted(self._open)[:need]]
-        return len(first) == need and all(group.ended is not None and group.attempted is None for group in first)
+        return len(first) == need and all(group.stored for group in first)
 
     def _anything_to_store(self) -> bool:
         return self._error is not None or any(group.attempted is not None for group in self._open.values())
@@ -185,7 +189,7 @@ class Stream:
             numbers |= {r.admission: group for r in group.rollouts if r.admission is not None}
         last = max(numbers, default=-1)
         with self._changed:
-            for number in [n for n, group in self._open.items() if n in numbers or (n < last and group.ended)]:
+            for number in [n for n, group in self._open.items() if n in numbers or (n < last and group.stored)]:
                 opened = self._open.pop(number)
                 if number in numbers:
                     self._waited.append(_waited(opened, numbers[number], at))
@@ -282,8 +286,8 @@ class Stream:
     def state(self) -> SupplyState:
         self._store_ended()
         with self._changed:
-            running = tuple(sorted({*self._again, *(n for n, group in self._open.items() if group.ended is None)}))
-            ready = tuple(sorted(n for n, group in self._open.items() if group.ended is not None))
+            running = tuple(sorted({*self._again, *(n for n, group in self._open.items() if not group.stored)}))
+            ready = tuple(sorted(n for n, group in self._open.items() if group.stored))
             return SupplyState(self.position, running, ready)
 
     def restore(self, state: SupplyState) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from solera.config import Config, EngineConfig, LoraConfig, ModelConfig, RunConfig, SyncConfig, check
+from solera.config import CollectConfig, Config, EngineConfig, LoraConfig, ModelConfig, RunConfig, SyncConfig, check
 from solera.engines.vllm import watchdog
 from solera.engines.vllm.transport import FileTransport
 from solera.engines.vllm.versions import Release24, Release32, release_of
@@ -39,7 +39,7 @@ HERE = ("http://127.0.0.1:8000",)
         (Config(engine=EngineConfig("vllm", launch=1, gpu_memory=1.5)), "engine.gpu_memory is 1.5"),
         (Config(engine=EngineConfig("vllm", urls=HERE, gpu_memory=0.5)), "engine.gpu_memory is 0.5; it needs"),
         (Config(RunConfig(device="cpu"), engine=EngineConfig("vllm", launch=1, gpu_memory=0.5)), "is on a CPU"),
-        (Config(sync=SyncConfig(in_flight="keep")), "sync.in_flight is keep, which needs a server"),
+        (Config(sync=SyncConfig(in_flight="drain")), "sync.in_flight has no effect without collect.mode"),
         (Config(sync=SyncConfig(transport="file")), "sync.transport is file, but without engine.name = vllm"),
         (
             Config(RunConfig(device="cpu"), engine=EngineConfig("vllm", launch=1), sync=SyncConfig(transport="ipc")),
@@ -58,7 +58,8 @@ def test_settings_that_cannot_work_are_refused(config: Config, complaint: str) -
 
 
 def test_settings_that_work() -> None:
-    check(Config(engine=EngineConfig("vllm", urls=HERE), sync=SyncConfig(in_flight="abort", transport="group")))
+    stream, sync = CollectConfig(mode="stream"), SyncConfig(in_flight="abort", transport="group")
+    check(Config(collect=stream, engine=EngineConfig("vllm", urls=HERE), sync=sync))
     check(Config(engine=EngineConfig("vllm", launch=1, args=("--max-num-seqs=8",), gpu_memory=0.3)))
 
 
