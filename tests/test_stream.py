@@ -144,6 +144,24 @@ def assert_every_problem_in_order(trained: list[tuple[int, Rollout]], group_size
     assert [version for _, version in sorted(by_version)] == sorted(version for _, version in by_version)
 
 
+class Equal(Unhurried):
+    """Every group is masked, because all of its rewards are equal."""
+
+    def __init__(self, codec) -> None:
+        self.codec = codec
+
+    async def run(self, prompt, generate) -> Rollout:
+        return Rollout.of(prompt, await generate(prompt.token_ids), rewards=(Reward(1.0),))
+
+
+def test_a_batch_may_need_more_groups_than_are_kept_ready(tmp_path):
+    """With refill it draws up to four times as many; only two batches are written ahead."""
+    more = 'objective = { name = "dapo" }\nsync = { period = 2 }\nengine = { max_rows = 24 }'
+    folder = train(settings(tmp_path, "run", 'mode = "stream", max_age = 4', more), task=Equal)
+    assert [row["groups/drawn"] for row in metrics_of(folder)[:10]] == [24] * 10
+    assert max(row["age/max"] for row in metrics_of(folder)[:10]) <= 4
+
+
 def rows_in(folder: Path) -> int:
     path = folder / "metrics.jsonl"
     return path.read_text().count("\n") if path.exists() else 0

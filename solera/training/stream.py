@@ -234,7 +234,9 @@ class Stream:
             return 0 if self._running else room
         wanted = int(self.engine.slots * OVERSUBSCRIBED)
         free = wanted - self._running
-        if (self._running and free * FREE_SHARE < wanted) or self._drawable() >= LEAD * self.new_per_batch:
+        if (self._running and free * FREE_SHARE < wanted) or self._drawable() >= max(
+            self._need, LEAD * self.new_per_batch
+        ):
             return 0
         return max(0, min(room, -(-free // self.members)))
 
