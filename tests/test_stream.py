@@ -20,7 +20,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from solera import open_store
-from solera.config import Config, check, parse
+from solera.config import check, parse
 from solera.errors import SoleraError
 from solera.protocols import SupplyState
 from solera.records import Prompt, Reward, Rollout, Sampling
@@ -248,11 +248,6 @@ def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
     first = Queue(-1, 0).draw(unused(), 3, 2, by_admission=True)
     assert first == [("p/3", [2, 4]), ("p/7", [0, 6]), ("p/9", [3, 7])]
     assert Queue(-1, 0).draw(unused(), 9, 2, by_admission=True)[-1] == ("p/None", [1, 5])
-
-
-def test_the_default_of_a_stream_is_twice_the_period():
-    check(Config())
-    check(parse('collect = { mode = "stream" }', "test"))
 
 
 def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):

@@ -11,6 +11,8 @@ from solera.records import Sampling
 
 Spell = Callable[[npt.NDArray[np.int32]], str]
 """Converts tokens to text, which is searched for stop strings."""
+FEW = 8
+"""Most tokens of a short request. Short ones go first, because the proof of a sync is one."""
 Kind = tuple[float, float]
 """Temperature and top_p. Jobs of one kind are sampled in one operation."""
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.engines.jobs import Job, Kind, Written, stop_at
+from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
 from solera.models.language_model import LanguageModel
 from solera.streams import uniforms
 
@@ -139,8 +139,8 @@ class Rows:
             place = self.prompts[job.token_ids]
             place[1] += 1
             seats.append(Seat(job, line, place[0]))
-        short = [seat for seat in seats if seat.job.limit <= CHUNK]  # first, as the proof of a sync waits for them
-        self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > CHUNK)])
+        short = [seat for seat in seats if seat.job.limit <= FEW]
+        self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > FEW)])
         wanted = bucket(min(self.taken + len(self.waiting), self.memory.slots), self.memory.slots)
         self.rows = max(self.rows, wanted)
         self._seat([slot for slot in range(self.rows) if self.seats[slot] is None])

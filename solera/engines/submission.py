@@ -2,12 +2,10 @@
 
 import asyncio
 
-from solera.engines.jobs import Job
+from solera.engines.jobs import FEW, Job
 from solera.records import Completion
 
 Outcome = Completion | Exception
-FEW = 8
-"""Tokens of a short request, such as the proof of a sync."""
 
 
 class Submission:
