@@ -94,6 +94,103 @@ def sampling() -> None:
     assert ((nothing[0] >= 0) & (nothing[0] < 5000)).all()
 
 
+def writing() -> None:
+    """The end of a step against torch's operations: rows that go on, end with a token, reach their limit, are dead."""
+    from solera.engines import kernels
+    from solera.engines.slots import Memory, RowTable
+
+    rows, requests, limit, vocabulary, ends = 40, 50, 12, 5000, torch.tensor([7, 4000, 11])
+    make = torch.zeros
+    memory = Memory(
+        rows, requests, limit, 0, make(9, rows, dtype=torch.int64), torch.rand(requests + 1, limit),
+        make(requests + 1, limit, dtype=torch.int32), make(requests + 1, limit),
+        make(requests + 1, dtype=torch.int64), make(requests + 1, dtype=torch.bool), [],
+    )  # fmt: skip
+    table = RowTable(*memory.row_table)
+    table.request.copy_(torch.randperm(requests)[:rows])
+    table.position.copy_(torch.arange(rows))
+    table.limit.copy_(torch.randint(1, limit + 1, (rows,)))
+    table.step.copy_((torch.rand(rows) * table.limit).long())
+    table.alive.copy_(torch.rand(rows) < 0.8)
+    before = {name: getattr(table, name).clone() for name in table._fields}
+    logits = torch.randn(rows, vocabulary)
+    logits[:10, 4000] = 30.0
+    kernels.write(logits, 0.9, ends, memory, table)
+    uniform = memory.uniform_BT[before["request"], before["step"]]
+    token, logp = kernels.sample(logits, uniform, 0.9)
+    assert torch.equal(table.token, token)
+    assert (token[:10] == 4000).all()
+    for row in range(rows):
+        request, step = int(before["request"][row]), int(before["step"][row])
+        ended = int(token[row]) in (7, 4000, 11)
+        goes_on = bool(before["alive"][row]) and not ended and step + 1 < int(before["limit"][row])
+        if before["alive"][row]:
+            assert int(memory.token_BT[request, step]) == int(token[row])
+            assert float(memory.logp_BT[request, step]) == float(logp[row])
+            assert (int(memory.length_B[request]), bool(memory.finished_B[request])) == (step + 1, ended)
+        else:
+            assert not memory.token_BT[request].any()
+            assert not memory.length_B[request]
+        assert int(table.alive[row]) == goes_on
+        assert int(table.step[row]) == step + goes_on
+        assert int(table.position[row]) == row + goes_on
+
+
+@torch.no_grad()
+def layers() -> None:
+    """Whole models of each known architecture against their Hugging Face modules: a few tokens one after another, with
+    keys and values in the pool."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+    from solera.engines.fused import FusedModel
+    from solera.engines.kv_cache import Decoding
+    from solera.models.language_model import LanguageModel
+
+    sizes = {
+        "vocab_size": 50, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64,
+    }  # fmt: skip
+    settings = (
+        LlamaConfig(**sizes),
+        MistralConfig(**sizes, sliding_window=None),
+        Qwen2Config(**sizes),
+        Qwen3Config(**sizes),
+    )
+    for config in settings:
+        module = AutoModelForCausalLM.from_config(config).eval()
+        for name, parameter in module.named_parameters():
+            parameter.data.normal_(std=0.3)
+            parameter.data += 1.0 if "norm" in name else 0.0
+        model = LanguageModel(module).with_plans()
+        fused = FusedModel.of(model)
+        assert fused is not None, config.model_type
+        rows, limit, prompts = 5, 9, 20
+        shapes = model.key_value_shapes
+        pools = [torch.randn(2, prompts + rows * limit + 1, heads, dim) for heads, dim in shapes]
+        start, length = torch.tensor([0, 0, 7, 7, 12]), torch.tensor([7, 7, 5, 5, 0])
+        response = prompts + limit * torch.arange(rows)
+        results = []
+        for run in (model.hidden, fused.hidden):
+            own = [pool.clone() for pool in pools]
+            for attention, (key, value) in zip(model.attentions, own, strict=True):
+                attention.pool_key, attention.pool_value = key, value
+            states = []
+            for step in range(3):
+                token, plan = (
+                    torch.arange(rows) * 3 + step,
+                    Decoding(start, length, response, torch.full((rows,), step)),
+                )
+                if run == model.hidden:
+                    state = model.hidden(token[:, None], (length + step)[:, None], plan=plan)[:, -1]
+                else:
+                    state = fused.hidden(token, length + step, plan)
+                states.append(state)
+            results.append((torch.stack(states), torch.stack(own)))
+        (wanted, wanted_pools), (got, got_pools) = results
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(got_pools, wanted_pools, atol=1e-4, rtol=1e-4)
+
+
 def scoring() -> None:
     from solera.learner import kernels
 

@@ -15,7 +15,9 @@ def run(*arguments: str, interpreted: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("kernel", ["attention", "packed", "sampling", "scoring", "head", "digests"])
+@pytest.mark.parametrize(
+    "kernel", ["attention", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
+)
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")
 
@@ -32,12 +34,19 @@ def compile(kernel, types, constants, **options):
     signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
 
-heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "BLOCK": 32}
+heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64}
 rows = {name: "*i64" for name in ("prompt_start", "prompt_length", "response_start", "response_length")}
 for number in ("fp16", "bf16", "fp32"):
-    types = {"*": f"*{number}", "scale": "fp32", "value_row": "i32", "value_head": "i32", **rows}
+    types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}
+    types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
     constants = {**heads, "PRECISION": "ieee" if number == "fp32" else "tf32"}
-    compile(engine._decode_attention, types, constants, num_warps=2, num_stages=2)
+    for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
+        special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
+        compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
+    types = {"*": f"*{number}", "width": "i32", "inner": "i32", "epsilon": "fp32"}
+    compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024})
+    compile(engine._gate, types, {"BLOCK": 1024})
+    compile(engine._embed, types | {"token_ptr": "*i64"}, {"INNER": 1024})
     parts = [f"{part}_{by}" for part in ("query", "key", "value", "grad") for by in ("place", "head")]
     types = {"*": f"*{number}", "scale": "fp32", "tile_ptr": "*i32", "places": "i32", **dict.fromkeys(parts, "i32")}
     types |= {"norm_ptr": "*fp32", "pull_ptr": "*fp32"}
@@ -47,6 +56,10 @@ for number in ("fp16", "bf16", "fp32"):
         compile(kernel, types, sizes, num_warps=4, num_stages=3)
 types = {"*": "*fp32", "token_ptr": "*i64", "target_ptr": "*i64", "vocabulary": "i32", "inverse_temperature": "fp32"}
 compile(engine._sample, types, {"BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
+numbers = ("ends_ptr", "token_ptr", "position_ptr", "step_ptr", "request_ptr", "alive_ptr", "limit_ptr", "length_out")
+written = types | dict.fromkeys(numbers, "*i64") | {"token_out": "*i32", "finished_out": "*i8"}
+written |= {"longest": "i32", "ends": "i32"}
+compile(engine._write, written, {"ENDS": 2, "BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
 compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)
 compile(learner._differentiate, types, {"BLOCK": 4096, "WITH_ENTROPY": True}, num_warps=8)
 """

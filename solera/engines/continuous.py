@@ -4,16 +4,19 @@ The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: i
 They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from solera.engines.decoding import room_for
+from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
 from solera.engines.kv_cache import Decoding, Prefilling
 from solera.engines.sampling import sample
-from solera.engines.slots import ALIVE, Memory, Rows, bucket
+from solera.engines.slots import ALIVE, Memory, Rows, RowTable, Stretch, bucket
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
@@ -23,8 +26,8 @@ PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
 SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
-Placed = tuple[tuple[int, ...], npt.NDArray[np.int64]]
-"""A text, and the place in the cache of each of its tokens."""
+Group = tuple[Stretch, list[Stretch]]
+"""A prompt and the texts that continue it."""
 
 
 class ContinuousDecoder:
@@ -52,6 +55,7 @@ class ContinuousDecoder:
         self._recording = torch.cuda.Stream(model.device, priority=-1) if self.graphed else None
         if compiled and self.graphed:
             model.compile_layers()
+        self.fused = FusedModel.of(model) if compiled and self.graphed else None
 
     def reset(self) -> None:
         self.rows: Rows | None = None
@@ -138,64 +142,76 @@ class ContinuousDecoder:
             module.pool_key, module.pool_value = key, value
         return self.memory
 
-    def prefill(self, prompts: list[tuple[int, ...]], starts: list[int]) -> None:
-        """Keys and values of every prompt but its last token, which each row computes for itself as its first step."""
-        self.fill([(prompt[:-1], np.arange(s, s + len(prompt) - 1)) for prompt, s in zip(prompts, starts, strict=True)])
-
-    def fill(self, texts: list[Placed]) -> None:
-        """Compute the keys and values of these texts, and write each token's to its place in the cache."""
-        part, total = list[Placed](), 0
-        for text, place_T in texts:
-            if part and total + len(text) > PREFILL_TOKENS:
+    def fill(self, groups: list[Group]) -> None:
+        """Compute the keys and values of prompts and of texts that continue them, and write each to its place in the
+        cache. A prompt has every token but its last, which each row computes for itself as its first step."""
+        part, total = list[Group](), 0
+        for group in _parts(groups):
+            length = _length(group)
+            if part and total + length > PREFILL_TOKENS:
                 self._fill(part)
                 part, total = [], 0
-            part.append((text, place_T))
-            total += len(text)
-        self._fill(part)
+            part.append(group)
+            total += length
+        if total:
+            self._fill(part)
 
-    def _fill(self, placed: list[Placed]) -> None:
-        length = [len(text) for text, _ in placed]
-        if not sum(length):
-            return
-        device, at = self.model.device, np.concatenate([[0], np.cumsum(length)])
-        texts = PackedTexts.of([Text(int(s), n) for s, n in zip(at, length, strict=False)]).to(device)
-        token_N = np.concatenate([np.array(text, np.int64) for text, _ in placed])
-        position_N = np.concatenate([np.arange(n) for n in length])
-        place_N = np.concatenate([place_T for _, place_T in placed])
+    def _fill(self, groups: list[Group]) -> None:
+        texts, stretches, positions, at = list[Text](), list[Stretch](), list[npt.NDArray[np.int64]](), 0
+        for prompt, responses in groups:
+            start, before = at, len(prompt.token_ids)
+            for stretch in (prompt, *responses):
+                length = len(stretch.token_ids)
+                if stretch is prompt:
+                    texts.append(Text(at, length))
+                else:
+                    texts.append(Text(at, length, start if before else 0, before))
+                positions.append(np.arange(length) + (0 if stretch is prompt else before))
+                stretches.append(stretch)
+                at += length
+        device = self.model.device
+        token_N = np.concatenate([np.array(stretch.token_ids, np.int64) for stretch in stretches])
+        place_N = np.concatenate([stretch.place + np.arange(len(stretch.token_ids)) for stretch in stretches])
         self.prefilled += len(token_N)
         with self.model.uncompiled():
             self.model.hidden(
                 torch.from_numpy(token_N).to(device)[None],
-                torch.from_numpy(position_N).to(device)[None],
-                plan=Prefilling(texts, torch.from_numpy(place_N).to(device)),
+                torch.from_numpy(np.concatenate(positions)).to(device)[None],
+                plan=Prefilling(PackedTexts.of(texts).to(device), torch.from_numpy(place_N).to(device)),
             )
 
     def step(self, memory: Memory, rows: int, kind: Kind) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
-        table = memory.row_table[:, :rows]
-        token, position, prompt_start, prompt_length, response_start, step, request, alive, limit = table
-        plan = Decoding(prompt_start, prompt_length, response_start, step)
-        hidden_S1H = self.model.hidden(token[:, None], position[:, None], plan=plan)
-        uniform_S = memory.uniform_BT[request, step]
-        token_S, logp_S = self._sample(self.model.logits(hidden_S1H[:, -1]), uniform_S, kind)
+        table = RowTable(*memory.row_table[:, :rows])
+        logits_SV = self.model.logits(self._hidden(table))
+        temperature, top_p = kind
+        if logits_SV.is_cuda and temperature > 0 and top_p == 1:
+            from solera.engines import kernels
+
+            kernels.write(logits_SV, temperature, self.ends, memory, table)
+        else:
+            self._write(logits_SV, kind, memory, table)
+
+    def _hidden(self, table: RowTable) -> Tensor:
+        plan = Decoding(table.prompt_start, table.prompt_length, table.response_start, table.step)
+        if self.fused is not None:
+            return self.fused.hidden(table.token, table.position, plan)
+        return self.model.hidden(table.token[:, None], table.position[:, None], plan=plan)[:, -1]
+
+    def _write(self, logits_SV: Tensor, kind: Kind, memory: Memory, table: RowTable) -> None:
+        """Sample a token for every row, write it into memory, and update the rows."""
+        step, alive = table.step, table.alive
+        token_S, logp_S = sample(logits_SV, memory.uniform_BT[table.request, step], *kind)
         ended_S = torch.isin(token_S, self.ends)
-        request_S = torch.where(alive > 0, request, memory.requests)  # the line after the last, which nobody reads
+        request_S = torch.where(alive > 0, table.request, memory.requests)  # the line after the last: nobody reads it
         memory.token_BT[request_S, step] = token_S.to(torch.int32)
         memory.logp_BT[request_S, step] = logp_S
         memory.length_B[request_S] = step + 1
         memory.finished_B[request_S] = ended_S
-        alive.mul_(~ended_S & (step + 1 < limit))
-        token.copy_(token_S)
-        position.add_(alive)
+        alive.mul_(~ended_S & (step + 1 < table.limit))
+        table.token.copy_(token_S)
+        table.position.add_(alive)
         step.add_(alive)
-
-    def _sample(self, logits_SV: Tensor, uniform_S: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
-        temperature, top_p = kind
-        if self.graphed and temperature > 0 and top_p == 1:
-            from solera.engines import kernels
-
-            return kernels.sample(logits_SV, uniform_S, temperature)
-        return sample(logits_SV, uniform_S, temperature, top_p)
 
     def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int) -> None:
         """So many tokens for the first `rows` rows."""
@@ -225,3 +241,20 @@ class ContinuousDecoder:
             self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph
+
+
+def _parts(groups: list[Group]) -> Iterator[Group]:
+    """The same groups, those too large for one pass in several parts, each with the prompt."""
+    for prompt, responses in groups:
+        part = list[Stretch]()
+        for response in responses:
+            if part and _length((prompt, [*part, response])) > PREFILL_TOKENS:
+                yield prompt, part
+                part = []
+            part.append(response)
+        yield prompt, part
+
+
+def _length(group: Group) -> int:
+    prompt, responses = group
+    return len(prompt.token_ids) + sum(len(response.token_ids) for response in responses)

@@ -1,37 +1,75 @@
-"""Triton kernels for decoding: attention over the pool of keys and values, and sampling a token from its logits."""
+"""Triton kernels for decoding: what a layer computes between its products, attention over the pool of keys and values,
+and sampling a token from its logits."""
+
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from solera.engines.slots import Memory, RowTable
+
+FEW_PROGRAMS = 400
+"""Up to three programs for each of an H200's 132 processors."""
+
+
+@triton.jit
+def _heads(
+    base, row_of, g, d, DIM: tl.constexpr, there, norm_ptr, epsilon, cos, sin, ROTATE: tl.constexpr, NORM: tl.constexpr
+):
+    """Vectors of some heads of one row, `[g, d]`, normalised and rotated by their position where the model does so."""
+    x = tl.load(base + row_of + g[:, None] * DIM + d[None, :], mask=there, other=0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
+        x = x * scale * tl.load(norm_ptr + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+    if ROTATE:
+        other = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
+        pair = tl.load(base + row_of + g[:, None] * DIM + other[None, :], mask=there, other=0.0).to(tl.float32)
+        if NORM:
+            pair = pair * scale * tl.load(norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        pair = tl.where((d < DIM // 2)[None, :], -pair, pair)
+        x = x * cos[None, :] + pair * sin[None, :]
+    return x
+
 
 @triton.jit
 def _decode_attention(
-    query_ptr, key_ptr, value_ptr, value_row, value_head, pool_key, pool_value, out_ptr,
+    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
     prompt_start, prompt_length, response_start, response_length, scale,
+    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far."""
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     g = tl.arange(0, TILE)
-    at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    one = tl.arange(0, 1)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    query = tl.load(query_ptr + at, mask=real, other=0.0)
-    own = (row * HEADS + head) * DIM + d
-    key = tl.load(key_ptr + own, mask=d < DIM, other=0.0)
-    value = tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < DIM, other=0.0)
+    cos = tl.full([WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([WIDTH], tl.float32)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    query = _heads(
+        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    key = _heads(
+        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
+    value = value.to(pool_value.dtype.element_ty)
     prompt = tl.load(prompt_start + row)
     turn = tl.load(prompt_length + row).to(tl.int32)
     response = tl.load(response_start + row)
     length = turn + tl.load(response_length + row).to(tl.int32)
     place = ((response + length - turn) * HEADS + head) * DIM + d
-    tl.store(pool_key + place, key, mask=d < DIM)
+    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
     tl.store(pool_value + place, value, mask=d < DIM)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32)[None, :], 1) * scale
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
     for first in range(0, length, BLOCK):
@@ -49,44 +87,123 @@ def _decode_attention(
         acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
         total = total * shrink + tl.sum(share, 1)
         best = new_best
+    at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
     tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+class Rotation(NamedTuple):
+    """What queries and keys go through before they meet: norms of their heads, where a model has them, and rotation by
+    position, `[S, D]`."""
+
+    cos_SD: Tensor
+    sin_SD: Tensor
+    query_norm_D: Tensor | None = None
+    key_norm_D: Tensor | None = None
+    epsilon: float = 0.0
 
 
 def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
     prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
+    rotation: Rotation | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value after its response, and attend to its prompt and response.
 
-    Values may be strided, as part of a larger product. Blocks are small, so that all programs for a few hundred rows
-    fit on the GPU at once: each waits for memory most of the time.
+    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
+    rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
+    rows they are large, because nobody else is waiting.
     """
     rows, heads, dim = key_SHD.shape
-    if value_SHD.stride(2) != 1:
-        value_SHD = value_SHD.contiguous()
+    query_SHD, key_SHD, value_SHD = (_with_heads_in_line(x) for x in (query_SHD, key_SHD, value_SHD))
     group = query_SHD.shape[1] // heads
-    out_SHD = torch.empty_like(query_SHD)
+    out_SHD = torch.empty(query_SHD.shape, dtype=dtype or query_SHD.dtype, device=query_SHD.device)
+    few = rows * heads <= FEW_PROGRAMS
+    cos, sin, query_norm, key_norm, epsilon = rotation or Rotation(out_SHD, out_SHD)
     _decode_attention[(heads, rows)](
-        query_SHD, key_SHD, value_SHD, value_SHD.stride(0), value_SHD.stride(1), pool_key, pool_value, out_SHD,
+        query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
+        pool_key, pool_value, out_SHD,
         prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
+        cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
-        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=32,
-        PRECISION="ieee" if query_SHD.dtype == torch.float32 else "tf32", num_warps=2, num_stages=2,
+        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=128 if few else 32,
+        PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
+        ROTATE=rotation is not None, NORM=query_norm is not None,
+        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=2 if few else 3,
     )  # fmt: skip
     return out_SHD
 
 
+def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
+    return x_SHD if x_SHD.stride(2) == 1 and x_SHD.stride(1) == x_SHD.shape[2] else x_SHD.contiguous()
+
+
 @triton.jit
-def _sample(
-    logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-):  # fmt: skip
-    """One program per row: find the first token whose cumulative probability exceeds the uniform number.
+def _add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
+    """One program per row: add to the residual stream, and normalise it."""
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, WIDTH)
+    x = tl.load(x_ptr + row * width + k, mask=k < width, other=0.0)
+    if ADD:
+        added = tl.load(added_ptr + row * width + k, mask=k < width, other=0.0)
+        x = (x.to(tl.float32) + added.to(tl.float32)).to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + row * width + k, x, mask=k < width)
+    x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + k, mask=k < width, other=0.0).to(tl.float32)
+    out = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon) * weight
+    tl.store(out_ptr + row * width + k, out.to(out_ptr.dtype.element_ty), mask=k < width)
+
+
+def add_norm(x_SH: Tensor, added_SH: Tensor | None, weight_H: Tensor, epsilon: float) -> Tensor:
+    """Add to `x_SH` in place. Returns its root-mean-square norm in the type of the weight."""
+    rows, width = x_SH.shape
+    out_SH = torch.empty(rows, width, dtype=weight_H.dtype, device=x_SH.device)
+    _add_norm[(rows,)](
+        x_SH, out_SH if added_SH is None else added_SH, weight_H, out_SH, width, epsilon,
+        ADD=added_SH is not None, WIDTH=triton.next_power_of_2(width), num_warps=4 if width < 4096 else 8,
+    )  # fmt: skip
+    return out_SH
+
+
+@triton.jit
+def _gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(x_ptr + row * 2 * width + n, mask=n < width, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + row * 2 * width + width + n, mask=n < width, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * width + n, (gate / (1 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=n < width)
+
+
+def gate(both_SN: Tensor, dtype: torch.dtype) -> Tensor:
+    """`silu(gate) * up` of rows that hold both, one after the other."""
+    rows, width = both_SN.shape[0], both_SN.shape[1] // 2
+    out_SN = torch.empty(rows, width, dtype=dtype, device=both_SN.device)
+    _gate[(triton.cdiv(width, 1024), rows)](both_SN, out_SN, width, BLOCK=1024, num_warps=4)
+    return out_SN
+
+
+@triton.jit
+def _embed(token_ptr, table_ptr, out_ptr, inner, INNER: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, INNER)
+    token = tl.load(token_ptr + row)
+    x = tl.load(table_ptr + token * inner + k, mask=k < inner, other=0.0)
+    tl.store(out_ptr + row * inner + k, x.to(out_ptr.dtype.element_ty), mask=k < inner)
+
+
+def embed(token_S: Tensor, table_VH: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of the embedding table. torch's own kernel takes ten times as long for few rows."""
+    rows, inner = len(token_S), table_VH.shape[1]
+    out_SH = torch.empty(rows, inner, dtype=dtype, device=token_S.device)
+    _embed[(rows,)](token_S, table_VH, out_SH, inner, INNER=triton.next_power_of_2(inner))
+    return out_SH
+
+
+@triton.jit
+def _choose(logits, uniform, vocabulary, inverse_temperature, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+    """The first token whose cumulative probability exceeds the uniform number, and its log-probability.
 
     The sums of blocks tell which block holds that token; only that block is read again.
     """
-    row = tl.program_id(0).to(tl.int64)
-    logits = logits_ptr + row * vocabulary
     b = tl.arange(0, BLOCKS)
     best_b = tl.full([BLOCKS], -1e30, tl.float32)
     total_b = tl.zeros([BLOCKS], tl.float32)
@@ -99,7 +216,7 @@ def _sample(
     best = tl.max(best_b, 0)
     share_b = total_b * tl.exp(best_b - best)
     total = tl.sum(share_b, 0)
-    target = tl.load(uniform_ptr + row) * total
+    target = uniform * total
     # Rounding may keep the sum below a uniform number close to 1: then take the last token with any probability.
     last_block = tl.max(tl.where(share_b > 0, b, 0), 0)
     block = tl.minimum(tl.sum((tl.cumsum(share_b, 0) <= target).to(tl.int32), 0), last_block)
@@ -110,8 +227,20 @@ def _sample(
     reached = block * BLOCK + tl.sum((before + tl.cumsum(share, 0) <= target).to(tl.int32), 0)
     token = tl.minimum(reached, tl.max(tl.where(share > 0, v, 0), 0))
     x = tl.load(logits + token).to(tl.float32) * inverse_temperature
+    return token, x - best - tl.log(total)
+
+
+@triton.jit
+def _sample(
+    logits_ptr, uniform_ptr, token_ptr, logp_ptr, vocabulary, inverse_temperature,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """One program per row."""
+    row = tl.program_id(0).to(tl.int64)
+    uniform = tl.load(uniform_ptr + row)
+    token, logp = _choose(logits_ptr + row * vocabulary, uniform, vocabulary, inverse_temperature, BLOCK, BLOCKS)
     tl.store(token_ptr + row, token.to(tl.int64))
-    tl.store(logp_ptr + row, x - best - tl.log(total))
+    tl.store(logp_ptr + row, logp)
 
 
 def sample(logits_SV: Tensor, uniform_S: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -119,9 +248,53 @@ def sample(logits_SV: Tensor, uniform_S: Tensor, temperature: float) -> tuple[Te
     rows, vocabulary = logits_SV.shape
     token_S = torch.empty(rows, dtype=torch.int64, device=logits_SV.device)
     logp_S = torch.empty(rows, dtype=torch.float32, device=logits_SV.device)
-    block = 4096
     _sample[(rows,)](
-        logits_SV.contiguous(), uniform_S, token_S, logp_S, vocabulary, 1.0 / temperature,
-        BLOCK=block, BLOCKS=max(2, triton.next_power_of_2(triton.cdiv(vocabulary, block))), num_warps=4,
-    )  # fmt: skip
+        logits_SV.contiguous(), uniform_S, token_S, logp_S, vocabulary, 1.0 / temperature, **_blocks(vocabulary)
+    )
     return token_S, logp_S
+
+
+def _blocks(vocabulary: int) -> dict[str, int]:
+    block = 4096
+    return {"BLOCK": block, "BLOCKS": max(2, triton.next_power_of_2(triton.cdiv(vocabulary, block))), "num_warps": 4}
+
+
+@triton.jit
+def _write(
+    logits_ptr, uniform_ptr, token_out, logp_out, length_out, finished_out, ends_ptr,
+    token_ptr, position_ptr, step_ptr, request_ptr, alive_ptr, limit_ptr, vocabulary, longest, ends,
+    inverse_temperature, ENDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """One program per row: choose its next token, write it down, and advance the row unless it ends here."""
+    row = tl.program_id(0).to(tl.int64)
+    step = tl.load(step_ptr + row)
+    request = tl.load(request_ptr + row)
+    alive = tl.load(alive_ptr + row)
+    uniform = tl.load(uniform_ptr + request * longest + step)
+    token, logp = _choose(logits_ptr + row * vocabulary, uniform, vocabulary, inverse_temperature, BLOCK, BLOCKS)
+    token = token.to(tl.int64)
+    e = tl.arange(0, ENDS)
+    end = tl.load(ends_ptr + e, mask=e < ends, other=-1)
+    ended = tl.max((end == token).to(tl.int64), 0)
+    place = request * longest + step
+    tl.store(token_out + place, token.to(tl.int32), mask=alive > 0)
+    tl.store(logp_out + place, logp, mask=alive > 0)
+    tl.store(length_out + request, step + 1, mask=alive > 0)
+    tl.store(finished_out + request, ended.to(tl.int8), mask=alive > 0)
+    alive = alive * (1 - ended) * (step + 1 < tl.load(limit_ptr + row)).to(tl.int64)
+    tl.store(alive_ptr + row, alive)
+    tl.store(token_ptr + row, token)
+    tl.store(position_ptr + row, tl.load(position_ptr + row) + alive)
+    tl.store(step_ptr + row, step + alive)
+
+
+def write(logits_SV: Tensor, temperature: float, ends: Tensor, memory: "Memory", rows: "RowTable") -> None:
+    """Sample a token for every row, write it into memory, and update the rows: the end of a step in one kernel."""
+    count, vocabulary = logits_SV.shape
+    _write[(count,)](
+        logits_SV.contiguous(), memory.uniform_BT, memory.token_BT, memory.logp_BT, memory.length_B,
+        memory.finished_B.view(torch.int8), ends,
+        rows.token, rows.position, rows.step, rows.request, rows.alive, rows.limit,
+        vocabulary, memory.limit, len(ends), 1.0 / temperature,
+        ENDS=triton.next_power_of_2(max(1, len(ends))), **_blocks(vocabulary),
+    )  # fmt: skip

@@ -20,9 +20,26 @@ if TYPE_CHECKING:
 
 CHUNK = 8
 """Tokens after which the host asks which rows have ended."""
+KEPT_FREE = 8
+"""Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
+two until a long one ends."""
 TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE, LIMIT = range(9)
 """Lines of the table of rows: last token and its position, where its keys lie, which token of which request is next,
 whether it goes on, and the most tokens of its response: read by the graphs, so that one serves long and short ones."""
+
+
+class RowTable(NamedTuple):
+    """The lines of the table by name."""
+
+    token: Tensor
+    position: Tensor
+    prompt_start: Tensor
+    prompt_length: Tensor
+    response_start: Tensor
+    step: Tensor
+    request: Tensor
+    alive: Tensor
+    limit: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +80,13 @@ class Memory:
             self.slots >= slots and self.requests >= requests and self.limit >= limit
             and self.prompt_tokens >= prompt_tokens
         )  # fmt: skip
+
+
+class Stretch(NamedTuple):
+    """Tokens, and the place in the cache of the first of them."""
+
+    token_ids: tuple[int, ...]
+    place: int
 
 
 class Seat(NamedTuple):
@@ -123,7 +147,7 @@ class Rows:
         new = self._new(jobs)
         starts = [self.places.take(len(prompt) - 1) for prompt in new]
         try:
-            self.decoder.prefill(new, starts)
+            self.decoder.fill([(Stretch(prompt[:-1], at), []) for prompt, at in zip(new, starts, strict=True)])
         except Exception:
             for prompt, start in zip(new, starts, strict=True):
                 self.places.give(start, len(prompt) - 1)
@@ -155,7 +179,8 @@ class Rows:
         if not self.taken:
             ending, self.ending = self.ending, None
             return ending.read() if ending else []
-        tokens = min(CHUNK, self.left)
+        short = max((seat.job.limit for seat in self.seats if seat and seat.job.limit <= FEW), default=None)
+        tokens = min(CHUNK, short or CHUNK, self.left)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.left -= tokens
         self.chunk += 1
@@ -163,8 +188,8 @@ class Rows:
         written = self.ending.read() if self.ending else []
         self.ending = None
         written += self._cut_at_stops()
-        if not self.decoder.graphed or not self.left:
-            known = self.flags
+        if not self.decoder.graphed or not self.left or short is not None:
+            known = self.flags  # worth waiting for
         if known is not None:
             number, arriving = known
             alive = arriving.read()[0].tolist() if self.left else [0] * self.rows
@@ -172,28 +197,24 @@ class Rows:
         return written
 
     def recompute(self) -> dict[Job, int]:
-        """Compute all prompts again, then what each row has written so far, every token at its own place."""
+        """Compute every prompt and what its rows have written so far again, each token at its own place."""
         step_S, alive_S, token_BT, length_B = Arriving(
             self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
         ).read()
-        self.decoder.prefill(list(self.prompts), [start for start, _ in self.prompts.values()])
         written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
-        unread = self.memory.pools[0][0].shape[0] - 1
-        texts = list[tuple[tuple[int, ...], npt.NDArray[np.int64]]]()
+        responses: dict[tuple[int, ...], list[Stretch]] = {prompt: [] for prompt in self.prompts}
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
             job, request, _ = seat
             written[job] = int(step_S[slot]) if alive_S[slot] else int(length_B[request])
-            if not alive_S[slot] or not step_S[slot]:
-                continue
-            before, after = len(job.token_ids) - 1, int(step_S[slot])
-            # The row computes its newest token itself. Its prompt is in the cache already, shared with other rows.
-            text = job.token_ids + tuple(token_BT[request, : after - 1].tolist())
-            place_T = np.full(len(text), unread)
-            place_T[before:] = self.response_start[slot] + np.arange(after)
-            texts.append((text, place_T))
-        self.decoder.fill(texts)
+            if alive_S[slot] and step_S[slot]:
+                # The row computes its newest token itself.
+                response = job.token_ids[-1:] + tuple(token_BT[request, : step_S[slot] - 1].tolist())
+                responses[job.token_ids].append(Stretch(response, self.response_start[slot]))
+        self.decoder.fill(
+            [(Stretch(prompt[:-1], self.prompts[prompt][0]), after) for prompt, after in responses.items()]
+        )
         return written
 
     def _drop_cancelled(self) -> None:
@@ -261,7 +282,7 @@ class Rows:
 
     def _seat(self, free: list[int]) -> bool:
         """Give free slots to waiting jobs."""
-        taken = free[: len(self.waiting)]
+        taken = free[: self._seatable(len(free))]
         if not taken:
             return False
         lines = []
@@ -275,6 +296,15 @@ class Rows:
         device = self.memory.row_table.device
         self.memory.row_table[:, sent(taken, device)] = sent(lines, device).T
         return True
+
+    def _seatable(self, free: int) -> int:
+        """How many waiting jobs get one of these free slots. Where jobs outnumber the free slots of a large table, the
+        last few are kept for short ones."""
+        unseated = self.rows - self.taken
+        if len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
+            return min(free, len(self.waiting))
+        short = next((i for i, seat in enumerate(self.waiting) if seat.job.limit > FEW), len(self.waiting))
+        return min(free, max(short, unseated - KEPT_FREE))
 
     def _move_up(self, free: list[int]) -> bool:
         """With nobody waiting, gather the living rows at the front once a smaller table holds them."""

@@ -51,11 +51,19 @@ def join(module: nn.Module) -> None:
 
 def _join(several: list[nn.Linear]) -> None:
     """The common storage is kept with the weights, because another module may share them."""
-    weights: list[Any] = [linear.weight for linear in several]
-    if not all(hasattr(weight, "all_siblings") for weight in weights):
-        together = torch.cat([weight.detach() for weight in weights])
-        for weight, place in zip(weights, together.split([len(weight) for weight in weights]), strict=True):
-            weight.data, weight.all_siblings = place, together
-    for linear, first in zip(several, accumulate(map(len, weights), initial=0), strict=False):
+    lengths = [len(linear.weight) for linear in several]
+    _lay_out([linear.weight for linear in several], lengths)
+    biases = [linear.bias for linear in several]
+    if all(bias is not None for bias in biases):
+        _lay_out(biases, lengths)
+    for linear, first in zip(several, accumulate(lengths, initial=0), strict=False):
         linear.__class__ = JOINED[type(linear)]
         linear.first = first  # type: ignore[assignment]
+
+
+def _lay_out(parameters: list[Any], lengths: list[int]) -> None:
+    if all(hasattr(parameter, "all_siblings") for parameter in parameters):
+        return
+    together = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, place in zip(parameters, together.split(lengths), strict=True):
+        parameter.data, parameter.all_siblings = place, together

@@ -14,12 +14,11 @@ from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.jobs import Decoder, Job, Written
-from solera.engines.sampling import sample
 from solera.engines.slots import Memory, bucket
 from solera.models.language_model import LanguageModel
 from solera.records import Prompt, Sampling
 from solera.tasks.episodes import attempt_all
-from tests.conftest import END, random_prompt
+from tests.conftest import END, VOCABULARY, random_prompt
 from tests.engines.test_in_process import ask, ragged_requests
 
 SAMPLING = Sampling(temperature=1.3, max_tokens=12)
@@ -130,13 +129,25 @@ class Late(ContinuousDecoder):
     def _room(self) -> int:
         return 1_000_000
 
-    def _sample(self, logits_SV, uniform_S, kind):
-        return sample(logits_SV, uniform_S, *kind)
-
     def steps(self, memory, rows, kind, tokens) -> None:
         self.advanced += 1
         for _ in range(tokens):
             self.step(memory, rows, kind)
+
+
+def test_a_short_request_finds_a_slot_while_long_ones_fill_the_table(planned):
+    """300 requests for 256 slots, none of which ends before its 32 tokens: the proof of a sync would wait for that."""
+    decoder = Late(planned, (VOCABULARY + 1,), 256)
+    prompts, seeds = (each[:300] for each in requests(200))
+    long, short = Sampling(temperature=1.0, max_tokens=32), Sampling(temperature=1.0, max_tokens=2)
+    assert decoder.admit([Job(ids, long, seed, 32) for ids, seed in zip(prompts, seeds, strict=True)]) == 300
+    assert decoder.advance() == []
+    proof = [Job(prompts[0], short, 1, 2), Job(prompts[1], short, 2, 2)]
+    assert decoder.admit(proof) == 2
+    first = [decoder.advance() for _ in range(2)][1]
+    assert {each.job for each in first} == set(proof)
+    ended = [each for _ in range(40) if decoder.busy for each in decoder.advance()]
+    assert len(ended) == 300
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 50])
@@ -172,7 +183,7 @@ def answered(engine: InProcessEngine, count: int, after) -> list:
         return await after(await engine.generate(*request))
 
     async def gather():
-        return await asyncio.gather(*map(one, ragged_requests(count, 5)), return_exceptions=True)
+        return await asyncio.gather(*map(one, ragged_requests(count, 5, SAMPLING)), return_exceptions=True)
 
     return asyncio.run(gather())
 
