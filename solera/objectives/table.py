@@ -108,7 +108,7 @@ def _rec_rows() -> Iterator[tuple[str, ObjectiveSpec]]:
         (False, True), clips.items(), (("is", "importance"), ("nois", "none"))
     ):
         edges = WIDE_RING if wide else RING  # the ring bounds have an effect only with clip = ring
-        use = "learns faster than the narrow clip, except on data that is never renewed" if wide else meaning
+        use = "for old data: clips less, so it learns faster than the narrow clip" if wide else meaning
         yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", ObjectiveSpec(
             "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
             YAO, {"clip": clip, "weight": weight, **edges},
