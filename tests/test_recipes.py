@@ -48,13 +48,11 @@ def test_it_resolves_and_says_what_to_expect(path):
 @pytest.mark.parametrize("name", ["gsm8k_qwen2.5_0.5b", "deepscaler_r1_1.5b", "gsm8k_warm_start", "gym_smollm2"])
 def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
     recipe = Path(f"recipes/{name}.toml").resolve()
-    data, demonstrations = tmp_path / "data", tmp_path / "demonstrations.jsonl"
+    data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "test"):
         rows = [{"question": f"{split} {i}", "problem": f"{split} {i}", "answer": f"so #### {i}"} for i in range(8)]
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [{"prompt": f"train {i}", "response": str(i), "origin": "human", "reward": 1.0} for i in range(8)]
-    demonstrations.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(tmp_path)
     config = load(recipe)
     task = config.task if config.task.path is None else dataclasses.replace(config.task, path="data")
