@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -57,6 +58,9 @@ from solera.training.loop import Loop
 AGES = ((0, 0), (1, 4), (5, 10), (11, 19))
 """In each band, one update of a segment is judged: the age of its batch."""
 PROBE_PROMPTS, PROBE_GROUP = DiagnoseConfig.probe_prompts, DiagnoseConfig.probe_group
+SMALLEST = 1e-9
+"""If every probe's standard error is below this, the update changed nothing: all groups were masked, or all tokens
+clipped, or π and π_k have left what α writes."""
 MOST_CHUNKS = 8
 """Most times that the sample for the truth is enlarged. One chunk has 4 responses to each held-out prompt."""
 
@@ -277,23 +281,46 @@ def lines_of(files: list[Path]) -> list[dict[str, Any]]:
 
 
 def intervals(gains_P: np.ndarray) -> dict[str, tuple[float, float]]:
-    """Other 95 % intervals for the mean over a probe's prompts."""
-    count, mean = len(gains_P), gains_P.mean()
-    error = gains_P.std(ddof=1) / math.sqrt(count)
-    spread = gains_P - mean
-    variance = float((spread**2).mean())
-    excess = float((spread**4).mean()) / variance**2 - 3 if variance > 0 else 0.0
-    freedom = max(2, round(2 * count / (excess + 3 - (count - 3) / (count - 1)))) if variance > 0 else count - 1
+    """The interval of a run (`normal`) and others, for the mean over a probe's prompts.
+
+    The last one adds two prompts that the probe may have missed: one as good as the most extreme of it, one as bad.
+    """
+    count, mean = len(gains_P), float(gains_P.mean())
+    error = float(gains_P.std(ddof=1)) / math.sqrt(count)
+    further = math.sqrt(error**2 + 2 * float(np.abs(gains_P).max()) ** 2 / count / (count - 1))
+    student = quantile(count - 1)
     widths = {
-        "normal": NORMAL_95,
-        "Student's t": two_sided_quantile(count - 1),
-        "t, matched to the kurtosis": two_sided_quantile(min(freedom, count - 1)),
+        "normal": NORMAL_95 * error,
+        "Student's t": student * error,
+        "t, matched to the kurtosis": quantile(min(count - 1, matched_freedom(gains_P))) * error,
+        "two more prompts": student * further,
     }
-    return {name: (mean - width * error, mean + width * error) for name, width in widths.items()}
+    return {name: (mean - width, mean + width) for name, width in widths.items()}
+
+
+def matched_freedom(gains_P: np.ndarray) -> float:
+    """Degrees of freedom ν with 2/ν = Var(s²)/E(s²)², for the sample's kurtosis: 2P/(κ − (P − 3)/(P − 1))."""
+    count, spread = len(gains_P), gains_P - gains_P.mean()
+    variance = float((spread**2).mean())
+    if variance == 0:
+        return count - 1
+    return 2 * count / (float((spread**4).mean()) / variance**2 - (count - 3) / (count - 1))
+
+
+def quantile(freedom: float) -> float:
+    """Student's two-sided 95 % quantile; between whole degrees of freedom, 1/t is interpolated."""
+    whole = max(1, math.floor(freedom))
+    below, above = 1 / known_quantile(whole), 1 / known_quantile(whole + 1)
+    return 1 / (below + (above - below) * (max(1.0, freedom) - whole))
+
+
+known_quantile = lru_cache(two_sided_quantile)
 
 
 def report(options: argparse.Namespace) -> None:
-    updates = lines_of(options.files)
+    found = lines_of(options.files)
+    updates = [update for update in found if any(probe["error"] > SMALLEST for probe in update["probes"])]
+    print(f"{len(found) - len(updates)} updates changed nothing and are left out")
     probes = sum(len(update["probes"]) for update in updates)
     print(f"{len(updates)} updates, {probes} probes; 95 % intervals by bootstrap over updates\n")
     half = [np.median([NORMAL_95 * p["error"] for p in u["probes"]]) for u in updates]
@@ -304,7 +331,7 @@ def report(options: argparse.Namespace) -> None:
         f"an exact interval would contain the measured truth in {100 * ideal:.1f} %, because the truth has an error\n"
     )
     print("| interval | contains the truth | truth below it | above it |\n| --- | ---: | ---: | ---: |")
-    for name in intervals(np.arange(3.0)):
+    for name in intervals(np.arange(5.0)):
         misses = np.array([missed(update, name) for update in updates])
         low, high = bootstrap(1 - misses.sum(1))
         share = 100 * (1 - misses.sum(1)).mean()
