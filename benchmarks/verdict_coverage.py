@@ -1,7 +1,7 @@
 """Are the verdicts on updates right? Judge updates of a real run on many probes, and compare with the true change.
 
-python benchmarks/verdict_coverage.py measure RECIPE.toml --out coverage.jsonl [--model FOLDER] [--task FOLDER] ...
-python benchmarks/verdict_coverage.py report coverage.jsonl [more.jsonl ...]
+python benchmarks/verdict_coverage.py RECIPE.toml --out coverage.jsonl --lr 1e-5 1e-4 [--minutes 8] ...
+python benchmarks/verdict_report.py coverage.jsonl [more.jsonl ...]
 
 A *segment* is one sync and the batches after it: the engine keeps its weights α, so the data gets older. In each
 segment, one update is judged in each band of AGES. Segments go through the learning rates; every second one continues
@@ -17,7 +17,7 @@ whose weights lie in (−2, 2), so that no rare response can dominate it. c is t
 same prompt. The sample grows until its standard error is a tenth of the probes' half-width (`--precision`).
 
 Each update is one line of the output file, with the estimate of every prompt of every probe, so that other intervals
-can be tried later. `measure` adds to the file what is missing in it, within `--minutes`. `report` takes several files.
+can be tried later. The script adds to the file what is missing in it, within `--minutes`.
 """
 
 import argparse
@@ -29,7 +29,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -41,8 +40,7 @@ from torch import Tensor
 from solera.batch import Scored
 from solera.config import DiagnoseConfig, EvaluateConfig, load, override
 from solera.diagnosis.divergence import LogRatios
-from solera.diagnosis.improvement import NORMAL_95, estimate_improvement, group_estimates
-from solera.diagnosis.verdict import CERTIFIED, HARMFUL
+from solera.diagnosis.improvement import estimate_improvement, group_estimates
 from solera.objectives.ratio import bounded_exp, response_sum
 from solera.protocols import Engine
 from solera.records import Prompt, Rollout, Sampling
@@ -51,16 +49,13 @@ from solera.run.parts import load_parts, resolved
 from solera.run.process import rare_garbage_collection, torch_for
 from solera.store.ledger import Ledger
 from solera.streams import stream_seed
-from solera.sweep.student import two_sided_quantile
 from solera.tasks.episodes import attempt_all
 from solera.training.loop import Loop
 
+NORMAL_95 = 1.96
 AGES = ((0, 0), (1, 4), (5, 10), (11, 19))
 """In each band, one update of a segment is judged: the age of its batch."""
 PROBE_PROMPTS, PROBE_GROUP = DiagnoseConfig.probe_prompts, DiagnoseConfig.probe_group
-SMALLEST = 1e-9
-"""If every probe's standard error is below this, the update changed nothing: all groups were masked, or all tokens
-clipped, or π and π_k have left what α writes."""
 MOST_CHUNKS = 8
 """Most times that the sample for the truth is enlarged. One chunk has 4 responses to each held-out prompt."""
 
@@ -235,7 +230,8 @@ class NoSink:
 
 def measure(options: argparse.Namespace) -> None:
     end = time.monotonic() + 60 * options.minutes
-    done = {(line["segment"], line["band"]) for line in lines_of([options.out])} if options.out.exists() else set()
+    before = options.out.read_text().splitlines() if options.out.exists() else []
+    done = {(line["segment"], line["band"]) for line in map(json.loads, before)}
     wanted = range(options.first, options.first + options.segments)
     pairs = sorted({segment // 2 for segment in wanted if any((segment, b) not in done for b in range(len(AGES)))})
     longest = 0.0
@@ -276,138 +272,22 @@ def words(line: dict[str, Any]) -> str:
     )
 
 
-def lines_of(files: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def intervals(gains_P: np.ndarray) -> dict[str, tuple[float, float]]:
-    """The interval of a run (`normal`) and others, for the mean over a probe's prompts.
-
-    The last one adds two prompts that the probe may have missed: one as good as the most extreme of it, one as bad.
-    """
-    count, mean = len(gains_P), float(gains_P.mean())
-    error = float(gains_P.std(ddof=1)) / math.sqrt(count)
-    further = math.sqrt(error**2 + 2 * float(np.abs(gains_P).max()) ** 2 / count / (count - 1))
-    student = quantile(count - 1)
-    widths = {
-        "normal": NORMAL_95 * error,
-        "Student's t": student * error,
-        "t, matched to the kurtosis": quantile(min(count - 1, matched_freedom(gains_P))) * error,
-        "two more prompts": student * further,
-    }
-    return {name: (mean - width, mean + width) for name, width in widths.items()}
-
-
-def matched_freedom(gains_P: np.ndarray) -> float:
-    """Degrees of freedom ν with 2/ν = Var(s²)/E(s²)², for the sample's kurtosis: 2P/(κ − (P − 3)/(P − 1))."""
-    count, spread = len(gains_P), gains_P - gains_P.mean()
-    variance = float((spread**2).mean())
-    if variance == 0:
-        return count - 1
-    return 2 * count / (float((spread**4).mean()) / variance**2 - (count - 3) / (count - 1))
-
-
-def quantile(freedom: float) -> float:
-    """Student's two-sided 95 % quantile; between whole degrees of freedom, 1/t is interpolated."""
-    whole = max(1, math.floor(freedom))
-    below, above = 1 / known_quantile(whole), 1 / known_quantile(whole + 1)
-    return 1 / (below + (above - below) * (max(1.0, freedom) - whole))
-
-
-known_quantile = lru_cache(two_sided_quantile)
-
-
-def report(options: argparse.Namespace) -> None:
-    found = lines_of(options.files)
-    updates = [update for update in found if any(probe["error"] > SMALLEST for probe in update["probes"])]
-    print(f"{len(found) - len(updates)} updates changed nothing and are left out")
-    probes = sum(len(update["probes"]) for update in updates)
-    print(f"{len(updates)} updates, {probes} probes; 95 % intervals by bootstrap over updates\n")
-    half = [np.median([NORMAL_95 * p["error"] for p in u["probes"]]) for u in updates]
-    precision = np.array([u["truth_error"] / h for u, h in zip(updates, half, strict=True)])
-    ideal = np.mean([math.erf(NORMAL_95 / math.sqrt(2 * (1 + (NORMAL_95 * r) ** 2))) for r in precision])
-    print(f"standard error of the truth / half-width: median {np.median(precision):.3f}, largest {precision.max():.3f}")
-    print(
-        f"an exact interval would contain the measured truth in {100 * ideal:.1f} %, because the truth has an error\n"
-    )
-    print("| interval | contains the truth | truth below it | above it |\n| --- | ---: | ---: | ---: |")
-    for name in intervals(np.arange(5.0)):
-        misses = np.array([missed(update, name) for update in updates])
-        low, high = bootstrap(1 - misses.sum(1))
-        share = 100 * (1 - misses.sum(1)).mean()
-        below, above = 100 * misses.mean(0)
-        print(f"| {name} | {share:.1f} % ({low:.1f} to {high:.1f}) | {below:.1f} % | {above:.1f} % |")
-    print(
-        "\n| updates | number | normal interval contains the truth | certified | harmful |\n"
-        + "| --- |"
-        + " ---: |" * 4
-    )
-    parts: dict[str, list[dict[str, Any]]] = {"all": updates}
-    for update in updates:
-        parts.setdefault(f"age {AGES[update['band']][0]} to {AGES[update['band']][1]}", []).append(update)
-    for rate in sorted({update["lr"] for update in updates}):
-        parts[f"lr {rate:g}"] = [update for update in updates if update["lr"] == rate]
-    for name, several in parts.items():
-        inside = np.array([1 - missed(update, "normal").sum() for update in several])
-        low, high = bootstrap(inside)
-        certified, harmful = (share_of(several, state) for state in (CERTIFIED, HARMFUL))
-        covered = f"{100 * inside.mean():.1f} % ({low:.1f} to {high:.1f})"
-        print(f"| {name} | {len(several)} | {covered} | {certified:.1f} % | {harmful:.1f} % |")
-    print(
-        "\n| verdict | probes | true change has this sign | opposite sign | too small to tell |\n"
-        + "| --- |"
-        + " ---: |" * 4
-    )
-    for word, state in (("certified", CERTIFIED), ("harmful", HARMFUL)):
-        signs = [sign(u) * state for u in updates for p in u["probes"] if p["state"] == state]
-        print(f"| {word} | {len(signs)} | {signs.count(1)} | {signs.count(-1)} | {signs.count(0)} |")
-
-
-def missed(update: dict[str, Any], name: str) -> np.ndarray:
-    """Shares of an update's probes whose interval has the truth below it and above it."""
-    bounds = np.array([intervals(np.array(gains_P))[name] for gains_P in update["gains"]])
-    return np.array([(update["truth"] < bounds[:, 0]).mean(), (update["truth"] > bounds[:, 1]).mean()])
-
-
-def bootstrap(value_U: np.ndarray) -> tuple[float, float]:
-    """95 % interval of the mean in percent, from 10,000 samples of updates with replacement."""
-    drawn = np.random.default_rng(0).integers(len(value_U), size=(10_000, len(value_U)))
-    low, high = np.quantile(value_U[drawn].mean(1), (0.025, 0.975))
-    return 100 * float(low), 100 * float(high)
-
-
-def share_of(updates: list[dict[str, Any]], state: int) -> float:
-    return 100 * float(np.mean([p["state"] == state for u in updates for p in u["probes"]]))
-
-
-def sign(update: dict[str, Any]) -> int:
-    """The sign of the true change; 0 if it is within 1.96 standard errors of 0."""
-    return 0 if abs(update["truth"]) < NORMAL_95 * update["truth_error"] else int(math.copysign(1, update["truth"]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(required=True)
-    measuring = actions.add_parser("measure")
-    measuring.add_argument("recipe", type=Path)
-    measuring.add_argument("--out", type=Path, required=True)
-    measuring.add_argument("--model")
-    measuring.add_argument("--task", help="task.path")
-    measuring.add_argument("--lr", type=float, nargs="+", required=True)
-    measuring.add_argument("--first", type=int, default=0, help="number of the first segment")
-    measuring.add_argument("--segments", type=int, default=10)
-    measuring.add_argument("--probes", type=int, default=25)
-    measuring.add_argument("--problems", type=int, default=1319, help="held-out problems")
-    measuring.add_argument("--precision", type=float, default=0.1)
-    measuring.add_argument("--minutes", type=float, default=math.inf)
-    measuring.add_argument("--seed", type=int, default=0)
-    measuring.add_argument("--device", default="auto")
-    measuring.set_defaults(act=measure)
-    reporting = actions.add_parser("report")
-    reporting.add_argument("files", type=Path, nargs="+")
-    reporting.set_defaults(act=report)
-    options = parser.parse_args()
-    options.act(options)
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model")
+    parser.add_argument("--task", help="task.path")
+    parser.add_argument("--lr", type=float, nargs="+", required=True)
+    parser.add_argument("--first", type=int, default=0, help="number of the first segment")
+    parser.add_argument("--segments", type=int, default=10)
+    parser.add_argument("--probes", type=int, default=25)
+    parser.add_argument("--problems", type=int, default=1319, help="held-out problems")
+    parser.add_argument("--precision", type=float, default=0.1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto")
+    measure(parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -15,10 +15,11 @@ from math import ceil, floor
 from pathlib import Path
 from statistics import fmean
 
+from solera.diagnosis.student import two_sided_quantile
 from solera.sweep.file import read_plan
 from solera.sweep.plan import Cell, Plan
 from solera.sweep.results import SURE, Measures, Results, RunResult, collect
-from solera.sweep.student import Paired, holm, paired, two_sided_quantile
+from solera.sweep.student import Paired, holm, paired
 
 ROOT = Path(__file__).resolve().parents[1]
 DOC, PUBLISHED = ROOT / "docs" / "results.md", ROOT / "docs" / "results"

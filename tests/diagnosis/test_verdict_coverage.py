@@ -9,25 +9,14 @@ import pytest
 
 from tests.command import run_script
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "verdict_coverage.py"
-STUDY = runpy.run_path(str(SCRIPT))
-
-
-def test_quantiles_between_whole_degrees_of_freedom():
-    assert STUDY["quantile"](4) == pytest.approx(2.7764, abs=1e-4)  # printed tables
-    assert STUDY["quantile"](0.3) == pytest.approx(12.706, abs=1e-3)
-    assert 2.5706 < STUDY["quantile"](4.5) < 2.7764
-
-
-def test_degrees_of_freedom_follow_the_kurtosis():
-    """κ of two points is 1; with P = 4: 2·4/(1 − 1/3) = 12. One prompt of four alone: κ = 7/3 and 8/(7/3 − 1/3) = 4."""
-    assert STUDY["matched_freedom"](np.array([1.0, 1.0, -1.0, -1.0])) == pytest.approx(12)
-    assert STUDY["matched_freedom"](np.array([4.0, 0.0, 0.0, 0.0])) == pytest.approx(4)
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT, REPORT = BENCHMARKS / "verdict_coverage.py", BENCHMARKS / "verdict_report.py"
+INTERVALS = runpy.run_path(str(REPORT))["intervals"]
 
 
 def test_two_more_prompts_widen_the_interval():
     """Gains 3, 1, 1, −1: mean 1, Σd² = 8. With ±3 around the mean as further deviations: Σd² = 8 + 2·9 = 26."""
-    low, high = STUDY["intervals"](np.array([3.0, 1.0, 1.0, -1.0]))["two more prompts"]
+    low, high = INTERVALS(np.array([3.0, 1.0, 1.0, -1.0]))["two more prompts"]
     error = (26 / 3 / 4) ** 0.5
     assert (low, high) == pytest.approx((1 - 3.1824 * error, 1 + 3.1824 * error), abs=1e-3)
 
@@ -37,7 +26,7 @@ def test_the_script_measures_continues_and_reports(tmp_path):
         'collect = { prompts = 4, group_size = 4 }\nobjective = { name = "grpo" }\nrun = { device = "cpu" }\n'
     )
     command = (
-        "measure", "small.toml", "--out", "found.jsonl", "--lr", "1e-3", "--segments", "1", "--probes", "2",
+        "small.toml", "--out", "found.jsonl", "--lr", "1e-3", "--segments", "1", "--probes", "2",
         "--problems", "70", "--precision", "0.3", "--device", "cpu",
     )  # fmt: skip
     done = run_script(SCRIPT, *command, cwd=tmp_path)
@@ -52,12 +41,12 @@ def test_the_script_measures_continues_and_reports(tmp_path):
     again = run_script(SCRIPT, *command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 8  # nothing was missing
-    told = run_script(SCRIPT, "report", "found.jsonl", cwd=tmp_path)
+    told = run_script(REPORT, "found.jsonl", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert "| t, matched to the kurtosis |" in told.stdout
 
 
-def test_the_truth_has_no_bias(tmp_path):
+def test_the_truth_has_no_bias():
     """E_m[2(w − 1)/(w + 1)·r] = J(π) − J(π_k), summed over three answers."""
     before, after, reward = np.array([0.7, 0.2, 0.1]), np.array([0.5, 0.2, 0.3]), np.array([0.0, 1.0, 1.0])
     w, m = after / before, (before + after) / 2
