@@ -16,6 +16,7 @@ from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.training.loop import Loop
+from tests.sweep.test_student import integrated
 
 
 class Nowhere:
@@ -84,9 +85,12 @@ def test_an_update_is_judged_by_the_formula(parts):
     sigma = (r.var(1, ddof=1).mean() + 1e-4) ** 0.5
     beyond = ((w - 1) * (r - r.mean(1, keepdims=True))).sum(1).mean() / 5
     tv, tv_k = np.maximum(1 - w, 0).mean(), np.maximum(1 - w_k, 0).mean()
-    low, high = gains.mean() - 1.96 * error, gains.mean() + 1.96 * error
+    low, high = found["improvement/low"], found["improvement/high"]
+    spread = gains - gains.mean()
+    freedom = min(4, 10 / ((spread**4).mean() / (spread**2).mean() ** 2 - 2 / 4))
     assert found["improvement/estimate"] == pytest.approx(gains.mean(), abs=1e-5)
-    assert (found["improvement/low"], found["improvement/high"]) == pytest.approx((low, high), abs=1e-5)
+    assert (low + high) / 2 == pytest.approx(gains.mean(), abs=1e-5)
+    assert integrated((high - low) / 2 / error, freedom) == pytest.approx(0.95, abs=4e-3)
     assert found["improvement/tight"] == pytest.approx(beyond / sigma - (1 - sigma) / sigma * tv - tv_k, abs=1e-4)
     assert found["improvement/theorem1"] == pytest.approx(
         beyond / sigma - 2 * (1 - sigma) / sigma * tv - 2 * tv_k, abs=1e-4

@@ -14,6 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from solera.config import load
 from solera.objectives.table import resolve_config
 from solera.run import running
+from solera.sweep.file import read_plan
+from tests.command import solera
 
 RECIPES = sorted(path for path in Path("recipes").glob("*.toml") if not path.name.startswith("sweep"))
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[assistant]' if add_generation_prompt }}"
@@ -45,16 +47,16 @@ def test_it_resolves_and_says_what_to_expect(path):
     assert config.run.steps > 0
 
 
-@pytest.mark.parametrize("name", ["gsm8k_qwen2.5_0.5b", "deepscaler_r1_1.5b", "gsm8k_warm_start", "gym_smollm2"])
+@pytest.mark.parametrize(
+    "name", ["gsm8k_qwen2.5_0.5b", "deepscaler_r1_1.5b", "gsm8k_warm_start", "gsm8k_smollm2", "gym_smollm2"]
+)
 def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
     recipe = Path(f"recipes/{name}.toml").resolve()
-    data, demonstrations = tmp_path / "data", tmp_path / "demonstrations.jsonl"
+    data = tmp_path / "data"
     data.mkdir()
     for split in ("train", "test"):
         rows = [{"question": f"{split} {i}", "problem": f"{split} {i}", "answer": f"so #### {i}"} for i in range(8)]
         (data / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [{"prompt": f"train {i}", "response": str(i), "origin": "human", "reward": 1.0} for i in range(8)]
-    demonstrations.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.chdir(tmp_path)
     config = load(recipe)
     task = config.task if config.task.path is None else dataclasses.replace(config.task, path="data")
@@ -73,3 +75,50 @@ def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
     result = running.train(config)
     assert (result.model / "config.json").is_file()
     assert "eval/pass@1" in result.metrics[-1]
+
+
+@pytest.fixture
+def warm_started(tmp_path, monkeypatch, small_chat_model) -> Path:
+    """A folder with the model and the problems that the sweeps on GSM8K name."""
+    (tmp_path / "runs" / "warm").mkdir(parents=True)
+    (tmp_path / "runs" / "warm" / "model").symlink_to(small_chat_model)
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [{"question": f"{split} {i}", "answer": f"so #### {i}"} for i in range(8)]
+        (tmp_path / "data" / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_sweeps_on_gsm8k_have_the_cells_of_the_papers(warm_started):
+    recipes = Path(__file__).parents[1] / "recipes"
+    second, first = (read_plan(recipes / f"sweep_gsm8k_{name}.toml") for name in ("second", "first"))
+    settings = {
+        cell.name: (c.sync.period, c.learn.passes, c.objective.zero_variance_mask, c.objective.centre)
+        for cell in second.cells
+        for c in [cell.config]
+    }
+    assert settings == {
+        "on_policy": (1, 1, True, "one"), "on_policy_unmasked": (1, 1, False, "one"),
+        "v10_centre_one": (10, 1, True, "one"), "v10_centre_proximal": (10, 1, True, "proximal"),
+        "reuse_i10": (1, 10, True, "one"),
+    }  # fmt: skip
+    assert (len(first.cells), len(first.runs()), len(second.runs())) == (21, 42, 15)
+    assert {(c.config.sync.rule, c.config.sync.period) for c in first.cells if c.compared == "topr"} == {
+        ("every", 1), ("every", 20), ("never", 10),
+    }  # fmt: skip
+    for cell in (*first.cells, *second.cells):
+        assert (cell.config.collect.prompts, cell.config.collect.group_size) == (64, 16)
+        assert (cell.config.evaluate.problems, cell.config.evaluate.samples) == (1319, 4)
+
+
+@pytest.mark.parametrize("name", ["second", "first"])
+def test_every_cell_of_a_quick_sweep_on_gsm8k_runs(warm_started, name):
+    recipe = Path(__file__).parents[1] / "recipes" / f"sweep_gsm8k_{name}.toml"
+    done = solera("sweep", recipe, "--quick", cwd=warm_started)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = sorted((warm_started / "sweeps" / f"gsm8k_{name}-quick" / "runs").iterdir())
+    assert len(runs) == {"second": 5, "first": 6}[name]
+    proof = solera("data", "verify", runs[0], "--held-out", cwd=warm_started)
+    assert proof.returncode == 0, proof.stderr
+    assert "compared with 8 held-out problems" in proof.stdout

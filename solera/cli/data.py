@@ -71,6 +71,11 @@ def _parser() -> Parser:
     parsers["stats"].add_argument(
         "--plot", type=Path, metavar="FILE.png", help="file for the plot; default: store.png in the run's folder"
     )
+    parsers["verify"].add_argument(
+        "--held-out", action="store_true",
+        help="also check that no response in the store, except the probes, answers a held-out problem; needs the "
+        "model's tokenizer and the task's files",
+    )  # fmt: skip
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, Parquet, or a folder")
     parsers["import"].add_argument("--origin", help="origin of lines that name none; default: file:NAME")
     parsers["export"].add_argument("file", type=Path, metavar="FILE", help="output file: JSON lines, or *.parquet")
@@ -117,6 +122,12 @@ def _verify(chosen: Namespace) -> int:
     states = [read_state(path) for path in checkpoints(chosen.run / CHECKPOINTS)[-1:]]
     needs = [Needs(state.version, state.watermark, state.uses) for state in states]
     found = verify(place_in(chosen.run), *needs)
+    if chosen.held_out:
+        from solera.run.leaks import find_leaks
+
+        leaks = find_leaks(chosen.run)
+        found.complaints += [f"rollout {id_}: answers a held-out problem of the task" for id_ in leaks.ids]
+        print(f"{counted(leaks.responses, 'response')} compared with {counted(leaks.held_out, 'held-out problem')}")
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     unsigned = f" ({found.unsigned} from an earlier version of Solera, with fewer checksums)" if found.unsigned else ""

@@ -1,7 +1,6 @@
 """`solera sweep`: a grid of runs from one file, run in parallel, resumable, with one report."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ curves.
   solera sweep FILE.toml --quick    a small test run: the file's [quick]
   solera sweep FILE.toml --retry    also try failed runs again
   solera sweep FILE.toml --report   report on the results so far
+  solera sweep FILE.toml --minutes 9    stop in time; continue later
   solera sweep FILE.toml --only algorithm=grpo --only regime=lag10    these only
 """
 
@@ -52,7 +52,11 @@ EXAMPLE = """The file has the tables of an ordinary run and these:
 
 Every cell is checked before the first run starts. Everything is written to sweeps/NAME: runs/ (ordinary run folders),
 logs/, report.html, report.md, curves.png, results.json. On Ctrl-C the runs finish their batch, save and exit; the same
-command continues. The exit status is 0 if all runs are finished, 1 if some failed, 130 if the sweep was stopped."""
+command continues. The exit status is 0 if all runs are finished, 1 if some failed, and 130 if you or --minutes stopped
+the sweep.
+
+results/ has a small file for each finished run. To continue on another machine, copy this folder and the sweep's file.
+Runs that are not finished start again there, unless you copy their folder in runs/, too."""
 
 
 def run(arguments: list[str]) -> int:
@@ -65,8 +69,17 @@ def run(arguments: list[str]) -> int:
     parser.add_argument("file", type=Path, metavar="FILE.toml", help="the sweep")
     parser.add_argument(
         "--jobs", type=int, metavar="N",
-        help="number of parallel runs; default: one per core, fewer if the file sets run.threads; on a GPU, set it to "
-        "as many as fit into memory, often 1",
+        help="number of parallel runs; default on a CPU: one per core, fewer if the file sets run.threads; on a GPU: "
+        "as many as fit into its free memory, at most 4. The runs share the GPU's memory and the cores equally",
+    )  # fmt: skip
+    parser.add_argument(
+        "--minutes", type=float, metavar="M",
+        help="time limit: start no run that would not finish in time, and after M minutes let the active runs save and "
+        "stop; the same command continues",
+    )  # fmt: skip
+    parser.add_argument(
+        "--measure-gain", action="store_true",
+        help="let the first run be alone, to measure how much faster several runs are side by side",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="apply [quick] and write to sweeps/NAME-quick")
     parser.add_argument(
@@ -78,6 +91,8 @@ def run(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs is {chosen.jobs}; it must be at least 1")
+    if chosen.minutes is not None and not chosen.minutes > 0:
+        parser.error(f"--minutes is {chosen.minutes}; it must be above 0")
     return _sweep(chosen)
 
 
@@ -85,6 +100,7 @@ def _sweep(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
     from solera.sweep.file import read_plan
+    from solera.sweep.machine import share_of
     from solera.sweep.runner import run_all
     from solera.sweep.state import refuse_changed
 
@@ -94,10 +110,12 @@ def _sweep(chosen: argparse.Namespace) -> int:
     if chosen.report:
         _report(plan, wanted, console)
         return 0
-    jobs, cells = chosen.jobs or _fitting(plan), len(wanted) // len(plan.seeds)
+    share, cells = share_of(plan, chosen.jobs), len(wanted) // len(plan.seeds)
     size = f"{counted(cells, 'cell')} × {counted(len(plan.seeds), 'seed')}"
-    console.print(f"{plan.name}: {size}, {jobs} at a time, in {plan.folder}")
-    stopped = not run_all(plan, wanted, jobs, chosen.retry, console, main)
+    console.print(f"{plan.name}: {size}, {share.words()}, in {plan.folder}")
+    stopped = not run_all(
+        plan, wanted, share, console, main, retry=chosen.retry, minutes=chosen.minutes, measure=chosen.measure_gain
+    )
     complete = _report(plan, wanted, console)
     if stopped:
         print("solera: stopped; run the same command to continue", file=sys.stderr)
@@ -112,10 +130,8 @@ def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> boo
 
     results = collect(plan)
     console.print(f"{state_words(results)}\nreport {write(results)}")
+    for cell, gain in results.gains().items():
+        console.print(
+            f"gain of {gain.active:.1f} active runs: {gain.factor:.2f} times the batches per second of one run ({cell})"
+        )
     return all(result.state == "finished" for result in results.runs if result.run in wanted)
-
-
-def _fitting(plan: "Plan") -> int:
-    """As many runs as there are cores for their threads."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(cell.config.run.threads for cell in plan.cells))

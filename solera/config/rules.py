@@ -24,6 +24,8 @@ from solera.errors import SoleraError
 MOST_THREADS = 1024
 COLDEST = 1e-3
 """Lowest temperature. Logits divided by a much smaller one are infinite."""
+WITH_ROWS = ("gsm8k", "math", "jsonl")
+"""Tasks whose problems are rows of a file, which may have a column with solutions."""
 LONGEST_NAME = 200
 """Maximum length in bytes. File systems allow 255, and the name of an unfinished folder is longer than its final
 name."""
@@ -184,7 +186,8 @@ def _stream_rules(config: Config) -> list[tuple[bool, str]]:
          "collect.mode = lock_step, or drop them"),
         (draw.policy != "replay" or draw.fresh > 0, "draw.fresh is 0, but collect.mode = stream needs new groups in "
          "every batch: raise it"),
-        (draw.policy != "fresh" or not config.store.data, "store.data has rollouts, but with collect.mode = stream "
+        (draw.policy != "fresh" or not (config.store.data or config.store.solutions),
+         "store.data or store.solutions has rollouts, but with collect.mode = stream "
          'draw.policy = fresh trains only on what the run generates: set draw.policy = "mixed" with draw.shares'),
         (age is None or age >= 0, f"collect.max_age is {age}; it must be at least 0"),
         (age is None or sync.rule != "never",
@@ -245,6 +248,8 @@ def _store_rules(config: Config) -> list[tuple[bool, str]]:
     url, name = config.store.url, config.run.name
     data, bad = config.store.data, config.store.skip_bad
     return [
+        (config.store.solutions is None or config.task.name in WITH_ROWS, "store.solutions needs a task with a file of "
+         f"problems ({', '.join(WITH_ROWS)}), not {config.task.name}: remove it"),
         (bad is None or len(data) > 0, "store.skip_bad has no effect without store.data: set that or remove it"),
         (url is None or not holds_password(url), NO_PASSWORD),
         (url is None or is_database_url(url), NO_URL),

@@ -190,6 +190,10 @@ class StoreConfig:
     data: tuple[str, ...] = ()
     """Rollouts to import when the run starts: files with one JSON object per line (`solera data import --help`
     describes the fields), or folders of other runs or of `solera generate`, whose stores are read."""
+    solutions: str | None = None
+    """Column of the task's file with a written solution to each problem, such as `answer` for `gsm8k` or `solution` for
+    `math`. When the run starts, Solera imports the solutions of the training problems as responses of origin
+    `file:solutions`, and the task grades them. Solutions of held-out problems are never imported."""
     skip_bad: str | None = None
     """Import the good lines of `data` and write the bad ones to this file. If unset, a bad line stops the run before it
     starts."""

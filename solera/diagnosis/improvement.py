@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from solera.diagnosis.student import quantile_between
 from solera.diagnosis.verdict import INCONCLUSIVE, state
 from solera.objectives.advantage import group_mean, group_sum
 
 EPSILON = 1e-4
 """ε of σ = √(Var + ε). It keeps the bounds finite if all rewards are equal. Advantages use `whiten_epsilon` instead."""
-NORMAL_95 = 1.96
 STRAYS = 3.0
 """Number of standard errors by which the mean of w may differ from 1 by chance."""
 NEGLIGIBLE = 0.05
@@ -61,11 +61,13 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
 class Improvement:
     """The improvement over P prompts of a probe, and numbers that show whether the probe covers π.
 
-    `error` is the standard error of `gain` over prompts. A single prompt has none.
+    `error` is the standard error of `gain` over prompts, and `freedom` how precisely it is known, in degrees of freedom
+    of Student's t (`matched_freedom`). A single prompt has neither.
     """
 
     gain: float
     error: float | None
+    freedom: float | None
     tight: float | None
     theorem1: float | None
     mean_w: float
@@ -77,9 +79,10 @@ class Improvement:
             "estimate": self.gain, "low": None, "high": None, "tight": self.tight, "theorem1": self.theorem1,
             "mean_w": self.mean_w, "state": INCONCLUSIVE,
         }  # fmt: skip
-        if self.error is not None:
-            low, high = self.gain - NORMAL_95 * self.error, self.gain + NORMAL_95 * self.error
-            found |= {"low": low, "high": high, "state": state(low, high)}
+        if self.error is not None and self.freedom is not None:
+            half = quantile_between(self.freedom) * self.error
+            low, high = self.gain - half, self.gain + half
+            found |= {"low": low, "high": high, "state": state(low, high) if self.covered else INCONCLUSIVE}
         return {f"improvement/{name}": value for name, value in found.items() if value is not None}
 
     @property
@@ -103,12 +106,30 @@ def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, gr
     w_B, proximal_w_B, reward_B = w_B[kept_B], proximal_w_B[kept_B], reward_B[kept_B]
     group_B = torch.unique(group_B[kept_B], return_inverse=True)[1]
     groups = int(group_B.max()) + 1
-    gain, error = _mean_and_error(group_estimates(w_B, proximal_w_B, reward_B, group_B, groups))
+    gain_P = group_estimates(w_B, proximal_w_B, reward_B, group_B, groups)
+    gain, error = _mean_and_error(gain_P)
     mean_w, mean_w_error = _mean_and_error(_by_group(w_B, group_B, groups))
     tight = theorem1 = None
     if reward_B.min() >= 0 and reward_B.max() <= 1:
         tight, theorem1 = (_pooled_bound(w_B, proximal_w_B, reward_B, group_B, groups, factor) for factor in (1, 2))
-    return Improvement(gain, error, tight, theorem1, mean_w, mean_w_error)
+    return Improvement(gain, error, matched_freedom(gain_P), tight, theorem1, mean_w, mean_w_error)
+
+
+def matched_freedom(value_P: Tensor) -> float | None:
+    """Degrees of freedom ν of s², the variance over P prompts: 2/ν = Var(s²)/E(s²)², so `ν = 2P/(κ − (P−3)/(P−1))` with
+    the kurtosis κ; at least 1 and at most P − 1, which a normal distribution has.
+
+    If a few prompts make up most of the variance, κ is large. Then other such prompts may be missing in the probe, and
+    s² is uncertain. `None` for a single prompt.
+    """
+    count, spread_P = len(value_P), value_P - value_P.mean()
+    if count < 2:
+        return None
+    variance = spread_P.square().mean().item()
+    if variance == 0:
+        return count - 1
+    kurtosis = spread_P.pow(4).mean().item() / variance**2
+    return min(count - 1, max(1.0, 2 * count / (kurtosis - (count - 3) / (count - 1))))
 
 
 def _pooled_bound(

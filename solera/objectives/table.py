@@ -383,4 +383,8 @@ def notices(config: Config) -> list[str]:
 def _always_fresh(config: Config) -> bool:
     """Whether every response is trained on by the version that wrote it."""
     synced = config.sync.rule == "every" and config.sync.period == 1
-    return synced and not config.collect.offset and config.draw == DrawConfig() and not config.store.data
+    return synced and not config.collect.offset and config.draw == DrawConfig() and not _imports(config)
+
+
+def _imports(config: Config) -> bool:
+    return bool(config.store.data or config.store.solutions)

@@ -1,6 +1,6 @@
-"""Imports the rollouts that a run begins with (`store.data`)."""
+"""Imports the rollouts that a run begins with (`store.data`, `store.solutions`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from solera.config import Config, DrawConfig, alike
@@ -9,10 +9,12 @@ from solera.models.loading import Reader
 from solera.objectives.objective import Objective
 from solera.records import Rollout
 from solera.run.parts import Parts
+from solera.run.solutions import read_solutions
 from solera.run.task import line_reader
 from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
+from solera.store.lines import LineReader
 from solera.training.collation import need_behaviour
 
 
@@ -20,18 +22,25 @@ def read_data(parts: Parts) -> list[ReadLines[Rollout]]:
     """Read all files of `store.data`. Refuse rollouts that the run cannot learn from."""
     config = parts.config
     check_data_files(config.store.data, config.store.skip_bad)
-    read = [_read_file(parts, Path(path)) for path in config.store.data]
-    _refuse_unknown(config, parts.objective, [lines.good for lines in read])
-    return read
+    read = {path: _read_file(parts, Path(path)) for path in config.store.data}
+    if config.store.solutions is not None:
+        read["store.solutions"] = ReadLines(
+            read_solutions(parts, config.store.solutions, _reader(parts, Path("solutions")))
+        )
+    _refuse_unknown(config, parts.objective, {name: lines.good for name, lines in read.items()})
+    return list(read.values())
+
+
+def _reader(parts: Parts, path: Path) -> LineReader:
+    vocabulary = parts.model.module.get_input_embeddings().num_embeddings
+    return line_reader(parts.config, Reader(parts.codec, vocabulary, parts.model.max_length), path)
 
 
 def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
     """Read one file, or the store in a folder."""
-    model, skip_bad = parts.model, parts.config.store.skip_bad
-    vocabulary = model.module.get_input_embeddings().num_embeddings
-    reader = line_reader(parts.config, Reader(parts.codec, vocabulary, model.max_length), path)
+    skip_bad = parts.config.store.skip_bad
     try:
-        lines = read_lines(path, reader, skip_bad is not None)
+        lines = read_lines(path, _reader(parts, path), skip_bad is not None)
     except SoleraError as error:
         if skip_bad is not None:
             raise
@@ -76,9 +85,9 @@ def check_shares(draw: DrawConfig, read: Sequence[ReadLines[Rollout]], say: Call
     say(f"draw.shares: no rollouts of origin {missing} yet; import them during the run (solera data import)")
 
 
-def _refuse_unknown(config: Config, objective: Objective, data: list[list[Rollout]]) -> None:
+def _refuse_unknown(config: Config, objective: Objective, data: Mapping[str, list[Rollout]]) -> None:
     """Refuse text that the objective cannot learn from before the run has a folder. Draws check later imports."""
-    for path, rollouts in zip(config.store.data, data, strict=True):
+    for path, rollouts in data.items():
         try:
             need_behaviour([r for r in rollouts if draws_from(config.draw, r.origin)], objective)
         except SoleraError as error:

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from solera.config import Config, Place, overlay, override, perhaps, places, read_toml, typed_fields
+from solera.config import Config, Place, overlay, perhaps, places, read_toml, typed_fields
 from solera.errors import SoleraError
 from solera.models.source import obtain
 from solera.objectives.table import resolve_config
@@ -201,8 +201,6 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
         for section, table in tables.items():
             for field in table:
                 _refuse_twice_or_own(section, field, path, where, setters)
-    config = override(config, "run", threads=config.run.threads or 1)
-    config = override(config, "collect", overlap=config.collect.overlap or False)  # other runs use the other cores
     try:
         config = resolve_config(config)
         obtain(config.model.path)

@@ -78,6 +78,7 @@ def blocks(results: Results) -> list[Block]:
         Paragraph("The columns mean:"),
         Table(("column", "meaning"), [(column.head, column.meaning) for column in COLUMNS.values()], 2),
         *_compared(results),
+        *_gained(results),
         Heading("Curves"),
         Paragraph(f"{says}."),
         Charts("curves.png", says, charts(results)),
@@ -152,6 +153,24 @@ def _compared(results: Results) -> list[Block]:
     ]  # fmt: skip
 
 
+def _gained(results: Results) -> list[Block]:
+    gains = results.gains()
+    if not gains:
+        return []
+    rows = [
+        (cell, f"{gain.alone:.3f}", f"{gain.beside:.3f}", f"{gain.active:.1f}", f"{gain.factor:.2f}")
+        for cell, gain in gains.items()
+    ]
+    return [
+        Heading("Side by side"),
+        Paragraph(
+            "Median seconds per batch of runs that were alone and of runs that shared the machine, and how many times "
+            "as many batches per second all runs together learned from."
+        ),
+        Table(("cell", "s per batch, alone", "s per batch, shared", "active runs", "gain"), [*rows]),
+    ]
+
+
 def _comparison_row(one: Comparison) -> tuple[str, ...]:
     d = one.difference
     interval = "–" if d.low is None or d.high is None else f"{100 * d.low:+.1f} to {100 * d.high:+.1f}"
@@ -165,5 +184,6 @@ def _run_row(results: Results, place: int) -> tuple[str | Link, ...]:
     name, measures = result.run.name, result.measures
     if measures is None:
         return (name, result.state, "–", "–")
-    link = Link(name, f"runs/{name}/report.html")
+    here = result.run.folder.is_dir()  # not if the run was made on another machine
+    link = Link(name, f"runs/{name}/report.html") if here else name
     return (link, result.state, f"{100 * measures.final:.1f} %", f"{100 * measures.best:.1f} %")

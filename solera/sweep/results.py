@@ -1,19 +1,25 @@
 """The results of a sweep's finished runs: measures of each run, spread over seeds, and comparisons with the
 baseline."""
 
+import json
 import math
 from dataclasses import asdict, dataclass
-from statistics import fmean, pstdev
+from pathlib import Path
+from statistics import fmean, median, pstdev
 from typing import Any
 
+from solera.folder.files import write_whole
+from solera.folder.paths import CONFIG
 from solera.report.run_folder import RunFolder, read_run
 from solera.report.summary import ACCURACY
 from solera.sweep.plan import Cell, Plan, PlannedRun
-from solera.sweep.state import Failures, State, state_of
+from solera.sweep.state import Failures, State, read_record, record_file, state_of
 from solera.sweep.student import Paired, holm, paired, spread
 
 SURE = 0.05
 """A difference counts if its corrected p is below this."""
+ALONE = 1.1
+"""A run was alone if fewer runs than this were active on average, including itself."""
 BATCH_TIMES = ("time/generate", "time/learn", "time/sync", "time/store")
 
 
@@ -36,6 +42,20 @@ class Measures:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast a run was, and how many runs were active at the same time."""
+
+    seconds: float
+    """From start to end, of the command that finished the run."""
+    steps: int
+    """Batches in that time."""
+    batch: float
+    """Median seconds per batch, without evaluations. One slow batch, such as the first, does not change it."""
+    active: float
+    """Number of runs that were active, including this one, averaged over its time."""
+
+
+@dataclass(frozen=True)
 class RunResult:
     """A run of the plan, finished or not."""
 
@@ -45,6 +65,7 @@ class RunResult:
     measures: Measures | None
     curve: list[tuple[float, float]]
     """(step, accuracy) of each evaluation."""
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,20 @@ class Comparison:
         if self.corrected_p >= SURE:
             return "not distinguishable after Holm's correction"
         return "higher" if self.difference.mean > 0 else "lower"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What it gains to run several runs of a cell at the same time."""
+
+    alone: float
+    """Seconds per batch with one active run."""
+    beside: float
+    """Seconds per batch with several."""
+    active: float
+    """How many."""
+    factor: float
+    """Batches per second of all active runs together, divided by those of a single run."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +156,26 @@ class Results:
         corrected = iter(holm(tested))
         return [Comparison(*one, None if one[2].p is None else next(corrected)) for one in found]
 
+    def gains(self) -> dict[str, Gain]:
+        """By cell: how much faster batches were learned from with several active runs than alone. Only cells that have
+        runs of both kinds."""
+        found = {}
+        for cell in self.plan.cells:
+            paces = [result.pace for result in self.of(cell) if result.pace is not None and result.pace.batch > 0]
+            alone = [pace.batch for pace in paces if pace.active < ALONE]
+            beside = [pace for pace in paces if pace.active >= ALONE]
+            if alone and beside:
+                gain = fmean(pace.active * fmean(alone) / pace.batch for pace in beside)
+                batch, active = (fmean(getattr(pace, name) for pace in beside) for name in ("batch", "active"))
+                found[cell.name] = Gain(fmean(alone), batch, active, gain)
+        return found
+
     def as_json(self) -> dict[str, Any]:
         plan = self.plan
         return {
             "sweep": plan.name, "axes": plan.axes, "seeds": plan.seeds, "measure": plan.measure,
             "baseline": plan.baseline,
+            "gains": {cell: asdict(gain) for cell, gain in self.gains().items()},
             "runs": [_run_as_json(result) for result in self.runs],
             "cells": [
                 {"cell": cell.name, **{name: _maybe(self.spread(cell, name)) for name in Measures.__annotations__}}
@@ -140,16 +190,36 @@ class Results:
 
 
 def collect(plan: Plan) -> Results:
-    """Read the folder of every run. Only finished runs are measured."""
+    """Read the record or the folder of every run. Only finished runs are measured."""
     failures = Failures(plan.folder)
-    return Results(plan, [_result(run, state_of(run, failures), failures.get(run)) for run in plan.runs()])
+    return Results(plan, [_result(plan, run, state_of(plan, run, failures), failures.get(run)) for run in plan.runs()])
 
 
-def _result(run: PlannedRun, state: State, failure: str | None) -> RunResult:
+def _result(plan: Plan, run: PlannedRun, state: State, failure: str | None) -> RunResult:
     if state != "finished":
         return RunResult(run, state, failure, None, [])
+    if (record := read_record(record_file(plan.folder, run))) is not None:
+        curve = [(step, accuracy) for step, accuracy in record["curve"]]
+        return RunResult(run, state, None, Measures(**record["measures"]), curve, Pace(**record["pace"]))
     folder = read_run(run.folder)
     return RunResult(run, state, None, measured(folder, run.config.run.steps), folder.points(ACCURACY))
+
+
+def write_record(plan: Plan, run: PlannedRun, seconds: float, active: float, before: int) -> Path:
+    """Write the results of a run that has just finished to a small file. `before` is the number of batches that it had
+    learned from before this command."""
+    folder, steps = read_run(run.folder), run.config.run.steps
+    batches = [sum(row.get(name, 0.0) for name in BATCH_TIMES) for row in folder.rows if "time/learn" in row]
+    record = {
+        "run": run.name,
+        "measures": asdict(measured(folder, steps)),
+        "curve": folder.points(ACCURACY),
+        "pace": asdict(Pace(seconds, steps - before, median(batches[before:] or [0.0]), active)),
+        "config": (run.folder / CONFIG).read_text("utf-8"),
+    }
+    file = record_file(plan.folder, run)
+    file.parent.mkdir(exist_ok=True)
+    return write_whole(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def measured(folder: RunFolder, steps: int) -> Measures:
@@ -177,6 +247,7 @@ def _run_as_json(result: RunResult) -> dict[str, Any]:
     return {
         "cell": result.run.cell.name, "seed": result.run.seed, "folder": str(result.run.folder), "state": result.state,
         "failure": result.failure, "measures": _maybe(result.measures), "curve": result.curve,
+        "pace": _maybe(result.pace),
     }  # fmt: skip
 
 

@@ -2,13 +2,15 @@
 
 import time
 from collections import deque
-from pathlib import Path
 
 from rich.console import Console
 
 from solera.run.interruption import Interruption
+from solera.sweep.clock import Clock, Estimates
+from solera.sweep.machine import Share, compile_cache
 from solera.sweep.plan import Plan, PlannedRun
 from solera.sweep.progress import Progressing
+from solera.sweep.results import collect, write_record
 from solera.sweep.state import Failures, locked, state_of
 from solera.sweep.worker import Command, Worker
 
@@ -18,49 +20,81 @@ LOOK_AGAIN = 0.2
 """Seconds between two checks of the running processes."""
 
 
-def run_all(plan: Plan, wanted: list[PlannedRun], jobs: int, retry: bool, console: Console, command: Command) -> bool:
-    """Start or resume all wanted runs that are not finished. Returns False if the user stopped the sweep."""
+def run_all(
+    plan: Plan,
+    wanted: list[PlannedRun],
+    share: Share,
+    console: Console,
+    command: Command,
+    *,
+    retry: bool = False,
+    minutes: float | None = None,
+    measure: bool = False,
+) -> bool:
+    """Start or resume all wanted runs that are not finished. Returns False if the user or the time limit stopped it.
+
+    With `measure`, the first run is alone, so that the others can be compared with it.
+    """
     with locked(plan.folder), Interruption() as interruption:
-        runner = Runner(plan.folder, wanted, retry, command)
+        runner, clock = Runner(plan, wanted, share, retry, command), Clock(minutes)
         try:
             with Progressing(wanted, console) as progress:
                 while runner.running or (runner.waiting and not interruption.wanted()):
-                    if interruption.wanted():
+                    if interruption.wanted() or clock.left <= 0:
                         runner.ask_to_stop()
                     else:
-                        runner.fill(jobs)
+                        runner.fill(1 if measure and not runner.finished else share.jobs, clock.left)
+                    if not runner.running:
+                        break  # no run would finish in time
+                    time.sleep(LOOK_AGAIN)
+                    clock.count(runner.running)
                     sentences = runner.reap()
                     progress.update([worker.run for worker in runner.running], list(runner.waiting))
                     for sentence in sentences:
                         progress.say(sentence)
-                    time.sleep(LOOK_AGAIN)
         finally:
             runner.leave_none_behind()
-    return not interruption.wanted()
+    if clock.of_runs > 0:
+        console.print(
+            f"the runs took {clock.of_runs:.0f} s, {clock.wall:.0f} s side by side: {clock.of_runs / clock.wall:.2f} "
+            "at a time"
+        )
+    return not interruption.wanted() and not runner.waiting and not runner.stopped
 
 
 class Runner:
     """The waiting and the active runs of a sweep."""
 
-    def __init__(self, folder: Path, wanted: list[PlannedRun], retry: bool, command: Command) -> None:
-        self._folder, self._command = folder, command
-        self._failures = Failures(folder)
+    def __init__(self, plan: Plan, wanted: list[PlannedRun], share: Share, retry: bool, command: Command) -> None:
+        self._plan, self._share, self._command = plan, share, command
+        self._environment = compile_cache(plan.folder.parent) if share.on_gpu else {}
+        self._failures = Failures(plan.folder)
+        self._estimates = Estimates.of(collect(plan))
         skipped = ("finished",) if retry else ("finished", "failed")
-        self.waiting = deque(run for run in wanted if state_of(run, self._failures) not in skipped)
+        self.waiting = deque(run for run in wanted if state_of(plan, run, self._failures) not in skipped)
         self.running: list[Worker] = []
+        self.finished = 0
+        self.stopped = 0
         self._stopping = False
 
-    def fill(self, jobs: int) -> None:
-        while self.waiting and len(self.running) < jobs:
-            run = self.waiting.popleft()
+    def fill(self, jobs: int, left: float) -> None:
+        """Start runs while there is room for them, each only if it will finish in the seconds that are left."""
+        while len(self.running) < jobs:
+            run = next((run for run in self.waiting if self._estimates.seconds(run, self.running) <= left), None)
+            if run is None:
+                return
+            self.waiting.remove(run)
             self._failures.forget(run)
-            self.running.append(Worker(run, self._folder, self._command))
+            self.running.append(Worker(run, self._plan.folder, self._command, self._share, self._environment))
 
     def reap(self) -> list[str]:
         """Record the runs that have ended. Returns a sentence for each."""
         ended = [worker for worker in self.running if worker.status is not None]
         self.running = [worker for worker in self.running if worker not in ended]
-        return [self._ended(worker) for worker in ended]
+        sentences = [self._ended(worker) for worker in ended]
+        if ended:
+            self._estimates = Estimates.of(collect(self._plan))
+        return sentences
 
     def ask_to_stop(self) -> None:
         """First request: each run finishes its step, saves and exits."""
@@ -82,8 +116,11 @@ class Runner:
         run, status = worker.run, worker.status
         assert status is not None
         if status == 0:
+            self.finished += 1
+            write_record(self._plan, run, worker.seconds, worker.together / worker.seconds, worker.before)
             return f"finished  {run.name}"
         if status == INTERRUPTED or self._stopping:
+            self.stopped += 1
             return f"stopped   {run.name}"
         words = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
         reason = f"{words}: {worker.last_line()}"

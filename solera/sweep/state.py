@@ -6,15 +6,17 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from solera.config import load_resolved
+from solera.config import load_resolved, parse
 from solera.config.fields import shown_in
 from solera.errors import SoleraError
 from solera.folder.files import write_whole
 from solera.folder.paths import CONFIG, LOCK, MODEL
 from solera.sweep.plan import Plan, PlannedRun
 
+RECORDS = "results"
+"""Folder with one small file for each finished run."""
 State = Literal["finished", "failed", "unfinished", "new"]
 
 
@@ -40,8 +42,21 @@ class Failures:
         write_whole(self._path, json.dumps(reasons, indent=1, ensure_ascii=False) + "\n")
 
 
-def state_of(run: PlannedRun, failures: Failures) -> State:
-    if (run.folder / MODEL).is_dir():
+def record_file(plan_folder: Path, run: PlannedRun) -> Path:
+    """The file with the results of a finished run. It is enough to count the run as finished on another machine."""
+    return plan_folder / RECORDS / f"{run.name}.json"
+
+
+def read_record(file: Path) -> dict[str, Any] | None:
+    """The content of a record file, or `None` if there is none."""
+    try:
+        return json.loads(file.read_text("utf-8")) if file.exists() else None
+    except ValueError as error:
+        raise SoleraError(f"{file}: the file is damaged: remove it, and the run starts again") from error
+
+
+def state_of(plan: Plan, run: PlannedRun, failures: Failures) -> State:
+    if (run.folder / MODEL).is_dir() or record_file(plan.folder, run).exists():
         return "finished"
     if failures.get(run) is not None:
         return "failed"
@@ -49,19 +64,24 @@ def state_of(run: PlannedRun, failures: Failures) -> State:
 
 
 NO_PART_OF_A_RUN = (
-    ("run", "root"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("engine", "max_rows"),
+    ("run", "root"), ("run", "threads"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("engine", "max_rows"),
     ("collect", "overlap"),
 )  # fmt: skip
-"""Fields that may differ: where a run is stored, how much memory it has, and when its batches are generated."""
+"""Fields that may differ: where a run is stored, its share of the machine, and when its batches are generated."""
 
 
 def refuse_changed(plan: Plan) -> None:
     """Refuse to continue if a run was made with another config than the sweep's file has now. The report would show
     the run under a wrong name."""
     for run in plan.runs():
-        if not (run.folder / CONFIG).exists():
+        file = record_file(plan.folder, run)
+        if (run.folder / CONFIG).exists():
+            made, where = load_resolved(run.folder / CONFIG), run.folder
+            remedy = f"remove that folder{f' and {file}' if file.exists() else ''}"
+        elif (record := read_record(file)) is not None:
+            made, where, remedy = parse(record["config"], str(file)), file, "remove that file"
+        else:
             continue
-        made = load_resolved(run.folder / CONFIG)
         for section in dataclasses.fields(made):
             before, now = getattr(made, section.name), getattr(run.config, section.name)
             for field in dataclasses.fields(before):
@@ -69,8 +89,8 @@ def refuse_changed(plan: Plan) -> None:
                 if was != is_now and (section.name, field.name) not in NO_PART_OF_A_RUN:
                     name = f"{section.name}.{field.name}"
                     raise SoleraError(
-                        f"{run.folder} was created with {name} = {shown_in(name, was)}, but {plan.source} "
-                        f"now has {shown_in(name, is_now)}: choose another sweep.name, or remove that folder"
+                        f"{where} was created with {name} = {shown_in(name, was)}, but {plan.source} "
+                        f"now has {shown_in(name, is_now)}: choose another sweep.name, or {remedy}"
                     )
 
 

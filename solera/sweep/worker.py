@@ -5,27 +5,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from solera.config import dump
+from solera.sweep.machine import Share
 from solera.sweep.plan import PlannedRun
+from solera.sweep.processes import start
+from solera.sweep.progress import learned
 from solera.sweep.state import at_work
-
-LINUX = sys.platform == "linux"
-PROCESSES = multiprocessing.get_context("forkserver") if LINUX else multiprocessing.get_context("spawn")
-"""On Linux, a server process loads torch and transformers once, and each run is forked from it. This saves a few
-seconds per run."""
-PROCESSES.set_forkserver_preload(
-    [
-        "solera.run.running",
-        "torch._dynamo",
-        "transformers.modeling_utils",
-        "matplotlib.figure",
-        "matplotlib.backends.backend_agg",
-    ]
-)
-
 
 Command = Callable[[list[str]], int]
 """`solera` as a function from its arguments to its exit status."""
@@ -34,15 +22,20 @@ Command = Callable[[list[str]], int]
 class Worker:
     """An active run."""
 
-    def __init__(self, run: PlannedRun, sweep: Path, command: Command) -> None:
-        os.environ["OMP_NUM_THREADS"] = (
-            "1"  # read by the server process when it loads torch; in the run, `run.threads` applies
-        )
+    def __init__(
+        self, run: PlannedRun, sweep: Path, command: Command, share: Share, environment: Mapping[str, str]
+    ) -> None:
         self.run = run
+        self.before = learned(run)
+        """Batches that the run had learned from before it was resumed."""
+        self.seconds = 0.0
+        """How long it has been active."""
+        self.together = 0.0
+        """The same, with each second counted once for every run that was active then."""
         self.log = _below(sweep, "logs", f"{run.name}.log")
         self.log.write_bytes(b"")  # the sweep prints the log's last line, which must not come from an earlier attempt
-        self._process = PROCESSES.Process(target=train, args=(command, _arguments(run, sweep), self.log, sweep))
-        self._process.start()
+        arguments = _arguments(run, sweep, share)
+        self._process = start(train, command, arguments, self.log, sweep, dict(environment), share)
 
     @property
     def status(self) -> int | None:
@@ -63,13 +56,20 @@ class Worker:
         return said.removeprefix("solera: ")
 
 
-def train(command: Command, arguments: list[str], log: Path, sweep: Path) -> None:
+def train(
+    command: Command, arguments: list[str], log: Path, sweep: Path, environment: dict[str, str], share: Share
+) -> None:
     """The main function of the process."""
     os.setpgid(0, 0)  # otherwise Ctrl-C in a terminal reaches it twice, directly and through the sweep
     with log.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+    os.environ.update(environment)
+    if share.on_gpu:
+        import torch._inductor.config as compiling
+
+        compiling.compile_threads = share.threads  # by default, each run would start a process per core
     with at_work(sweep):
         sys.exit(command(["train", *arguments]))
 
@@ -81,11 +81,13 @@ def _stop_with_the_sweep() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _arguments(run: PlannedRun, sweep: Path) -> list[str]:
+def _arguments(run: PlannedRun, sweep: Path, share: Share) -> list[str]:
     if run.folder.exists():
-        return ["--resume", str(run.folder)]
+        given = share.given_to(run.config).run
+        shared = ["--run.threads", str(given.threads), "--run.gpu_memory", str(given.gpu_memory)]
+        return ["--resume", str(run.folder), *(shared if share.on_gpu else [])]
     file = _below(sweep, "configs", f"{run.name}.toml")
-    file.write_text(dump(run.config), encoding="utf-8")
+    file.write_text(dump(share.given_to(run.config)), encoding="utf-8")
     return [str(file)]
 
 

@@ -10,7 +10,7 @@ from solera.protocols import Codec
 from solera.tasks import countdown
 from solera.tasks.arithmetic import is_held_out
 from solera.tasks.gym import Gym
-from solera.tasks.jsonl import split_rows
+from solera.tasks.jsonl import normal, split_rows
 from solera.tasks.keys import sum_in
 from solera.tasks.prompting import encode_prompt
 
@@ -32,12 +32,16 @@ class HeldOut:
     longest: int | None
 
     def __call__(self, token_ids: tuple[int, ...]) -> bool:
-        return token_ids in self._rows or token_ids in self._of_gym or self._is_generated(token_ids)
+        in_rows = bool(self._rows) and self._spelled(token_ids) in self._rows
+        return in_rows or token_ids in self._of_gym or self._is_generated(token_ids)
+
+    def _spelled(self, token_ids: tuple[int, ...]) -> str:
+        return normal(self.codec.decode(np.array(token_ids, np.int32)))
 
     @cached_property
-    def _rows(self) -> frozenset[tuple[int, ...]]:
+    def _rows(self) -> frozenset[str]:
         return frozenset(
-            encode_prompt(self.codec, part.template, row.data[part.prompt])
+            self._spelled(encode_prompt(self.codec, part.template, row.data[part.prompt]))
             for part in task_parts(self.task).values()
             if part.prompt is not None
             for row in split_rows(part)[1]

@@ -5,6 +5,7 @@ The whole file is checked strictly before a run begins. Every error names file, 
 
 import json
 import sys
+import unicodedata
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -107,6 +108,15 @@ def text_of(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
+def normal(text: str) -> str:
+    """The text by which problems are compared: without differences in white space, capitals and Unicode composition.
+
+    >>> normal("  How many\\nApples? ") == normal("how many apples?")
+    True
+    """
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
 def _prompt(row: DatasetRow, ids: np.ndarray) -> Prompt:
     return Prompt(row.key, tuple(ids.tolist()), row.data)
 
@@ -155,7 +165,7 @@ def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple
     """Split rows into training and held-out ones, with no prompt on both sides. This needs no tokenizer.
 
     Without a separate held-out file, a hash of the prompt decides. So duplicates, and lines added later, never change
-    sides.
+    sides. A training row whose prompt differs from a held-out one only in white space or capitals is left out, too.
     """
     assert task.prompt is not None and task.answer is not None
     splits = find_splits(task.path) if task.path is not None else {}
@@ -171,8 +181,8 @@ def split_rows(task: TaskConfig, graders: frozenset[str] = frozenset()) -> tuple
     rows, held_out = [_answered(row, task) for row in rows], [_answered(row, task) for row in held_out]
     for row in rows + held_out if graders & COMPARING else ():
         _check_answer(row, task.answer, graders & COMPARING)
-    shown = {row.prompt_digest for row in held_out}
-    return [row for row in rows if row.prompt_digest not in shown], held_out
+    shown = {normal(text_of(row.data[task.prompt])) for row in held_out}
+    return [row for row in rows if normal(text_of(row.data[task.prompt])) not in shown], held_out
 
 
 def _answered(row: DatasetRow, task: TaskConfig) -> DatasetRow:

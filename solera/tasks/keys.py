@@ -10,7 +10,7 @@ from solera.config import TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError
 from solera.tasks import countdown, gym
 from solera.tasks.arithmetic import is_held_out
-from solera.tasks.jsonl import prompt_digest, split_rows
+from solera.tasks.jsonl import normal, prompt_digest, split_rows, text_of
 
 KeyOf = Callable[[Any], str]
 """From text or chat messages to a key. Error messages continue after the name of the field."""
@@ -90,13 +90,12 @@ def _keys_of_jsonl(task: TaskConfig) -> KeyOf:
     assert column is not None
     training, held_out = split_rows(task)
     keys = {row.prompt_digest: row.key for row in reversed(training)}
-    kept_apart = {row.prompt_digest for row in held_out}
+    kept_apart = {normal(text_of(row.data[column])) for row in held_out}
 
     def key_of(prompt: Any) -> str:
-        digest = prompt_digest(column, prompt)
-        if digest in kept_apart:
+        if normal(text_of(prompt)) in kept_apart:
             raise HeldOutError(HELD_OUT)
-        return keys.get(digest) or _own_key(column, prompt)
+        return keys.get(prompt_digest(column, prompt)) or _own_key(column, prompt)
 
     return key_of
 

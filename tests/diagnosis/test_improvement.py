@@ -1,6 +1,7 @@
 """Oracle 7: on enumerable policies the identity is exact, the bounds hold, the group's estimate is unbiased."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -120,9 +121,33 @@ def test_two_prompts_by_hand():
     assert found.theorem1 == pytest.approx(0.375 / sigma - 2 * (1 - sigma) / sigma * 0.125)
     assert (found.mean_w, found.mean_w_error) == pytest.approx((1.125, 0.125))
     metrics = found.metrics()
-    assert metrics["improvement/low"] == pytest.approx(0.375 * (1 - 1.96))
-    assert metrics["improvement/high"] == pytest.approx(0.375 * 2.96)
+    t = math.tan(math.pi * 0.95 / 2)  # two prompts leave one degree of freedom, which is Cauchy's distribution
+    assert metrics["improvement/low"] == pytest.approx(0.375 * (1 - t))
+    assert metrics["improvement/high"] == pytest.approx(0.375 * (1 + t))
     assert metrics["improvement/state"] == 0
+
+
+def test_degrees_of_freedom_follow_the_kurtosis():
+    """κ of two points is 1; with P = 4, 2·4/(1 − 1/3) = 12, at most 3. One prompt of 16 alone: deviations 15/16 and
+    −1/16, κ = (15⁴ + 15)/16 / ((15² + 15)/16)² = 14.0667 and 32/(14.0667 − 13/15) = 2.4242."""
+    freedom = improvement.matched_freedom
+    assert freedom(torch.tensor([1.0, 1.0, -1.0, -1.0]).double()) == 3
+    assert freedom(torch.tensor([1.0, *[0.0] * 15]).double()) == pytest.approx(2.4242, abs=1e-4)
+    assert freedom(torch.zeros(5).double()) == 4
+    assert freedom(torch.ones(1).double()) is None
+
+
+def test_a_probe_that_does_not_cover_the_policy_gives_no_verdict():
+    """Every prompt gains ½ with hardly any spread, but the weights average ½."""
+    gain = torch.tensor([0.499, 0.501] * 8).double()
+    w = torch.stack([torch.zeros(16).double(), 2 * gain], 1).flatten()  # r = (0, 1): 2·½·(w₁·½ − w₀·(−½) − …)
+    before = torch.zeros(32).double()
+    r = torch.tensor([0.0, 1.0] * 16).double()
+    found = improvement.estimate_improvement(w, before, r, torch.arange(16).repeat_interleave(2))
+    assert found.gain == pytest.approx(0.5)
+    assert found.metrics()["improvement/low"] > 0.4
+    assert not found.covered
+    assert found.metrics()["improvement/state"] == 0
 
 
 def test_one_prompt_is_inconclusive_no_pair_is_nothing_and_odd_rewards_have_no_bounds():

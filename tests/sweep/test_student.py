@@ -5,17 +5,22 @@ import math
 import numpy as np
 import pytest
 
-from solera.sweep.student import central_probability, holm, paired, spread, two_sided_quantile
+from solera.diagnosis.student import central_probability, quantile_between, two_sided_quantile
+from solera.sweep.student import holm, paired, spread
+
+
+def integrated(t: float, freedom: float) -> float:
+    """P(|T| < t): ∫ Γ((ν+1)/2) / (√(νπ)·Γ(ν/2)) · (1 + x²/ν)^(−(ν+1)/2) over (−t, t), by Gauss and Legendre."""
+    x, weight = np.polynomial.legendre.leggauss(200)
+    log_factor = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
+    density = np.exp(log_factor - (freedom + 1) / 2 * np.log1p((t * x) ** 2 / freedom))
+    return t * float(weight @ density)
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 5, 8, 19, 60])
 @pytest.mark.parametrize("t", [0.1, 1.0, 2.5, 9.0])
 def test_probability_is_the_integral_of_the_density(freedom, t):
-    """∫ Γ((ν+1)/2) / (√(νπ)·Γ(ν/2)) · (1 + x²/ν)^(−(ν+1)/2) over (−t, t), by Gauss and Legendre."""
-    x, weight = np.polynomial.legendre.leggauss(200)
-    log_factor = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(freedom * math.pi)
-    density = np.exp(log_factor - (freedom + 1) / 2 * np.log1p((t * x) ** 2 / freedom))
-    assert central_probability(t, freedom) == pytest.approx(t * float(weight @ density), abs=1e-11)
+    assert central_probability(t, freedom) == pytest.approx(integrated(t, freedom), abs=1e-11)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,14 @@ def test_quantiles_in_closed_form():
     """ν = 1 is Cauchy: tan(π·p/2); ν = 2: p·√(2/(1 − p²))."""
     assert two_sided_quantile(1) == pytest.approx(math.tan(math.pi * 0.95 / 2), rel=1e-12)
     assert two_sided_quantile(2, 0.99) == pytest.approx(0.99 * math.sqrt(2 / (1 - 0.99**2)), rel=1e-12)
+
+
+def test_quantiles_between_whole_degrees_of_freedom():
+    """The density is defined for every ν, so the probability can be integrated."""
+    assert quantile_between(3.0) == pytest.approx(3.182, abs=5e-4)
+    assert 3.182 < quantile_between(2.5) < 4.303
+    for freedom in (1.01, 1.5, 1.9, 2.5, 3.3, 7.7, 40.5):
+        assert 0.95 - 1e-9 <= integrated(quantile_between(freedom), freedom) <= 0.952
 
 
 def test_three_pairs_by_hand():
