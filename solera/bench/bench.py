@@ -5,27 +5,26 @@ import itertools
 import json
 import os
 import platform
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
-from solera.bench import peer, random_model
+from solera.bench import peer
 from solera.bench.options import BenchOptions, Mode, refuse_without_gpu
 from solera.errors import SoleraError, counted
 from solera.folder.files import write_whole
+from solera.run.forking import Processes
 
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
@@ -41,15 +40,16 @@ def run(options: BenchOptions, console: Console) -> Measured:
 
     A variant that fails is skipped from then on, and named again after the table.
     """
-    options = _settle(options)
     rounds: Measured = defaultdict(list)
     failed: dict[str, SoleraError] = {}
-    with tempfile.TemporaryDirectory() as folder, console.status("measuring") as status:
-        if options.random_weights:
-            status.update("writing random weights")
-            written = random_model.write(options.random_weights, options.model, Path(folder, "model"), options.device)
-            options = dataclasses.replace(options, model=written)
-        for number, (name, measure) in itertools.product(range(options.rounds), _variants(options, Path(folder))):
+    with (
+        Processes(signal.SIGKILL, options.threads) as processes,
+        tempfile.TemporaryDirectory() as folder,
+        console.status("measuring") as status,
+    ):
+        options = _with_random_weights(_settle(options), Path(folder), status)
+        variants = _variants(options, Path(folder), processes)
+        for number, (name, measure) in itertools.product(range(options.rounds), variants):
             if name in failed:
                 continue
             status.update(f"round {number + 1} of {options.rounds}: {name}")
@@ -73,9 +73,21 @@ def run(options: BenchOptions, console: Console) -> Measured:
     return rounds
 
 
-def _variants(options: BenchOptions, folder: Path) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
+def _with_random_weights(options: BenchOptions, folder: Path, status: Status) -> BenchOptions:
+    if options.random_weights is None:
+        return options
+    from solera.bench import random_model
+
+    status.update("writing random weights")
+    written = random_model.write(options.random_weights, options.model, folder / "model", options.device)
+    return dataclasses.replace(options, model=written)
+
+
+def _variants(
+    options: BenchOptions, folder: Path, processes: Processes
+) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     ours = [
-        (f"Solera, v = {v}{_manner(options, v, mode)}", partial(_ours, options, v, mode))
+        (f"Solera, v = {v}{_manner(options, v, mode)}", partial(_ours, options, v, mode, folder, processes))
         for v in options.v
         for mode in options.mode
     ]
@@ -93,6 +105,8 @@ def _manner(options: BenchOptions, v: int, mode: Mode) -> str:
 
 
 def _settle(options: BenchOptions) -> BenchOptions:
+    import torch
+
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SoleraError("--device is cuda, but torch finds no GPU here: use cpu or auto")
     gpu = options.device != "cpu" and torch.cuda.is_available()
@@ -101,28 +115,26 @@ def _settle(options: BenchOptions) -> BenchOptions:
     return dataclasses.replace(options, device="cuda" if gpu else "cpu")
 
 
-def _ours(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
+def _ours(options: BenchOptions, v: int, mode: Mode, folder: Path, processes: Processes) -> dict[str, Any]:
     """Measure our step in its own process, as TRL's is."""
-    given = json.dumps({**dataclasses.asdict(options), "this_v": v, "this_mode": mode})
-    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
-    status, output, errors = _run([sys.executable, "-m", "solera.bench.ours", given], environment)
-    if status:
-        said = [line for line in errors.strip().splitlines() if not line.startswith("while attempting")]
+    result, errors = folder / "result.json", folder / "errors.txt"
+    job = processes.start(_measure_ours, options, v, mode, result, errors)
+    job.join()
+    if job.exitcode:
+        written = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        said = [line for line in written if not line.startswith("while attempting")]
         raise SoleraError(f"our step failed: {said[-1] if said else 'no output'}")
-    return json.loads(output.splitlines()[-1])
+    return json.loads(result.read_text(encoding="utf-8"))
 
 
-def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
-    """Run a command: its status, output and errors. If this process is asked to end, the command ends with it."""
-    start = partial(subprocess.Popen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    with ThreadPoolExecutor(1) as pool:
-        started = pool.submit(start, command)  # in a thread, which no signal interrupts before the process is known
-        try:
-            output, errors = started.result().communicate()
-        except BaseException:
-            started.result().kill()
-            raise
-        return started.result().returncode, output, errors
+def _measure_ours(options: BenchOptions, v: int, mode: Mode, result: Path, errors: Path) -> None:
+    """The main function of the process. Its messages go to a file."""
+    from solera.bench.ours import measure
+
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+    result.write_text(json.dumps(measure(options, v, mode)), encoding="utf-8")
 
 
 def _table(rounds: Measured) -> Table:
@@ -212,6 +224,9 @@ def _spread(seconds: list[float]) -> str:
 
 
 def _machine(options: BenchOptions, rounds: Measured) -> str:
+    import torch
+    import transformers
+
     ours = next(iter(rounds.values()))[0]
     tokens = [step["response/length"] for step in ours["steps"]]
     return (

@@ -1,10 +1,8 @@
-"""Run and time our steps in this process: `python -m solera.bench.ours` takes one JSON object."""
+"""Run and time our steps in this process."""
 
 import dataclasses
 import itertools
-import json
 import resource
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -106,10 +104,3 @@ def measure(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
         "types": f"masters float32, weights and arithmetic {str(parts.compute).removeprefix('torch.')}",
         "device": torch.cuda.get_device_name() if gpu else "cpu",
     }
-
-
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    v, mode = given.pop("this_v"), given.pop("this_mode")
-    tuples = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
-    print(json.dumps(measure(BenchOptions(**{**given, **tuples}), v, mode)))

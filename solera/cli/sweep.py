@@ -1,6 +1,7 @@
 """`solera sweep`: a grid of runs from one file, run in parallel, resumable, with one report."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +100,7 @@ def run(arguments: list[str]) -> int:
 def _sweep(chosen: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from solera.run.forking import Processes
     from solera.sweep.file import read_plan
     from solera.sweep.machine import share_of
     from solera.sweep.runner import run_all
@@ -110,12 +112,15 @@ def _sweep(chosen: argparse.Namespace) -> int:
     if chosen.report:
         _report(plan, wanted, console)
         return 0
-    share, cells = share_of(plan, chosen.jobs), len(wanted) // len(plan.seeds)
-    size = f"{counted(cells, 'cell')} × {counted(len(plan.seeds), 'seed')}"
-    console.print(f"{plan.name}: {size}, {share.words()}, in {plan.folder}")
-    stopped = not run_all(
-        plan, wanted, share, console, main, retry=chosen.retry, minutes=chosen.minutes, measure=chosen.measure_gain
-    )
+    cells = len(wanted) // len(plan.seeds)
+    with Processes(signal.SIGINT) as processes:
+        share = share_of(plan, chosen.jobs, processes)
+        size = f"{counted(cells, 'cell')} × {counted(len(plan.seeds), 'seed')}"
+        console.print(f"{plan.name}: {size}, {share.words()}, in {plan.folder}")
+        stopped = not run_all(
+            plan, wanted, share, console, main, processes, retry=chosen.retry, minutes=chosen.minutes,
+            measure=chosen.measure_gain,
+        )  # fmt: skip
     complete = _report(plan, wanted, console)
     if stopped:
         print("solera: stopped; run the same command to continue", file=sys.stderr)

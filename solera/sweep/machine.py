@@ -1,16 +1,17 @@
 """How many runs fit on the machine at the same time, and what each of them gets of it."""
 
+import json
 import math
 import os
+import tempfile
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 from solera.config import Config, override
 from solera.errors import SoleraError
 from solera.models.source import obtain
+from solera.run.forking import Processes
 from solera.sweep.plan import Plan
-from solera.sweep.processes import PROCESSES, start
 
 FIXED_GIB, GIB_PER_BILLION = 8.0, 39.0
 """GPU memory that a run needs: a fixed part, and a part for each billion parameters. Measured: 13 GiB with 0.135
@@ -52,10 +53,10 @@ class Share:
         return f"{self.jobs} at a time{each}"
 
 
-def share_of(plan: Plan, jobs: int | None) -> Share:
+def share_of(plan: Plan, jobs: int | None, processes: Processes) -> Share:
     """Share out the machine. `jobs` is the number of parallel runs; `None` means as many as fit."""
     configs = [cell.config for cell in plan.cells]
-    free = None if all(config.run.device == "cpu" for config in configs) else free_gpu_memory()
+    free = None if all(config.run.device == "cpu" for config in configs) else free_gpu_memory(processes)
     threads = max(config.run.threads or 1 for config in configs)
     if free is None:
         return Share(jobs or max(1, cores() // threads), 1)
@@ -96,24 +97,23 @@ def parameters_in(folder: Path) -> int:
     return count
 
 
-def free_gpu_memory() -> float | None:
+def free_gpu_memory(processes: Processes) -> float | None:
     """GiB that are free on the GPU; `None` without one. Asked in a process that then ends, because a process that has
     used CUDA keeps part of the memory."""
-    receiver, sender = PROCESSES.Pipe(duplex=False)
-    process = start(_tell_free_memory, sender)
-    sender.close()
-    try:
-        return receiver.recv()
-    except EOFError:
-        raise SoleraError("the GPU's free memory cannot be read: set run.device = cpu, or repair the GPU") from None
-    finally:
-        process.join()
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "free.json"
+        job = processes.start(_tell_free_memory, told)
+        job.join()
+        if job.exitcode:
+            raise SoleraError("the GPU's free memory cannot be read: set run.device = cpu, or repair the GPU")
+        return json.loads(told.read_text(encoding="utf-8"))
 
 
-def _tell_free_memory(sender: Connection) -> None:
+def _tell_free_memory(told: Path) -> None:
     import torch
 
-    sender.send(torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else None)
+    free = torch.cuda.mem_get_info()[0] / 2**30 if torch.cuda.is_available() else None
+    told.write_text(json.dumps(free), encoding="utf-8")
 
 
 def compile_cache(root: Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections import deque
 
 from rich.console import Console
 
+from solera.run.forking import Processes
 from solera.run.interruption import Interruption
 from solera.sweep.clock import Clock, Estimates
 from solera.sweep.machine import Share, compile_cache
@@ -26,6 +27,7 @@ def run_all(
     share: Share,
     console: Console,
     command: Command,
+    processes: Processes,
     *,
     retry: bool = False,
     minutes: float | None = None,
@@ -36,7 +38,7 @@ def run_all(
     With `measure`, the first run is alone, so that the others can be compared with it.
     """
     with locked(plan.folder), Interruption() as interruption:
-        runner, clock = Runner(plan, wanted, share, retry, command), Clock(minutes)
+        runner, clock = Runner(plan, wanted, share, retry, command, processes), Clock(minutes)
         try:
             with Progressing(wanted, console) as progress:
                 while runner.running or (runner.waiting and not interruption.wanted()):
@@ -65,8 +67,10 @@ def run_all(
 class Runner:
     """The waiting and the active runs of a sweep."""
 
-    def __init__(self, plan: Plan, wanted: list[PlannedRun], share: Share, retry: bool, command: Command) -> None:
-        self._plan, self._share, self._command = plan, share, command
+    def __init__(
+        self, plan: Plan, wanted: list[PlannedRun], share: Share, retry: bool, command: Command, processes: Processes
+    ) -> None:
+        self._plan, self._share, self._command, self._processes = plan, share, command, processes
         self._environment = compile_cache(plan.folder.parent) if share.on_gpu else {}
         self._failures = Failures(plan.folder)
         self._estimates = Estimates.of(collect(plan))
@@ -85,7 +89,9 @@ class Runner:
                 return
             self.waiting.remove(run)
             self._failures.forget(run)
-            self.running.append(Worker(run, self._plan.folder, self._command, self._share, self._environment))
+            self.running.append(
+                Worker(run, self._plan.folder, self._command, self._share, self._environment, self._processes)
+            )
 
     def reap(self) -> list[str]:
         """Record the runs that have ended. Returns a sentence for each."""

@@ -1,17 +1,15 @@
 """A process for one run. It trains like `solera train`, and stops when its sweep is gone."""
 
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from solera.config import dump
+from solera.run.forking import Processes
 from solera.sweep.machine import Share
 from solera.sweep.plan import PlannedRun
-from solera.sweep.processes import start
 from solera.sweep.progress import learned
 from solera.sweep.state import at_work
 
@@ -23,7 +21,13 @@ class Worker:
     """An active run."""
 
     def __init__(
-        self, run: PlannedRun, sweep: Path, command: Command, share: Share, environment: Mapping[str, str]
+        self,
+        run: PlannedRun,
+        sweep: Path,
+        command: Command,
+        share: Share,
+        environment: Mapping[str, str],
+        processes: Processes,
     ) -> None:
         self.run = run
         self.before = learned(run)
@@ -35,7 +39,7 @@ class Worker:
         self.log = _below(sweep, "logs", f"{run.name}.log")
         self.log.write_bytes(b"")  # the sweep prints the log's last line, which must not come from an earlier attempt
         arguments = _arguments(run, sweep, share)
-        self._process = start(train, command, arguments, self.log, sweep, dict(environment), share)
+        self._process = processes.start(train, command, arguments, self.log, sweep, dict(environment), share)
 
     @property
     def status(self) -> int | None:
@@ -43,7 +47,7 @@ class Worker:
         return self._process.exitcode
 
     def interrupt(self) -> None:
-        if self._process.is_alive():
+        if self.status is None:
             assert self._process.pid is not None
             os.kill(self._process.pid, signal.SIGINT)
 
@@ -64,7 +68,6 @@ def train(
     with log.open("wb") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
-    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     os.environ.update(environment)
     if share.on_gpu:
         import torch._inductor.config as compiling
@@ -72,13 +75,6 @@ def train(
         compiling.compile_threads = share.threads  # by default, each run would start a process per core
     with at_work(sweep):
         sys.exit(command(["train", *arguments]))
-
-
-def _stop_with_the_sweep() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _arguments(run: PlannedRun, sweep: Path, share: Share) -> list[str]:

@@ -46,21 +46,28 @@ def test_a_bench_that_is_killed_leaves_what_it_measured_and_parts_add_up_to_no_m
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="no list of processes here")
-def test_a_bench_that_is_asked_to_end_takes_along_what_it_measures(tmp_path):
-    marker = str(tmp_path / "steps.json")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -9)])
+def test_a_bench_that_ends_takes_along_what_it_measures(tmp_path, number, status):
+    with start("bench", *SMALL[:-4], "--steps", 100000, "--json", tmp_path / "steps.json") as running:
+        _until(lambda: len(_descendants(running.pid)) == 2)  # the server and the process that measures
+        started = _descendants(running.pid)
+        running.send_signal(number)
+    assert running.returncode == status
+    _until(lambda: not started & _parents().keys())
 
-    def measured() -> list[str]:
-        return [
-            path.parent.name
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if b"solera.bench.ours" in (given := _read(path)) and marker.encode() in given
-        ]
 
-    with start("bench", *SMALL[:-4], "--steps", 100000, "--json", marker) as running:
-        _until(measured)
-        running.terminate()
-    assert running.returncode == 128 + signal.SIGTERM
-    _until(lambda: not measured())
+def _descendants(process: int) -> set[int]:
+    parents, found = _parents(), {process}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {process}
+
+
+def _parents() -> dict[int, int]:
+    """The parent of every process that has not ended."""
+    stats = (_read(path) for path in Path("/proc").glob("[0-9]*/stat"))
+    rows = [(stat.split()[0], *stat.rpartition(b") ")[2].split()[:2]) for stat in stats if stat]
+    return {int(pid): int(parent) for pid, state, parent in rows if state != b"Z"}
 
 
 def _read(path: Path) -> bytes:
