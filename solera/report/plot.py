@@ -44,7 +44,8 @@ def draw(rows: list[dict[str, float]], name: str) -> "Figure":
     # Fixed margins: to find them by drawing everything first takes as long as the picture itself.
     figure.subplots_adjust(left=0.05, right=0.95, top=0.895, bottom=0.075, wspace=0.18, hspace=0.32)
     for axis, panel in zip(figure.subplots(2, 2).flat, (one for one in PANELS if one.pictured), strict=True):
-        axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title, color=INK)
+        # A fixed height: to find one, matplotlib would lay out all tick labels again.
+        axis.set_title(f"{panel.title} (batches)" if panel.syncs else panel.title, color=INK, y=1)
         _curves(axis, rows, panel, **({"drawstyle": "steps-post"} if panel.stepped else {}))
         if panel.syncs:
             _mark_syncs(axis, rows)
