@@ -9,18 +9,25 @@ A new process starts instead
 - if the test asks for it with `fresh=True`, because Python then orders sets of strings in another way;
 - if the system is not Linux.
 
+`Process` calls a function of a test in such a fork.
+
 Tests of the start itself do not use this module: help without torch, what is refused before torch is loaded, a hub that
 does not answer, kernels in Triton's interpreter.
 """
 
 import atexit
 import json
+import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
+from base64 import b64encode
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,13 +91,16 @@ class Forked:
     """A fork of the server, with the methods of `subprocess.Popen` that tests use."""
 
     def __init__(self, arguments: list[str], script: str | None, cwd: Path, environment: dict[str, str]) -> None:
-        self.args, self.returncode = arguments, None
         (out, out_end), (err, err_end) = os.pipe(), os.pipe()
         self.stdout, self.stderr = open(out), open(err)  # noqa: SIM115
+        with open(out_end), open(err_end):
+            self._ask(out_end, err_end, arguments=arguments, script=script, cwd=str(cwd), environment=environment)
+
+    def _ask(self, out: int, err: int, **request: object) -> None:
+        self.args, self.returncode = request["arguments"], None
         self._answers, their_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"arguments": arguments, "script": script, "cwd": str(cwd), "environment": environment}
-        with their_end, open(out_end), open(err_end):
-            given = [0, out_end, err_end, their_end.fileno()]
+        with their_end:
+            given = [0, out, err, their_end.fileno()]
             socket.send_fds(_server(), [json.dumps(request).encode()], given)
         self.pid = self._answer("pid")
 
@@ -141,6 +151,30 @@ class Forked:
         self.stdout.close()
         self.stderr.close()
         self.wait()
+
+
+class Called(Forked):
+    """A function of a test in a fork of the server, with the methods of `multiprocessing.Process` that tests use."""
+
+    def __init__(self, target: Callable[..., object], args: tuple[object, ...] = ()) -> None:
+        self._call = {"module": target.__module__, "call": b64encode(pickle.dumps((target, args))).decode()}
+
+    def start(self) -> None:
+        self._ask(1, 2, arguments=[], script=None, cwd=os.getcwd(), environment=_surroundings(), **self._call)
+
+    def join(self, timeout: float | None = None) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(timeout)
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.poll()
+
+    def is_alive(self) -> bool:
+        return self.poll() is None
+
+
+Process = Called if sys.platform == "linux" else multiprocessing.get_context("spawn").Process
 
 
 @lru_cache

@@ -10,12 +10,14 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import pkgutil
 import runpy
 import selectors
 import signal
 import socket
 import sys
+from base64 import b64decode
 from contextlib import suppress
 from io import TextIOWrapper
 
@@ -50,7 +52,10 @@ def run(request: dict) -> None:
     """Run the program. Python ends the fork as it ends any program: it prints an exception, joins threads, calls exit
     handlers. Only the second that it then takes to take all modules apart is saved, where the exit status is known."""
     try:
-        if request["script"]:
+        if "call" in request:
+            function, arguments = pickle.loads(b64decode(request["call"]))
+            function(*arguments)
+        elif request["script"]:
             runpy.run_path(request["script"], run_name="__main__")
         else:
             runpy.run_module("solera.cli", run_name="__main__", alter_sys=True)
@@ -96,10 +101,13 @@ def serve(control: socket.socket) -> tuple[dict, list[int]]:
             text, descriptors, *_ = socket.recv_fds(control, LONGEST, 4)
             if not text:
                 os._exit(0)
+            request = json.loads(text)
+            if "module" in request:
+                importlib.import_module(request["module"])  # here, so that later forks have it
             pid = os.fork()
             if not pid:
                 close_the_rest(waiting, control)
-                return json.loads(text), descriptors
+                return request, descriptors
             for descriptor in descriptors[:3]:
                 os.close(descriptor)
             waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, socket.socket(fileno=descriptors[3])))

@@ -25,7 +25,8 @@ from solera.run.evaluating import evaluate_models
 from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.tasks.single_turn import SingleTurn
-from tests.test_resume import PROCESSES, assert_same_outcome, outcome
+from tests.command import Process
+from tests.test_resume import assert_same_outcome, outcome
 
 STEPS, USES_PER_STEP = 10, 4 * 4
 RUN = """
@@ -106,10 +107,10 @@ def wait_until_stopped(pid: int) -> None:
 def test_a_resume_that_waited_while_the_run_went_on_uses_what_is_there_now(tmp_path, whole):
     """A resume that had read the checkpoint of step 4 would undo rows that the one of step 8 depends on."""
     folder = tmp_path / "run"
-    first = PROCESSES.Process(target=stop_at_step_4_and_die_at_step_8, args=(folder,))
+    first = Process(target=stop_at_step_4_and_die_at_step_8, args=(folder,))
     first.start()
     wait_until_stopped(first.pid)
-    second = PROCESSES.Process(target=resume_paused_before_the_lock_and_die_after_the_rewind, args=(folder,))
+    second = Process(target=resume_paused_before_the_lock_and_die_after_the_rewind, args=(folder,))
     second.start()
     wait_until_stopped(second.pid)
     for process in (first, second):
@@ -133,7 +134,7 @@ def command(log: Path, *arguments: str) -> None:
 
 
 def solera(tmp_path: Path, *arguments: str) -> tuple[int, str]:
-    child = PROCESSES.Process(target=command, args=(tmp_path / "log", *arguments))
+    child = Process(target=command, args=(tmp_path / "log", *arguments))
     child.start()
     child.join()
     return child.exitcode, (tmp_path / "log").read_text()
@@ -145,7 +146,7 @@ def resume_and_stop_when_it_is_alone(folder: Path) -> None:
 
 
 def test_of_two_resumes_one_goes_on_and_the_other_is_refused_at_once(tmp_path, whole, stopped):
-    first = PROCESSES.Process(target=resume_and_stop_when_it_is_alone, args=(stopped,))
+    first = Process(target=resume_and_stop_when_it_is_alone, args=(stopped,))
     first.start()
     wait_until_stopped(first.pid)
     before = {path: path.read_bytes() for path in stopped.rglob("*") if path.is_file()}
@@ -332,7 +333,7 @@ REPLAY = 'draw = { policy = "replay" }\n'
 )
 def test_what_a_run_needs_is_missed_at_the_next_step(tmp_path, damage, more):
     folder, log = tmp_path / "run", tmp_path / "log"
-    child = PROCESSES.Process(target=damaged_while_training, args=(folder, log, damage, more))
+    child = Process(target=damaged_while_training, args=(folder, log, damage, more))
     child.start()
     child.join()
     said = log.read_text()
@@ -381,7 +382,7 @@ def test_a_finished_run_is_extended_as_if_it_had_had_more_steps_from_the_beginni
     status, said = solera(tmp_path, "train", "--resume", str(folder))
     assert status == 2 and "the run is finished" in said and "--run.steps N" in said
     if killed:
-        child = PROCESSES.Process(target=kill_in_the_extension, args=(folder, STEPS))
+        child = Process(target=kill_in_the_extension, args=(folder, STEPS))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
@@ -399,7 +400,7 @@ def test_a_finished_run_is_extended_as_if_it_had_had_more_steps_from_the_beginni
 def test_an_unfinished_run_is_extended_and_the_next_resume_agrees(tmp_path, stopped):
     longer = running.train(config(tmp_path, "longer", steps=13)).folder
     changes = ["--run.steps", "13", "--engine.max_rows=7", "--checkpoint.keep", "1"]
-    child = PROCESSES.Process(target=kill_in_the_extension, args=(stopped, 12))
+    child = Process(target=kill_in_the_extension, args=(stopped, 12))
     child.start()
     child.join()
     assert solera(tmp_path, "train", *changes, "--resume", str(stopped))[0] == 0

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -31,6 +30,7 @@ from solera.store.ledger import Ledger
 from solera.store.statistics import statistics
 from solera.sync.rules import SyncState
 from solera.tasks.arithmetic import is_held_out
+from tests.command import Process
 
 RUN = """
 run = {{ root = "{root}", name = "{name}", steps = 14, device = "cpu" }}
@@ -43,11 +43,6 @@ evaluate = {{ every = 4, problems = 20 }}
 checkpoint = {{ every = {every}, keep = 2 }}
 report = {{ tensorboard = true, progress = false }}
 """
-
-
-# A server that has loaded torch and no threads forks every life: a second each instead of ten.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["solera.run.running", "torch._dynamo", "tests.test_resume"])
 
 
 def config(root: Path, name: str, every: int = 2):
@@ -88,7 +83,7 @@ def test_killed_at_twenty_random_moments(tmp_path, whole):
         folder, lives = tmp_path / f"killed-{number}", 0
         number += 1
         while not (folder / "model").exists():
-            child = PROCESSES.Process(target=go_on, args=(folder,))
+            child = Process(target=go_on, args=(folder,))
             child.start()
             # Each life may last longer than the one before, or a slow machine would never come to an end.
             child.join(timeout=float(rng.uniform(0.05, 0.8 + 0.1 * lives)))
@@ -129,7 +124,7 @@ def test_killed_while_a_checkpoint_is_written(tmp_path, whole):
     """At every stage of writing: before the tensors, before the state, before the rename."""
     folder = tmp_path / "torn"
     for name in STAGES:
-        child = PROCESSES.Process(target=die_while_saving, args=(folder, name))
+        child = Process(target=die_while_saving, args=(folder, name))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
@@ -148,7 +143,7 @@ def train_until_interrupted(folder: Path) -> None:
 
 def test_an_interrupt_finishes_the_step_saves_and_leaves(tmp_path, whole):
     folder = tmp_path / "asked"
-    child = PROCESSES.Process(target=train_until_interrupted, args=(folder,))
+    child = Process(target=train_until_interrupted, args=(folder,))
     child.start()
     while not (folder / "metrics.jsonl").exists() or len(read_metrics(folder / "metrics.jsonl")) < 3:
         assert child.is_alive()
@@ -287,7 +282,7 @@ def replay_until_killed(folder: Path, steps: int) -> None:
 def test_a_killed_run_replays_what_it_would_have_replayed(tmp_path):
     undisturbed = running.train(replaying(tmp_path, "undisturbed")).folder
     for steps in (4, 3):
-        child = PROCESSES.Process(target=replay_until_killed, args=(tmp_path / "killed", steps))
+        child = Process(target=replay_until_killed, args=(tmp_path / "killed", steps))
         child.start()
         child.join()
         assert child.exitcode == -signal.SIGKILL
@@ -325,7 +320,7 @@ def learn_beside_a_teacher_until_killed(folder: Path, every: int) -> None:
 @pytest.mark.parametrize(("every", "said"), [(0, "no checkpoint: starting again"), (3, "resuming from step 3")])
 def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, every, said):
     undisturbed = running.train(beside_a_teacher(tmp_path, "undisturbed", every)).folder
-    child = PROCESSES.Process(target=learn_beside_a_teacher_until_killed, args=(tmp_path / "killed", every))
+    child = Process(target=learn_beside_a_teacher_until_killed, args=(tmp_path / "killed", every))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
