@@ -19,7 +19,7 @@ import socket
 import sys
 from base64 import b64decode
 from contextlib import suppress
-from io import TextIOWrapper
+from io import BytesIO, TextIOWrapper
 
 LIBRARIES = (
     "matplotlib.backends.backend_agg",
@@ -84,9 +84,22 @@ def load() -> None:
             importlib.import_module(module.name)
     for name in LIBRARIES:
         importlib.import_module(name)
+    fill_caches()
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy all that was loaded
     assert len(os.listdir("/proc/self/task")) == 1, "a library has started a thread, which a fork would lose"
+
+
+def fill_caches() -> None:
+    """Of the packages that read options and draw pictures. Otherwise each command would fill them again."""
+    import tyro
+
+    from solera.cli.options import parse
+    from solera.config import Config
+    from solera.report.plot import draw
+
+    parse(Config(), ["--run.steps", "1"], "train", "", "", tyro.conf.FlagConversionOff)
+    draw([{"step": 0, "eval/pass@1": 0.5, "age/mean": 0.0}], "").savefig(BytesIO())
 
 
 def serve(control: socket.socket) -> tuple[dict, list[int]]:

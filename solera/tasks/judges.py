@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
 
 from solera.errors import SoleraError
@@ -48,7 +48,7 @@ class Judges:
     """Processes that call the functions of one module, started when needed."""
 
     def __init__(self, module: str, extra: str) -> None:
-        self._idle: SimpleQueue[Judge] = SimpleQueue()
+        self._idle: LifoQueue[Judge] = LifoQueue()  # one question after the other needs one process
         count = min(MOST, os.cpu_count() or 1)
         for _ in range(count):
             self._idle.put(Judge(module, extra))

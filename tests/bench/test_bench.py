@@ -1,9 +1,11 @@
 """`solera bench`: the real command, what it prints and writes, and what it refuses."""
 
 import json
+import os
 import re
 import signal
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +17,7 @@ import pytest
 from solera.bench.bench import _share_of_peak, _spread
 from solera.bench.options import BenchOptions, check
 from solera.errors import SoleraError
-from tests.command import solera, start
+from tests.command import SEARCH_PATH, solera, start
 
 SMALL = ["--prompts", "4", "--group", "2", "--steps", "3", "--device", "cpu"]
 
@@ -99,12 +101,24 @@ for _ in range(5):
 """Ends steps as TRL's trainer does, after a fixed time, and writes down how it was called."""
 
 
-def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
+@pytest.fixture
+def interpreter(tmp_path) -> Path:
+    """A Python in which PEFT is not installed. A stand-in does not need it, and it takes as long to load as torch."""
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text("import sys\nsys.modules['peft'] = None\n")
+    path = tmp_path / "python"
+    folders = os.pathsep.join([str(tmp_path / "without"), SEARCH_PATH])
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="{folders}" exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path, interpreter):
     script, path = tmp_path / "stand_in.py", tmp_path / "steps.json"
     calls = tmp_path / "calls.jsonl"
     script.write_text(STAND_IN.replace("calls.jsonl", str(calls)))
     done = bench(*SMALL, "--unmasked", "--random_weights", "tiny", "--trl_step", str(script), "--trl_vllm",
-                 "--json", str(path))  # fmt: skip
+                 "--trl_python", interpreter, "--json", str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "99,712 parameters" in done.stdout  # 39 · 64 + 2 · (2 · 64² + 2 · 64 · 32 + 3 · 64 · 192 + 2 · 64) + 64
     assert "TRL: weights bfloat16, trained as they are, bfloat16 autocast" in " ".join(done.stdout.split())
@@ -120,11 +134,12 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path):
     assert 0.2 <= min(quick) < 0.4 <= min(slow)
 
 
-def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tmp_path):
+def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tmp_path, interpreter):
     script, path, problems = tmp_path / "broken.py", tmp_path / "steps.json", tmp_path / "problems.jsonl"
     script.write_text("raise ValueError('no such trainer')")
     problems.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(40)))
-    done = bench(*SMALL, "--problems", problems, "--trl_step", script, "--rounds", 2, "--json", path)
+    trl = ["--trl_step", script, "--trl_python", interpreter]
+    done = bench(*SMALL, "--problems", problems, *trl, "--rounds", 2, "--json", path)
     assert done.returncode == 2
     assert "107,904 parameters" in done.stdout
     assert done.stdout.count("no such trainer") == 1  # not tried again

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from solera.report.console import Progressing
 from solera.report.plot import plot_run
 from solera.report.sinks import JsonLines, TeeSink, TensorBoard, read_metrics
+from tests.command import solera
 
 ROWS = [{"reward/mean": 0.25, "eval/pass@1": 0.5}, {"reward/mean": 0.75}]
 
@@ -50,16 +51,13 @@ sink.close()
     assert b"reward/mean" in data.read_bytes()
 
 
-def test_weights_and_biases_without_a_key_is_said_in_one_line_with_what_to_do(tmp_path):
+def test_weights_and_biases_without_a_key_is_said_in_one_line_with_what_to_do(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     small = "--run.steps 1 --collect.prompts 2 --evaluate.problems 2 --run.device cpu --run.name mine".split()  # noqa: SIM905
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-m", "solera.cli", "train", "--report.wandb", "project", *small], cwd=tmp_path, check=False,
-        env={**kept, "HOME": str(tmp_path), "PYTHONPATH": str(root)}, capture_output=True, text=True,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    nowhere = {"NETRC": str(tmp_path / "netrc"), "WANDB_CONFIG_DIR": str(tmp_path / "settings")}
+    done = solera("train", "--report.wandb", "project", *small, cwd=tmp_path, **nowhere)
     assert done.returncode == 1
     line = done.stderr.splitlines()[-1]
     assert line.startswith("solera: runs/mine: report.wandb: ")
