@@ -93,14 +93,15 @@ def _ends(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
 @lru_cache(maxsize=1)
 def _weights_of(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
     """The weights of the elements, after a leading 0. A small model is always one bundle."""
-    weight_N = _weights(device)
+    count = 1 << max(1, *lengths).bit_length()  # a power of two, so that few sizes are kept; a small model needs few
+    weight_N = _weights(device, min(count, BLOCK))
     return torch.cat([weight_N[:length] for length in (1, *lengths)])
 
 
 @cache
-def _weights(device: torch.device) -> Tensor:
+def _weights(device: torch.device, count: int = BLOCK) -> Tensor:
     """Odd pseudo-random numbers: shift and multiply, twice, over multiples of the golden ratio (SplitMix64)."""
-    state_N = torch.arange(1, BLOCK + 1, device=device) * _GOLDEN
+    state_N = torch.arange(1, count + 1, device=device) * _GOLDEN
     for factor in _MIX:
         state_N = (state_N ^ (state_N >> 29)) * factor
     return state_N | 1
