@@ -33,7 +33,7 @@ from solera.training.supply import LockStep
 
 MODEL = Path(solera.models.__file__).parent / "embedded"
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
-STEPS = 120
+STEPS = 80
 
 
 def specs(named) -> tuple[TensorSpec, ...]:
