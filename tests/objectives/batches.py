@@ -216,12 +216,12 @@ def padded(batch: Batch, seed: int, garbage: bool = True) -> tuple[dict[str, Any
 
     def spread(values: Callable[[Response], list[float] | None]) -> Tensor:
         absurd = [float("nan"), float("inf"), -float("inf"), 1e300, -7.0] if garbage else [0.0]
-        array_BT = torch.tensor([[rng.choice(absurd) for _ in range(T)] for _ in range(B)], dtype=torch.float64)
-        for b, (_, member) in enumerate(rows):
+        array_BT = [rng.choices(absurd, k=T) for _ in range(B)]  # lists: a tensor takes longer to fill than to make
+        for filled_T, (_, member) in zip(array_BT, rows, strict=True):
             row = values(member)
             for t in member.tokens:
-                array_BT[b, t] = float("nan") if row is None else row[t]
-        return array_BT
+                filled_T[t] = float("nan") if row is None else row[t]
+        return torch.tensor(array_BT, dtype=torch.float64)
 
     missing = float("nan")
     arguments = {
