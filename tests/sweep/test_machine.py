@@ -1,9 +1,12 @@
 """How a machine is shared out, with numbers computed by hand."""
 
+import signal
+
 import pytest
 
 from solera.errors import SoleraError
 from solera.models.source import EMBEDDED
+from solera.run.forking import Processes
 from solera.sweep.file import read_plan
 from solera.sweep.machine import Share, compile_cache, gpu_share, memory_needed, parameters_in, share_of
 from tests.command import solera
@@ -71,9 +74,11 @@ def test_the_embedded_models_parameters():
 
 def test_a_cpu_takes_a_run_per_core(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(6)), raising=False)
-    assert share_of(plan_of(tmp_path), None) == Share(6, 1)
-    assert share_of(plan_of(tmp_path, GRID.replace("steps = 4", "steps = 4, threads = 2")), None) == Share(3, 1)
-    assert share_of(plan_of(tmp_path), 2) == Share(2, 1)
+    two_threads = GRID.replace("steps = 4", "steps = 4, threads = 2")
+    with Processes(signal.SIGINT) as processes:
+        assert share_of(plan_of(tmp_path), None, processes) == Share(6, 1)
+        assert share_of(plan_of(tmp_path, two_threads), None, processes) == Share(3, 1)
+        assert share_of(plan_of(tmp_path), 2, processes) == Share(2, 1)
 
 
 def test_the_compile_cache_lies_beside_the_sweeps_unless_it_is_set(tmp_path, monkeypatch):
