@@ -246,6 +246,7 @@ def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
         {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
     ]  # fmt: skip
     assert member["versions"] == [0, 1]
+    assert member["by_version"] == [[[0, "12"], [1, " 13"]], [], [[1, "16 17"]]]
     assert "shown as token ids, because no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
 
 
