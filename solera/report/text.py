@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from os.path import commonprefix
 from pathlib import Path
 
 from solera.errors import one_line
@@ -68,7 +67,8 @@ class TextReader:
 
 def _common(whole: str, start: str) -> int:
     """Number of leading characters that both share."""
-    return len(commonprefix([whole, start]))
+    pairs = zip(whole, start, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(whole), len(start)))
 
 
 def shortened(text: str) -> str:

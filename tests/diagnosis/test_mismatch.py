@@ -83,8 +83,8 @@ def by_cause(watch: Mismatch, *parts: tuple[np.ndarray, int | None, bool]) -> di
 
 
 def test_each_cause_is_found_where_it_is_known():
-    """Three equal parts: fresh, three batches old, and fresh but sampled with top_p. Each cause divides by three, except
-    the engine's error, which is in every token."""
+    """Three equal parts: fresh, three batches old, and fresh but sampled with top_p. Each cause divides by three,
+    except the engine's error, which is in every token."""
     known = Known()
     cut_CV = top_p(known.engine_now, 0.8)
     found = by_cause(
