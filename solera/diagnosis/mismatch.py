@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from solera.diagnosis.divergence import token_kl
+from solera.objectives.ratio import EXPONENT_LIMIT
 
 Mask = npt.NDArray[np.bool_]
 
@@ -63,7 +63,7 @@ class Mismatch:
         own_P = np.array([age is not None for age in ages])
         age_P = np.array([-1 if age is None else age for age in ages])
         tokens_P = np.bincount(part_T, minlength=parts) * stands_for_P
-        kl_P = np.bincount(part_T, token_kl(value_T), parts) * stands_for_P
+        kl_P = np.bincount(part_T, _token_kl(value_T), parts) * stands_for_P
         plain_P = own_P & ~truncated_P
         mean_of_age = {0: self.engine} | _means(kl_P, tokens_P, age_P, plain_P & (tokens_P > 0))
         self.engine = mean_of_age[0]
@@ -92,3 +92,8 @@ def _means(
     return {
         age: float(kl_P[here_P].sum() / tokens_P[here_P].sum()) for age in ages for here_P in [among_P & (age_P == age)]
     }
+
+
+def _token_kl(log_ratio_T: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """`ρ − 1 − log ρ`, exact also for the tiny differences between an engine and a learner."""
+    return np.maximum(np.expm1(np.clip(log_ratio_T, -EXPONENT_LIMIT, EXPONENT_LIMIT)) - log_ratio_T, 0)

@@ -1,6 +1,5 @@
 """The account of a run's tokens: generated = trained + waiting + being written + dropped, by reason, + other + lost."""
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,6 +48,19 @@ class Account:
             self.trained + self.waiting + sum(self.dropped.get(r, 0) for r in (MASKED, LEFTOVER, TOO_OLD, SUPERSEDED))
         )
 
+    def told(self) -> str:
+        """In one line, without the numbers that are 0.
+
+        >>> Account(generated=9, trained=5, dropped={"masked": 3, "leftover": 0}, other={"probe": 1}).told()
+        '9 generated = 5 trained + 3 dropped (masked) + 1 other (probe)'
+        """
+        parts = {"trained": self.trained, "waiting": self.waiting, "being written": self.writing}
+        parts |= {f"dropped ({reason.replace('_', ' ')})": tokens for reason, tokens in self.dropped.items()}
+        parts |= {f"other ({purpose})": tokens for purpose, tokens in self.other.items()} | {"lost": self.lost}
+        parts["unexplained"] = self.difference
+        said = " + ".join(f"{tokens} {name}" for name, tokens in parts.items() if tokens) or "0"
+        return f"{self.generated} generated = {said}" + (f" (since step {self.since})" if self.since else "")
+
     def metrics(self) -> dict[str, int]:
         """By the names that `account.jsonl` has."""
         plain = {name: getattr(self, name) for name in ("generated", "trained", "waiting", "writing")}
@@ -64,7 +76,7 @@ def account_of(fields: dict[str, Any] | None) -> Account | None:
     if fields is None:
         return None
     account = Account(**fields)
-    numbers = [value for value in dataclasses.asdict(account).values() if not isinstance(value, dict)]
+    numbers = [value for value in vars(account).values() if not isinstance(value, dict)]
     numbers += [*account.dropped.values(), *account.other.values()]
     if any(type(number) is not int for number in numbers):
         raise ValueError("the numbers of the account of tokens must be whole")

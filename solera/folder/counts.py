@@ -30,9 +30,16 @@ class Counts:
             return
         if not path.exists():
             path.write_bytes(bytes(8 * len(NAMES)))  # not sparse: a full disk is noticed here, not at some later token
-        if path.stat().st_size != 8 * len(NAMES):
-            raise SoleraError(f"{path}: the file is damaged; delete it, and the count of tokens begins anew")
+        _refuse_damaged(path)
         self._values = np.memmap(path, "<i8", "r+", shape=(len(NAMES),))
+
+    @classmethod
+    def read(cls, path: Path) -> "Counts":
+        """The numbers of a run as they are now."""
+        _refuse_damaged(path)
+        counts = cls()
+        counts._values[:] = np.fromfile(path, "<i8")
+        return counts
 
     def __getitem__(self, name: str) -> int:
         return int(self._values[NAMES.index(name)])
@@ -47,3 +54,8 @@ class Counts:
 
     def sum(self, *names: str) -> int:
         return sum(self[name] for name in names)
+
+
+def _refuse_damaged(path: Path) -> None:
+    if path.stat().st_size != 8 * len(NAMES):
+        raise SoleraError(f"{path}: the file is damaged; delete it, and the counts start from what the store holds")

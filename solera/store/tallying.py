@@ -6,7 +6,7 @@ neither have imported ones and probes; they are not counted.
 
 from typing import Any
 
-from sqlalchemy import Connection, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, case, false, func, select
 
 from solera.protocols import Tally
 from solera.store.schema import rollouts, to_draw, uses
@@ -20,12 +20,10 @@ def tally(
     """See `Store.tally`. With `drops_late`, rollouts of problems up to the last one used are not drawn any more."""
     trained, masked, last = first_uses(connection, since, now, only_new=True)
     reached = max(reached, last)
-    late = (_r.admission <= reached) if drops_late else literal(False)
-    old = (_r.version < now - max_age) if max_age is not None else literal(False)
-    reason = case((late, "leftover"), (old, "too_old"), else_="waiting")
-    undrawn = select(reason, func.sum(_r.tokens)).where(to_draw, _r.tokens.is_not(None)).group_by(reason)
-    found = {name: int(tokens) for name, tokens in connection.execute(undrawn)}
-    waiting, leftover, too_old = (found.get(name, 0) for name in ("waiting", "leftover", "too_old"))
+    late = (_r.admission <= reached) if drops_late else false()
+    old = (_r.version < now - max_age) if max_age is not None else false()
+    sums = select(_sum(~late & ~old), _sum(late), _sum(~late & old)).where(to_draw)
+    waiting, leftover, too_old = map(_whole, connection.execute(sums).one())
     return Tally(stored(connection, after), trained, masked, waiting, leftover, too_old, reached)
 
 
@@ -46,19 +44,19 @@ def first_uses(connection: Connection, since: int, before: int, only_new: bool =
         select(_u.rollout_id, func.min(_u.version).label("first"), func.count().label("times"))
         .where(_u.version >= since, _u.version < before).group_by(_u.rollout_id).subquery()
     )  # fmt: skip
-    masked = case((_u.advantage.is_(None), 1), else_=0)
+    masked = _u.advantage.is_(None)
     query = (
-        select(masked, func.sum(_r.tokens), func.max(_r.admission))
+        select(_sum(~masked), _sum(masked), func.max(_r.admission))
         .select_from(times)
         .join(rollouts, (_r.id == times.c.rollout_id) & _r.tokens.is_not(None))
         .join(uses, (_u.rollout_id == times.c.rollout_id) & (_u.version == times.c.first))
-        .group_by(masked)
     )
-    found = {
-        kind: rest for kind, *rest in connection.execute(query.where(_r.uses == times.c.times) if only_new else query)
-    }
-    last = max((int(admission) for _, admission in found.values()), default=-1)
-    return *(_whole(found[kind][0]) if kind in found else 0 for kind in (0, 1)), last  # type: ignore[return-value]
+    found = connection.execute(query.where(_r.uses == times.c.times) if only_new else query).one()
+    return _whole(found[0]), _whole(found[1]), -1 if found[2] is None else int(found[2])
+
+
+def _sum(condition: ColumnElement[bool]) -> Any:
+    return func.sum(case((condition, _r.tokens), else_=0))
 
 
 def _whole(value: Any) -> int:
