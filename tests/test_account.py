@@ -174,8 +174,8 @@ def test_an_engine_counts_all_that_it_samples_also_for_cancelled_requests(tiny, 
 
     async def ask() -> tuple[int, int]:
         begun = [asyncio.ensure_future(engine.generate(*request)) for request in requests]
-        await asyncio.sleep(0.05)
-        before = engine.sampled
+        while not (before := engine.sampled):
+            await asyncio.sleep(0.005)
         for each in begun[::2]:
             each.cancel()
         done = await asyncio.gather(*begun, return_exceptions=True)
@@ -353,7 +353,8 @@ class Tiring(Unhurried):
                 Tiring.wasted += len(completion.token_ids_T)
                 raise ValueError("tired")
         if number % 7 == 3 and prompt.key.startswith("sum"):
-            Tiring.wasted += len((await generate(prompt.token_ids)).token_ids_T)  # left out of the rollout
+            second = await generate(prompt.token_ids)  # left out of the rollout
+            Tiring.wasted += len(second.token_ids_T)
         return Rollout.of(prompt, completion, rewards=(Reward(float(completion.token_ids_T.sum() % 2)),))
 
 
