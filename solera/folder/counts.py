@@ -4,6 +4,7 @@ The kernel keeps what was written to the file's pages when the process ends. Onl
 latest numbers. The file holds little-endian 64-bit integers in the order of `NAMES`.
 """
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,10 @@ NAMES = (*SAMPLED, *PURPOSES, UNSTORED)
 
 
 class Counts:
-    """Whole numbers that only grow, by name. Each is written by one thread. Without a path they are only in memory."""
+    """Whole numbers that only grow, by name. Without a path they are only in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
+        self._lock = threading.Lock()
         if path is None:
             self._values: npt.NDArray[np.int64] = np.zeros(len(NAMES), np.int64)
             return
@@ -45,12 +47,14 @@ class Counts:
         return int(self._values[NAMES.index(name)])
 
     def add(self, name: str, tokens: int) -> None:
-        self._values[NAMES.index(name)] += tokens
+        with self._lock:
+            self._values[NAMES.index(name)] += tokens
 
     def raise_to(self, name: str, total: int) -> None:
         """Set a number, unless it is larger already."""
         place = NAMES.index(name)
-        self._values[place] = max(self._values[place], total)
+        with self._lock:
+            self._values[place] = max(self._values[place], total)
 
     def sum(self, *names: str) -> int:
         return sum(self[name] for name in names)

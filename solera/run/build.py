@@ -79,9 +79,10 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         store=drawn_from,
         learner=learner,
         delivery=Delivery(
-            learner, Metered(engine, counts, "canary"), _canary_prompts(parts.task, parts.model.max_length), sampling,
+            learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
             retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
             in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
+            count=partial(counts.add, "canary"),
         ),
         probe=Probe(
             _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,

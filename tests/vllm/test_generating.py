@@ -161,7 +161,7 @@ def test_work_is_counted(engine: VllmEngine, parts: Parts, events: EventLoop) ->
 def test_the_servers_own_counter_has_every_token_and_not_the_checks_of_a_sync(
     engine: VllmEngine, parts: Parts, events: EventLoop
 ) -> None:
-    assert engine.sampled == 0  # counted from the first reading
+    assert engine.sampled == 0  # counted since it was opened, without the checks of the first sync
     prompt = parts.task.prompt(0).token_ids
     written = ask(events, engine, prompt, Sampling(1.0, 20), *range(30))
     engine.load(weights_of(1))

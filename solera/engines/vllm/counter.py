@@ -7,27 +7,29 @@ NAME = "vllm:generation_tokens_total"
 
 
 class TokenCounter:
-    """Counts the tokens that a server has sampled since the first reading. A server that was restarted begins at 0
+    """Counts the tokens that a server has sampled since this object was made. A server that was restarted begins at 0
     again; the sum goes on. While a server does not answer, the last reading holds."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
-        self._last: int | None = None
+        self._last = self._ask()
         self._total = 0
+
+    def _ask(self) -> int:
+        return total_of(self.http.text("/metrics"), self.http.url)
 
     def read(self) -> int:
         try:
-            now = total_of(self.http.text("/metrics"), self.http.url)
+            now = self._ask()
         except ServerError:
             return self._total
-        if self._last is not None:
-            self._total += now - self._last if now >= self._last else now
+        self._total += now - self._last if now >= self._last else now
         self._last = now
         return self._total
 
     def exclude(self, tokens: int) -> None:
         """Take out tokens with which the engine has checked its server."""
-        self._total -= tokens if self._last is not None else 0
+        self._total -= tokens
 
 
 def total_of(metrics: str, url: str) -> int:

@@ -52,19 +52,14 @@ class Http:
     def get(self, path: str, timeout: float = CONTROL) -> Any:
         return self._call("GET", path, None, timeout)
 
-    def text(self, path: str) -> str:
-        """Get a page that is not JSON."""
-        return self._call("GET", path, None, CONTROL, as_text=True)
-
     def post(self, path: str, body: Any = None, timeout: float = CONTROL) -> Any:
         return self._call("POST", path, body, timeout)
 
-    def _call(self, method: str, path: str, body: Any, timeout: float, as_text: bool = False) -> Any:
+    def _call(self, method: str, path: str, body: Any, timeout: float) -> Any:
         httpx = _httpx()
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECTING))
         try:
-            response = self._client.request(method, path, json=body, timeout=limits)
-            return response.text if as_text and response.status_code == 200 else self._read(response, path)
+            return self._read(self._client.request(method, path, json=body, timeout=limits), path)
         except httpx.HTTPError as error:
             raise self._failed(path, error) from error
 
@@ -100,6 +95,15 @@ class Http:
         if response.status_code in (400, 422):
             raise BadRequestError(said)
         raise ServerError(said, response.status_code)
+
+    def text(self, path: str) -> str:
+        """Get a page that is not JSON."""
+        httpx = _httpx()
+        try:
+            response = self._client.get(path, timeout=CONTROL)
+        except httpx.HTTPError as error:
+            raise self._failed(path, error) from error
+        return response.text if response.status_code == 200 else self._read(response, path)
 
     def close(self) -> None:
         self._client.close()
