@@ -147,6 +147,18 @@ def test_a_resumed_account_counts_what_was_lost_and_what_is_superseded(tmp_path)
     ledger.close()
 
 
+def test_an_engine_that_also_evaluates_is_counted_once(tmp_path, store):
+    counts, engine = Counts(), Sampler()
+    account = Accounting(counts, (engine, engine), store, tmp_path / "account.jsonl", print)
+    account.restore(None, PolicyVersion("run", 0), 0)
+    store.add(written(0, 1, 2))
+    counts.add("training", 3)
+    counts.add("evaluation", 4)
+    engine.sampled = 7
+    found = account.take(NOW, idle=True)
+    assert (found.generated, found.difference, found.dropped["aborted"]) == (7, 0, 0)
+
+
 def test_a_count_that_was_deleted_is_raised_to_what_the_store_holds(tmp_path, store):
     said = list[str]()
     store.add(written(0, 1, 2))

@@ -40,7 +40,8 @@ class Accounting:
         self.store = store
         self.file = file
         self.say = say
-        self._engines = list({id(each): (name, each) for name, each in zip(SAMPLED, engines, strict=True)}.values())
+        named = list(zip(SAMPLED, engines, strict=True))
+        self._engines = list({id(engine): (name, engine) for name, engine in reversed(named)}.values())
         self._before = {name: counts[name] - engine.sampled for name, engine in self._engines}
         """What earlier processes of the run had counted."""
         self._last = Account()
@@ -106,9 +107,8 @@ class Accounting:
         self.counts.raise_to(TRAINING, self._stored + self.counts[UNSTORED])
         missing = self.counts.sum(*PURPOSES) + self._last.dropped.get(ABORTED, 0) - self.counts.sum(*SAMPLED)
         if missing > 0:
-            name = self._engines[0][0]
-            self.counts.add(name, missing)
-            self._before[name] += missing
+            self.counts.add(SAMPLED[0], missing)
+            self._before[SAMPLED[0]] += missing
             self.say(f"{self.file.parent}: the count of sampled tokens was {missing} too low for the store; raised")
 
     def _tell(self, version: int) -> None:

@@ -84,8 +84,8 @@ class VllmEngine:
 
     @property
     def sampled(self) -> int:
-        """By the server's own counter."""
-        return self.counter.read()
+        """By the server's own counter, and at least what it has returned: a server may end before it is asked."""
+        return max(self.counter.read(), self.work.tokens)
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Send the weights. The server checks them before it touches its model. If it refuses them, the old weights go

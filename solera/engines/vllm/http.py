@@ -100,7 +100,7 @@ class Http:
         """Get a page that is not JSON."""
         httpx = _httpx()
         try:
-            response = self._client.get(path, timeout=CONTROL)
+            response = self._client.get(path, timeout=CONNECTING)
         except httpx.HTTPError as error:
             raise self._failed(path, error) from error
         return response.text if response.status_code == 200 else self._read(response, path)
