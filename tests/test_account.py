@@ -159,6 +159,26 @@ def test_an_engine_that_also_evaluates_is_counted_once(tmp_path, store):
     assert (found.generated, found.difference, found.dropped["aborted"]) == (7, 0, 0)
 
 
+class Moving(Counts):
+    """Engines and episodes go on in other threads: all numbers grow after each reading."""
+
+    def __getitem__(self, name: str) -> int:
+        held = super().__getitem__(name)
+        self.add(name, 7)
+        if name != "engine":  # whatever was returned was sampled before
+            self.add("engine", 7)
+        return held
+
+
+def test_an_account_taken_while_others_go_on_counting_balances(tmp_path, store):
+    said = list[str]()
+    account = Accounting(Moving(), (Sampler(), Sampler()), store, tmp_path / "account.jsonl", said.append)
+    for version in (1, 2, 3):
+        found = account.take(PolicyVersion("run", version), idle=False)
+        assert found.difference == 0 and found.writing > 0
+    assert not said
+
+
 def test_a_count_that_was_deleted_is_raised_to_what_the_store_holds(tmp_path, store):
     said = list[str]()
     store.add(written(0, 1, 2))

@@ -65,42 +65,45 @@ class Accounting:
         self._version, self._watermark, self._stored = now.version, self.store.watermark(), self._last.stored
         self._raise_counts()
         self._unstored = self.counts[TRAINING] - self.counts[UNSTORED] - self._stored
-        self._unanswered = self._sampled() - self.counts.sum(*PURPOSES) - dropped.get(ABORTED, 0)
+        returned = self.counts.sum(*PURPOSES)
+        self._unanswered = self._sampled(returned) - returned - dropped.get(ABORTED, 0)
 
     def take(self, now: PolicyVersion, idle: bool) -> Account:
         """The account at this moment. `idle`: nothing is being written. Prints a sentence if it does not balance."""
         found = self.store.tally(self._watermark, self._version, self._last.reached, now)
         self._version, self._watermark, self._stored = now.version, self.store.watermark(), self._stored + found.stored
-        unstored = self.counts[TRAINING] - self.counts[UNSTORED] - self._stored - self._unstored
-        aborted = self._last.dropped.get(ABORTED, 0)
-        unanswered = self._sampled() - self.counts.sum(*PURPOSES) - aborted - self._unanswered
+        # Other threads go on counting. What comes first is read last, so that no difference is negative for that.
+        unstored = self.counts[UNSTORED]
+        returned = {purpose: self.counts[purpose] for purpose in PURPOSES}
+        generated, before = self._sampled(sum(returned.values())), self._last.dropped
+        underway = returned[TRAINING] - unstored - self._stored - self._unstored
+        unanswered = generated - sum(returned.values()) - before.get(ABORTED, 0) - self._unanswered
         self._last = Account(
-            generated=self.counts.sum(*SAMPLED),
+            generated=generated,
             trained=self._last.trained + found.trained,
             waiting=found.waiting,
-            writing=0 if idle else max(unstored, 0) + max(unanswered, 0),
+            writing=0 if idle else max(underway, 0) + max(unanswered, 0),
             dropped={
-                MASKED: self._last.dropped.get(MASKED, 0) + found.masked, LEFTOVER: found.leftover,
-                TOO_OLD: found.too_old, SUPERSEDED: self._last.dropped.get(SUPERSEDED, 0),
-                UNSTORED: self.counts[UNSTORED], ABORTED: aborted + (max(unanswered, 0) if idle else 0),
+                MASKED: before.get(MASKED, 0) + found.masked, LEFTOVER: found.leftover, TOO_OLD: found.too_old,
+                SUPERSEDED: before.get(SUPERSEDED, 0), UNSTORED: unstored,
+                ABORTED: before.get(ABORTED, 0) + (max(unanswered, 0) if idle else 0),
             },
-            other={purpose: self.counts[purpose] for purpose in OTHER},
+            other={purpose: returned[purpose] for purpose in OTHER},
             lost=self._unanswered + self._unstored, since=self._last.since, reached=found.reached,
         )  # fmt: skip
         self._tell(now.version)
         append_account(self.file, now.version, self._last)
         return self._last
 
-    def _sampled(self) -> int:
-        """Ask the engines how much they have sampled."""
-        returned = self.counts.sum(*PURPOSES)
+    def _sampled(self, returned: int) -> int:
+        """Ask the engines how much they have sampled. They have returned so much of it."""
         for wait in (0.0, LATE):
             time.sleep(wait)
             for name, engine in self._engines:
                 self.counts.raise_to(name, self._before[name] + engine.sampled)
-            if self.counts.sum(*SAMPLED) >= returned:
+            if (sampled := self.counts.sum(*SAMPLED)) >= returned:
                 break
-        return self.counts.sum(*SAMPLED)
+        return sampled
 
     def _raise_counts(self) -> None:
         """Raise counts that are behind what the store holds: their file was deleted, or the machine crashed."""
