@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from solera.records import Rollout, Use
+from solera.records import NO_VERSION, Rollout, Use
 
 FloatArray = npt.NDArray[np.floating]
 
@@ -41,6 +41,54 @@ class Batch:
     def stands_for_B(self) -> npt.NDArray[np.float32]:
         """How many responses each scored one stands for: 1 if it is trained on, more if it is watched."""
         return np.repeat(np.array([1, self.watched_for], np.float32), [len(self.rollouts), len(self.watched)])
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Responses (`_B`) divided by the version that wrote each token into parts (`_P`). A response of one version is one
+    part, so without others the parts are the responses.
+
+    `response_P` is the number of each part's response, in ascending order. `version_P` is the version that wrote the
+    part; `NO_VERSION` for text from elsewhere.
+    """
+
+    rollouts: Sequence[Rollout]
+    response_P: npt.NDArray[np.int64]
+    version_P: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rollouts: Sequence[Rollout]) -> "Parts":
+        versions = [np.unique(r.version_T).tolist() if r.mixed else [_or_none(r.version)] for r in rollouts]
+        response_P = np.repeat(np.arange(len(versions)), list(map(len, versions)))
+        return cls(rollouts, response_P, np.array([v for several in versions for v in several], np.int64))
+
+    @property
+    def divided(self) -> bool:
+        """Whether a response has several parts."""
+        return len(self.response_P) > len(self.rollouts)
+
+    def age(self, part: int, now: int, lineage: str) -> int | None:
+        """Batches trained on since the part was written; `None` for text of another lineage."""
+        version = int(self.version_P[part])
+        own = version != NO_VERSION and self.rollouts[self.response_P[part]].lineage == lineage
+        return now - version if own else None
+
+    def number_T(self, response_T: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The part of each token. The tokens of a response are all there, in the order in which they were written."""
+        if not self.divided:
+            return response_T
+        first_B = np.searchsorted(self.response_P, np.arange(len(self.rollouts)))
+        within = [
+            np.unique(self.rollouts[b].version_T, return_inverse=True)[1] + first_B[b]
+            for b in np.unique(response_T).tolist()
+        ]
+        part_T = np.empty_like(response_T)
+        part_T[np.argsort(response_T, kind="stable")] = np.concatenate([np.zeros(0, np.int64), *within])
+        return part_T
+
+
+def _or_none(version: int | None) -> int:
+    return NO_VERSION if version is None else version
 
 
 @dataclass(frozen=True, eq=False)

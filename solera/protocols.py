@@ -132,8 +132,10 @@ class Engine(Protocol):
     dtype: str
     """Type in which it holds its weights, as torch spells it. Tensors are cast to it before they are sent."""
 
-    slots: int
-    """How many responses it writes at the same time."""
+    @property
+    def slots(self) -> int:
+        """How many responses it writes at the same time."""
+        ...
 
     @property
     def version(self) -> int:
@@ -143,6 +145,12 @@ class Engine(Protocol):
     @property
     def work(self) -> Work:
         """What it has done so far."""
+        ...
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that it has sampled since it was made, including those of responses that were cancelled or are still
+        being written. Never falls."""
         ...
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
@@ -238,6 +246,11 @@ class Supply(Protocol):
         """What happened since the last call."""
         ...
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being written, and everything that was written is in the store."""
+        ...
+
     def state(self) -> SupplyState:
         """For a checkpoint. Everything that is complete is in the store afterwards."""
         ...
@@ -245,6 +258,25 @@ class Supply(Protocol):
     def restore(self, state: SupplyState) -> None: ...
 
     def close(self) -> None: ...
+
+
+class Tally(NamedTuple):
+    """Tokens of rollouts that the run's engine wrote for training (`Store.tally`)."""
+
+    stored: int
+    """Newly stored."""
+    trained: int
+    """Newly used, and in the loss."""
+    masked: int
+    """Newly used, but not in the loss."""
+    waiting: int
+    """Not used, and can still be drawn."""
+    leftover: int
+    """Not used, and passed over: a later problem was used, and earlier ones are not drawn any more."""
+    too_old: int
+    """Not used, and older than `draw.max_age`."""
+    reached: int
+    """The last problem of the stream that was used."""
 
 
 class Store(Protocol):
@@ -294,6 +326,11 @@ class Store(Protocol):
 
     def record(self, uses: list[Use]) -> None:
         """Record what one step trained on, all or none."""
+        ...
+
+    def tally(self, after: int, since: int, reached: int, now: PolicyVersion) -> Tally:
+        """Count the tokens of the run's own rollouts: those with ids above `after`, those first used by version `since`
+        or later, and those not used yet. `reached` is the last problem of the stream that was used before."""
         ...
 
     def flush(self) -> None:

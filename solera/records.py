@@ -397,8 +397,21 @@ class Rollout:
             version = min((sequence.version for sequence in self.sequences if sequence.spans), default=NO_VERSION)
         return version if version != NO_VERSION else None
 
+    @property
+    def version_T(self) -> npt.NDArray[np.int64]:
+        """The version of each generated token, sequence by sequence."""
+        spans = [span for sequence in self.sequences for span in sequence.spans]
+        return np.repeat([span.version for span in spans], [span.stop - span.start for span in spans]).astype(np.int64)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether several versions generated it."""
+        if len(self.sequences) == 1 and len(self.sequences[0].spans) == 1:
+            return False
+        return len({span.version for sequence in self.sequences for span in sequence.spans}) > 1
+
     def age(self, now: int, lineage: str) -> int | None:
-        """Batches trained on since it was generated; `None` for text of another lineage."""
+        """Batches trained on since its oldest token was generated; `None` for text of another lineage."""
         version = self.version
         return now - version if version is not None and self.lineage == lineage else None
 

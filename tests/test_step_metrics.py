@@ -107,3 +107,34 @@ def test_dropped_and_left_out_have_their_own_reasons():
     members = (rollout("a", 1, 1.0), rollout("a", 2, -1.0), rollout("a", 4, -2.0))
     assert wasted(batch_of(members, name="red_drop", drop="worst")) == {"zero_variance": 0, "dropped": 4}
     assert wasted(batch_of(members, name="sft")) == {"zero_variance": 0, "left_out": 6}
+
+
+def by_versions(key: str, reward: float, *versions: tuple[int, int]) -> Rollout:
+    length = sum(count for count, _ in versions)
+    completion = Completion(
+        np.arange(2, 2 + length, dtype=np.int32), np.full(length, -1.0, np.float32), versions, "stop", lineage="run"
+    )
+    return Rollout.of(Prompt(key, (1, 2)), completion, rewards=(Reward(reward),))
+
+
+def test_a_response_of_several_versions_is_divided_by_token():
+    """Response 0: two tokens of age 5, then one of age 0. Response 1: age 0. The tokens come in another order."""
+    batch = batch_of((by_versions("a", 1.0, (2, 1), (1, NOW)), rollout("a", 2, 0.0)))
+    assert batch.metrics["age/mean"] == pytest.approx((10 / 3 + 0) / 2)
+    assert (batch.metrics["age/max"], batch.metrics["age/mixed"]) == (5, 0.5)
+    update = Update({}, np.log([2.0, 0.5, 0.5, 1.0, 2.0]), np.array([1, 0, 0, 1, 0]))
+    found = off_policy_metrics(batch, update, Mismatch(1.0, print), NOW, "run")
+    for label, weights in {"": [0.5, 2.0], "age_4-7/": [0.25], "age_0/": [2.0, 2.0]}.items():
+        for name in ("tv_sequence", "chi2", "ess"):
+            assert found[f"divergence/{label}{name}"] == pytest.approx(figures(weights)[name])
+    assert found["divergence/age_4-7/kl"] == pytest.approx(2 * (0.5 - 1 + math.log(2)))
+    assert found["divergence/age_4-7/tv_token"] == 0.5
+    assert found["mismatch/logp"] == pytest.approx(2 * math.log(2) / 3)  # of the three tokens of age 0
+    assert found["divergence/by_cause/engine"] == pytest.approx(2 * (1 - math.log(2)) / 3)
+    assert batch.uses == []  # these rollouts have no ids
+
+
+def test_the_age_of_a_use_is_that_of_the_oldest_token():
+    mixed = by_versions("a", 1.0, (1, 4), (5, 2), (1, NOW)).numbered(3)
+    (use, _) = batch_of((mixed, rollout("a", 1, 0.0).numbered(4))).uses
+    assert use.age == 4

@@ -2,13 +2,18 @@
 
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from solera.cli.options import Parser, wrapped
 from solera.errors import SoleraError, counted
 from solera.folder.files import writable
 from solera.folder.paths import CHECKPOINTS, CONFIG
+
+if TYPE_CHECKING:
+    from solera.folder.account import Account
 
 HELP = """Import, export and check the rollouts and rewards in a run's store, during or after the run. RUN is the folder
 of a run or of `solera generate`.
@@ -36,7 +41,8 @@ Instead of response, a line may have responses, a list of texts or objects, and 
 Lines that `export` wrote are accepted too. A Parquet file has these fields as columns. You can import a file again:
 known rollouts stay as they are, and changed rewards are updated. Either all lines are imported or none."""
 VERIFY_HELP = """Read the whole store. Check the file itself and the checksum of every rollout, reward and use, and that
-none of them is missing. Then compare the store with the run's newest checkpoint. Each fault is printed with the rollout
+none of them is missing. Then compare the store with the run's newest checkpoint, and check that its account of tokens
+balances: generated = trained + waiting + being written + dropped + other + lost. Each fault is printed with the rollout
 and what is wrong with it. The exit status is 1 if there is a fault."""
 REWARD_HELP = """A rollout's reward is the sum of its parts. A new reward replaces the previous value of its part. The
 task's own grader writes the part called reward, which is also the default; each function of reward.functions writes a
@@ -120,8 +126,10 @@ def _verify(chosen: Namespace) -> int:
     from solera.store.verifying import Needs, verify
 
     states = [read_state(path) for path in checkpoints(chosen.run / CHECKPOINTS)[-1:]]
-    needs = [Needs(state.version, state.watermark, state.uses) for state in states]
+    needs = [Needs(state.version, state.watermark, state.uses, state.account) for state in states]
     found = verify(place_in(chosen.run), *needs)
+    accounts = [state.account for state in states if state.account is not None]
+    found.complaints += _miscounted(chosen.run, accounts)
     if chosen.held_out:
         from solera.run.leaks import find_leaks
 
@@ -134,6 +142,24 @@ def _verify(chosen: Namespace) -> int:
     faults = counted(len(found.complaints), "fault") if found.complaints else "no faults"
     print(f"{counted(found.rollouts, 'rollout')} checked{unsigned}: {faults}")
     return 1 if found.complaints else 0
+
+
+def _miscounted(run: Path, accounts: "list[Account]") -> Iterator[str]:
+    """Where the file with the engines' counts lags behind an account."""
+    from solera.folder.counts import PURPOSES, SAMPLED, Counts
+    from solera.folder.paths import TOKENS
+
+    file = run / TOKENS
+    if not accounts:
+        return
+    if not file.is_file():
+        yield f"{file} is missing: nobody knows how many tokens were sampled after the checkpoint"
+        return
+    counts = Counts.read(file)
+    other = [((purpose,), accounts[0].other.get(purpose, 0)) for purpose in PURPOSES[1:]]
+    for names, said in [(SAMPLED, accounts[0].generated), *other]:
+        if (held := counts.sum(*names)) < said:
+            yield f"{file}: {held} tokens ({' + '.join(names)}), but the checkpoint has counted {said}"
 
 
 def _import(chosen: Namespace) -> int:

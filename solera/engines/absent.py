@@ -13,6 +13,7 @@ class NoEngine:
         self.work = Work()
         self.slots = 0
         self.version = 0
+        self.sampled = 0
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         return Manifest(weights.lineage, weights.version, ())

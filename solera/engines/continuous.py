@@ -48,6 +48,7 @@ class ContinuousDecoder:
         self.ends = torch.tensor(end_token_ids, device=model.device)
         self.graphed = model.device.type == "cuda"
         self.prefilled = 0
+        self.sampled = 0
         self.memory: Memory | None = None
         self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
         self.reset()

@@ -201,6 +201,7 @@ class PlainDecoder:
         self.max_rows = max_rows
         self.spell = spell
         self.prefilled = 0
+        self.sampled = 0
         self._ends = torch.tensor(end_token_ids, device=model.device)
         self.reset()
 
@@ -240,6 +241,7 @@ class PlainDecoder:
         if any(job.cancelled for job in page.jobs) and not self._drop(live, page):
             return []
         token_B, logp_B = self._sample(live, page)
+        self.sampled += len(token_B)
         page.token_RT[live.row_B, live.step_B] = token_B.to(torch.int32)
         page.logp_RT[live.row_B, live.step_B] = logp_B
         stopped_B = (token_B[:, None] == self._ends).any(dim=1) | self._stopped(live, page)

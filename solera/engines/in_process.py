@@ -5,6 +5,7 @@ import math
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
@@ -48,7 +49,8 @@ class InProcessEngine:
     With `beside`, a GPU decodes in a stream of its own, which goes first: another thread's work there goes on
     meanwhile. A `shared` model has the learner's parameters for its own: it is always up to date, and a sync only
     changes the version. With `early`, each response is handed out when it is written; without, those that were asked
-    for together are handed out together. `spell` gives the text of tokens; stop strings need it.
+    for together are handed out together. `spell` gives the text of tokens; stop strings need it. `count` is told after
+    each turn of the decoder how many tokens were sampled so far.
     """
 
     def __init__(
@@ -62,12 +64,14 @@ class InProcessEngine:
         shared: bool = False,
         early: bool = False,
         spell: Spell | None = None,
+        count: Callable[[int], None] = lambda sampled: None,
     ) -> None:
         self.model = model
         self.compute = compute
         self.shared = shared
         self.early = early
         self.spell = spell
+        self._count = count
         self.dtype = str(model.module.dtype)
         self.slots = max_rows
         self.held = Manifest(lineage="", version=0, tensors=())
@@ -88,6 +92,10 @@ class InProcessEngine:
     @property
     def version(self) -> int:
         return self.held.version
+
+    @property
+    def sampled(self) -> int:
+        return self.decoder.sampled
 
     @property
     def work(self) -> Work:
@@ -268,8 +276,11 @@ class InProcessEngine:
     def _advance(self) -> list[Written]:
         if not self.decoder.busy:
             return []
-        with torch.cuda.stream(self._stream), self._precision():
-            return self.decoder.advance()
+        try:
+            with torch.cuda.stream(self._stream), self._precision():
+                return self.decoder.advance()
+        finally:
+            self._count(self.decoder.sampled)
 
     def _completion(self, written: Written) -> Outcome:
         version = self.held.version

@@ -28,6 +28,8 @@ class Job:
     """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
     """Set when the request is cancelled. The decoder then drops the job before the next token."""
+    sampled: int = 0
+    """Tokens sampled for it, as far as a decoder that learns of them late has counted them."""
     earlier: list[tuple[int, int]] = field(default_factory=list)
     """If the weights changed while the job was under way: (number of tokens written until then, their version)."""
 
@@ -65,6 +67,9 @@ class Decoder(Protocol):
 
     prefilled: int
     """Prompt tokens computed so far."""
+
+    sampled: int
+    """Tokens sampled so far, whatever became of them."""
 
     @property
     def busy(self) -> bool:

@@ -177,23 +177,44 @@ class Rows:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
         self._drop_cancelled()
         if not self.taken:
-            ending, self.ending = self.ending, None
-            return ending.read() if ending else []
+            return self._ended()
         short = max((seat.job.limit for seat in self.seats if seat and seat.job.limit <= FEW), default=None)
         tokens = min(CHUNK, short or CHUNK, self.left)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.left -= tokens
         self.chunk += 1
-        known, self.flags = self.flags, (self.chunk, Arriving(self.memory.row_table[ALIVE, : self.rows]))
-        written = self.ending.read() if self.ending else []
-        self.ending = None
+        flags = Arriving(self.memory.row_table[ALIVE, : self.rows], self.memory.row_table[STEP, : self.rows])
+        known, self.flags = self.flags, (self.chunk, flags)
+        written = self._ended()
         written += self._cut_at_stops()
         if not self.decoder.graphed or not self.left or short is not None:
             known = self.flags  # worth waiting for
         if known is not None:
             number, arriving = known
-            alive = arriving.read()[0].tolist() if self.left else [0] * self.rows
+            alive = self._alive(number, arriving) if self.left else [0] * self.rows
             self._update([slot for slot, goes_on in enumerate(alive) if not goes_on and self.seated[slot] < number])
+        return written
+
+    def _alive(self, number: int, arriving: "Arriving") -> list[int]:
+        """Which rows went on after chunk `number`. Counts what they have written."""
+        alive, steps = (values.tolist() for values in arriving.read())
+        for slot, (goes_on, step) in enumerate(zip(alive, steps, strict=True)):
+            seat = self.seats[slot]
+            if seat is not None and self.seated[slot] < number:
+                self._count(seat.job, step if goes_on else step + 1)
+        return alive
+
+    def _count(self, job: Job, tokens: int) -> None:
+        """`tokens` were sampled for the job so far, as the host has learned just now."""
+        self.decoder.sampled += max(0, tokens - job.sampled)
+        job.sampled = max(tokens, job.sampled)
+
+    def _ended(self) -> list[Written]:
+        """Read what was written for the jobs that have ended."""
+        ending, self.ending = self.ending, None
+        written = ending.read() if ending else []
+        for each in written:
+            self._count(each.job, len(each.token_ids_T))
         return written
 
     def recompute(self) -> dict[Job, int]:
@@ -240,6 +261,7 @@ class Rows:
             length = int(length_B[b])
             end = stop_at(token_BT[b, :length], self.looked.get(request, 0), job.sampling.stop, spell)
             self.looked[request] = length
+            self._count(job, length)
             if end is not None:
                 written.append(Written(job, token_BT[b, :end], logp_BT[b, :end], True))
                 slots.append(slot)

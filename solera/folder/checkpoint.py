@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError, one_line
+from solera.folder.account import Account, account_of
 from solera.folder.files import UNFINISHED, check_sealed, publish, seal
 from solera.folder.paths import DIGESTS, MODEL
 from solera.sync.rules import SyncState
@@ -52,6 +53,10 @@ class RunState:
     """With `collect.mode = "stream"`: problems before `position` whose groups were not in the store yet."""
     ready: tuple[int, ...] = ()
     """With `collect.mode = "stream"`: problems whose groups were in the store and had not been drawn."""
+    account: Account | None = None
+    """What became of every token. Unset in older checkpoints."""
+    engine_error: float | None = None
+    """See `Mismatch.engine`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +174,8 @@ def read_state(folder: Path) -> RunState:
         fields = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         uses = None if fields.get("uses") is None else tuple(fields["uses"])
         opened = {name: tuple(fields.get(name, ())) for name in ("running", "ready")}
-        state = RunState(**{**fields, "sync": _sync_state(fields["sync"]), "uses": uses, **opened})
+        account = account_of(fields.get("account"))
+        state = RunState(**{**fields, "sync": _sync_state(fields["sync"]), "uses": uses, "account": account, **opened})
         numbers = state.version, state.position, state.watermark, *(() if uses is None else uses or (None,))
         known = (*numbers, *state.running, *state.ready)
         if any(type(number) is not int or number < 0 for number in known) or len(numbers) not in (3, 5):

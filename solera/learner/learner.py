@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.batch import Batch, FloatArray, Scored, Update
+from solera.batch import Batch, FloatArray, Parts, Scored, Update
 from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
@@ -50,6 +50,8 @@ class TrainingMicroBatch:
     number_B: Tensor
     taking_T: Tensor | None
     """Places of the tokens that take part, where some are only watched."""
+    part_T: Tensor
+    """The part of the batch's responses (`batch.Parts`) that each token that takes part belongs to."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
     contribution: Tensor | None = None
@@ -164,7 +166,8 @@ class Learner:
 
     def _update(self, batch: Batch) -> Update:
         ranges = list(_split(batch, self.config.minibatches)) or [range(0)]
-        prepared = [self._prepare(batch, chosen) for chosen in ranges]
+        written = Parts.of(batch.rollouts)
+        prepared = [self._prepare(batch, written, chosen) for chosen in ranges]
         parts = [part for minibatch in prepared for part in minibatch]
         minibatches = [trained for several in prepared if (trained := [p for p in several if not p.only_watched])]
         rate = learning_rate(self.config, self.version, self.steps)
@@ -172,8 +175,9 @@ class Learner:
             group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) > 1)
         statistics: list[TokenStatistics] = []
-        steps = [self._step(minibatch, statistics) for _ in range(self.config.passes) for minibatch in minibatches]
-        metrics = self._shares(batch, parts)
+        passes, count = range(self.config.passes), len(written.response_P)
+        steps = [self._step(minibatch, count, statistics) for _ in passes for minibatch in minibatches]
+        metrics = self._shares(written, parts)
         self._moved = True
         self.version += 1
         if self.reference is not None:
@@ -195,7 +199,7 @@ class Learner:
         order_T = torch.cat([micro.response_T for micro in micros]).argsort(stable=True)
         return Scored.of(rollouts, torch.cat(logps)[order_T].numpy())  # a response never spans two micro-batches
 
-    def _prepare(self, batch: Batch, chosen: range) -> list[TrainingMicroBatch]:
+    def _prepare(self, batch: Batch, written: Parts, chosen: range) -> list[TrainingMicroBatch]:
         """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
 
         The first minibatch brings along the watched responses, which are scored with it and kept from the objective.
@@ -217,9 +221,12 @@ class Learner:
         )
         number_B = _numbers(batch, chosen, len(watched))
         return [
-            TrainingMicroBatch(micro.to(device), responses, number_B, _taking(micro, len(chosen), device))
+            TrainingMicroBatch(
+                micro.to(device), responses, number_B, _taking(micro, len(chosen), device),
+                _parts_taking(micro, chosen, written).to(device),
+            )
             for micro in self._cut(rollouts)
-        ]
+        ]  # fmt: skip
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
         budget = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
@@ -238,14 +245,16 @@ class Learner:
                 with self.reference.scoring(self.compute_weights) as weights:
                     part.ref_logp_T = self._score(weights, part.micro)[0]
 
-    def _step(self, minibatch: list[TrainingMicroBatch], statistics: list[TokenStatistics]) -> tuple[float, float]:
+    def _step(
+        self, minibatch: list[TrainingMicroBatch], parts: int, statistics: list[TokenStatistics]
+    ) -> tuple[float, float]:  # fmt: skip
         """One optimiser step; returns the loss, and the gradient's norm before clipping."""
         with self._checkpointing():
             scale = self.compute_weights.loss_scale
-            found = self._differentiate(minibatch, scale)
+            found = self._differentiate(minibatch, parts, scale)
             while scale > 1 and not math.isfinite(found.norm):
                 scale /= 16
-                found = self._differentiate(minibatch, scale)
+                found = self._differentiate(minibatch, parts, scale)
             self.compute_weights.keep_scale(scale)
         statistics += found.statistics
         for part, moved in zip(minibatch, found.contributions, strict=True):
@@ -279,7 +288,7 @@ class Learner:
             if self.config.gradient_checkpointing:
                 module.eval()
 
-    def _differentiate(self, minibatch: list[TrainingMicroBatch], scale: float) -> BackwardPass:
+    def _differentiate(self, minibatch: list[TrainingMicroBatch], parts: int, scale: float) -> BackwardPass:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""
         self._optimiser.zero_grad(set_to_none=True)
         statistic, found = self._statistic(minibatch), BackwardPass()
@@ -293,7 +302,7 @@ class Learner:
             self.compute_weights.pass_on_gradients(scale)
             found.losses.append(loss.detach())
             found.statistics.append(statistics)
-            found.contributions.append(contribution(tokens, statistics.silenced_T, scale))
+            found.contributions.append(contribution(tokens, part.part_T, parts, statistics.silenced_T, scale))
         found.norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         return found
 
@@ -332,14 +341,13 @@ class Learner:
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
 
-    def _shares(self, batch: Batch, parts: list[TrainingMicroBatch]) -> dict[str, float]:
+    def _shares(self, written: Parts, parts: list[TrainingMicroBatch]) -> dict[str, float]:
         """Who moved the policy, in all passes together."""
-        sums = torch.zeros(len(QUANTITIES), len(batch.rollouts))
+        sums = torch.zeros(len(QUANTITIES), len(written.response_P))
         for part in parts:
             if part.contribution is not None:
-                trained = part.contribution.shape[1]
-                sums.index_add_(1, part.number_B[:trained], part.contribution.float().cpu())
-        return shares(batch.rollouts, sums, self.version, self.lineage)
+                sums += part.contribution.float().cpu()
+        return shares(written, sums, self.version, self.lineage)
 
     def _log_ratios(self, parts: list[TrainingMicroBatch]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
         """`log π_k − log α` of every token and the number of its response; responses with an unknown α are left out."""
@@ -369,6 +377,12 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
 def _taking(micro: MicroBatch, trained: int, device: torch.device) -> Tensor | None:
     taking_T = micro.response_T < trained
     return None if taking_T.all() else taking_T.nonzero().flatten().to(device)
+
+
+def _parts_taking(micro: MicroBatch, chosen: range, written: Parts) -> Tensor:
+    """The part of each token of the responses `chosen`. The others are only watched."""
+    response_T = micro.response_T[micro.response_T < len(chosen)].numpy()
+    return torch.from_numpy(written.number_T(response_T + chosen.start))
 
 
 def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:

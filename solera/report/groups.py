@@ -123,6 +123,7 @@ def _member(rollout: Rollout, use: Use, text: TextReader) -> dict[str, Any]:
         "advantage": use.advantage,
         "age": use.age,
         "versions": versions if rollout.lineage is not None else [],
+        "by_version": _by_version(rollout, text),
         "finish": rollout.finish_reason,
         "length": rollout.length,
         "origin": rollout.origin,
@@ -136,6 +137,14 @@ def _turns(rollout: Rollout, text: TextReader) -> list[dict[str, Any]]:
         return [{"written": True, "text": rollout.text}]
     first, *further = _cuts(rollout)
     return [{"written": piece.written, "text": text(piece)} for cut in (first[1:], *further) for piece in cut]
+
+
+def _by_version(rollout: Rollout, text: TextReader) -> list[list[tuple[int, str]]]:
+    """For each turn, which version of the weights wrote which text. Empty if one version wrote all of them."""
+    if not rollout.mixed:
+        return []
+    first, *further = _cuts(rollout)
+    return [text.by_version(piece) for cut in (first[1:], *further) for piece in cut]
 
 
 def _cuts(rollout: Rollout) -> list[list[Piece]]:

@@ -58,10 +58,11 @@ PANELS = (
     Panel(
         "How old is the data it learns from?",
         {"age/mean": "mean age", "age/max": "oldest response"},
-        "Training batches since a response was generated. Marks below the axis are weight syncs.",
+        "Training batches since a response was generated. If several versions wrote it: the mean over its tokens, and "
+        "its oldest token. Marks below the axis are weight syncs.",
         stepped=True,
         syncs=True,
-        read_out={"sync/version": "engine holds version"},
+        read_out={"sync/version": "engine holds version", "age/mixed": "share of responses by several versions"},
         pictured=True,
     ),
     Panel(
@@ -83,9 +84,19 @@ PANELS = (
         "Share of the responses that an importance-weighted mean would effectively use.",
     ),
     Panel(
+        "Why is the policy not its data's author?",
+        {
+            "divergence/by_cause/lag": "older weights",
+            "divergence/by_cause/engine": "the engine's arithmetic",
+            "divergence/by_cause/truncation": "truncated sampling",
+        },
+        "KL(author‖policy) in nats per token of the run's own text, divided by cause.",
+        read_out={"divergence/by_cause/unidentified": "share of tokens whose cause is not known"},
+    ),
+    Panel(
         "Engine error",
         {"mismatch/logp": "mean difference of log-probabilities"},
-        "Difference between engine and learner on responses that the same weights generated. It comes from rounding, "
+        "Difference between engine and learner on tokens that the same weights generated. It comes from rounding, "
         "not from the age of the data.",
     ),
     Panel(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from solera.config import Config, override
 from solera.diagnosis.verdict import HARMFUL, STATE_WORDS
 from solera.errors import SoleraError
+from solera.folder.paths import ACCOUNT
 from solera.objectives.table import resolve_config
 from solera.report.decimation import MOST_POINTS, decimated, means
 from solera.report.panels import TIME, interval_ends
@@ -84,6 +86,7 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
         "learned": learned,
         "planned": run.setting("run", "steps"),
         "accuracies": [accuracies[0], accuracies[-1]] if accuracies else [],
+        "account": _account(run),
         "seconds": {name.removeprefix(TIME): run.total(name) for name in seconds},
         "facts": {
             "objective": run.setting("objective", "name"),
@@ -98,6 +101,20 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "tokens effective": run.total("tokens/effective") or None,
             "tokens wasted": _wasted(run),
         },
+    }
+
+
+def _account(run: RunFolder) -> dict[str, int]:
+    """What became of the tokens, by name; empty if the run has not taken its account yet."""
+    path = run.path / ACCOUNT
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    whole = [line for line in lines if line.endswith("}")]  # a killed run may have left half a line
+    if not whole:
+        return {}
+    row = {name.removeprefix("tokens/"): tokens for name, tokens in json.loads(whole[-1]).items() if name != "step"}
+    row["unexplained"] = 2 * row["generated"] - sum(row.values())
+    return {
+        name.replace("/", ": ").replace("_", " "): n for name, n in row.items() if n or name in ("generated", "trained")
     }
 
 

@@ -1,7 +1,7 @@
 """Convert token ids to text for a reader, with the tokenizer of the run."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from solera.errors import one_line
@@ -20,16 +20,19 @@ class Piece:
 
     written: bool
     token_ids: list[int]
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """Which versions of the weights wrote them, one after the other: (number of tokens, version)."""
 
 
 def pieces(sequence: Sequence) -> list[Piece]:
     """A sequence cut where the policy's text starts and ends, the prompt first."""
     token_ids, end, cut = sequence.token_ids_T.tolist(), 0, list[Piece]()
-    for start, stop, _ in sequence.spans:
+    for start, stop, version in sequence.spans:
         if start > end or not cut:
             cut.append(Piece(False, token_ids[end:start]))
             cut.append(Piece(True, []))
         cut[-1].token_ids.extend(token_ids[start:stop])  # several versions of the weights may have written one response
+        cut[-1].versions.append((stop - start, version))
         end = stop
     return [*cut, Piece(False, token_ids[end:])] if end < len(token_ids) or not cut else cut
 
@@ -42,10 +45,30 @@ class TextReader:
     ends: Collection[int] = ()
 
     def __call__(self, piece: Piece) -> str:
+        return shortened(self._whole(piece))
+
+    def by_version(self, piece: Piece) -> list[tuple[int, str]]:
+        """The text that each version of the weights wrote. A character that two versions wrote goes to the second."""
+        whole, place, tokens, found = self._whole(piece), 0, 0, list[tuple[int, str]]()
+        for count, version in piece.versions:
+            tokens += count
+            last = tokens == len(piece.token_ids)
+            end = len(whole) if last else max(place, _common(whole, self.decode(piece.token_ids[:tokens])))
+            found.append((version, shortened(whole[place:end])))
+            place = end
+        return found
+
+    def _whole(self, piece: Piece) -> str:
         token_ids = piece.token_ids
         if piece.written and token_ids and token_ids[-1] in self.ends:
             token_ids = token_ids[:-1]
-        return shortened(self.decode(token_ids))
+        return self.decode(token_ids)
+
+
+def _common(whole: str, start: str) -> int:
+    """Number of leading characters that both share."""
+    pairs = zip(whole, start, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(whole), len(start)))
 
 
 def shortened(text: str) -> str:

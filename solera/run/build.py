@@ -4,6 +4,7 @@ import dataclasses
 import os
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,10 +15,12 @@ from solera.config import Config, DiagnoseConfig, DrawConfig, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
+from solera.engines.metered import Metered
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
 from solera.folder.checkpoint import Saver
-from solera.folder.paths import CHECKPOINTS, METRICS, TENSORBOARD
+from solera.folder.counts import UNSTORED, Counts
+from solera.folder.paths import ACCOUNT, CHECKPOINTS, METRICS, TENSORBOARD, TOKENS
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.models import loading
@@ -39,6 +42,7 @@ from solera.sync.proof import tolerance
 from solera.sync.rules import SyncRule, always_fresh, kept_for, never, sync_rule, within
 from solera.tasks.episodes import Guard
 from solera.tasks.event_loop import EventLoop
+from solera.training.accounting import Accounting
 from solera.training.delivery import Delivery
 from solera.training.loop import Loop
 from solera.training.probe import Probe
@@ -55,16 +59,22 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
     learner = _learner(parts, objective)
-    engine, shared = _engine(parts, learner, folder)
+    counts = Counts(folder / TOKENS)
+    engine, shared = _engine(parts, learner, folder, counting(counts, "engine"))
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
-    exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard, events)
+    examined = dataclasses.replace(parts, model=learner.compute_weights.model)
+    examiner = _examiner(examined, counting(counts, "examiner"))
+    exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
     return Loop(
         steps=config.run.steps,
         collect=config.collect,
         objective=objective,
         seed=config.run.seed,
-        supply=_supply(parts, engine, drawn_from, sampling, guard, events),
+        supply=_supply(
+            parts, Metered(engine, counts, "training"), drawn_from, sampling,
+            guard.discarding(partial(counts.add, UNSTORED)), events,
+        ),
         engine=engine,
         store=drawn_from,
         learner=learner,
@@ -72,10 +82,11 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
             learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
             retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
             in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
+            count=partial(counts.add, "canary"),
         ),
         probe=Probe(
-            _diagnosed(parts), parts.task, engine, drawn_from, learner, exam.prompts, sampling=sampling,
-            seed=config.run.seed, say=parts.say, guard=guard, events=events,
+            _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,
+            sampling=sampling, seed=config.run.seed, say=parts.say, guard=guard, events=events,
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
@@ -87,6 +98,7 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         ),
         stop=stop,
         mask_truncated=config.reward.truncated == "mask",
+        account=Accounting(counts, (engine, examiner), drawn_from, folder / ACCOUNT, parts.say),
         kept_for=kept_for(config.sync) if _overlaps(parts) and parts.own.rule is None else 0,
     )  # fmt: skip
 
@@ -118,7 +130,13 @@ def _supply(parts: Parts, engine: Engine, store: Store, sampling: Sampling, guar
     )  # fmt: skip
 
 
-def _engine(parts: Parts, learner: Learner, folder: Path) -> tuple[Engine, bool]:
+def counting(counts: Counts, name: str) -> Callable[[int], None]:
+    """A function that an engine tells how much it has sampled. The sum over all processes of the run is kept."""
+    before = counts[name]
+    return lambda sampled: counts.raise_to(name, before + sampled)
+
+
+def _engine(parts: Parts, learner: Learner, folder: Path, count: Callable[[int], None]) -> tuple[Engine, bool]:
     """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
@@ -133,9 +151,17 @@ def _engine(parts: Parts, learner: Learner, folder: Path) -> tuple[Engine, bool]
         beside=_overlaps(parts) and not shared, shared=shared,
         # In lock-step on a CPU, decoding and grading would compete for it.
         early=(model.takes_plans and _graded_alone(parts)) or (staleness_of(config) > 0 and not _waits(config)),
-        spell=parts.codec.decode,
+        spell=parts.codec.decode, count=count,
     )  # fmt: skip
     return engine, shared
+
+
+def _examiner(parts: Parts, count: Callable[[int], None] = lambda sampled: None) -> InProcessEngine:
+    """An engine that evaluates the parts' model."""
+    return InProcessEngine(
+        parts.model, parts.codec.end_token_ids, parts.config.engine.max_rows, parts.compute, spell=parts.codec.decode,
+        count=count,
+    )  # fmt: skip
 
 
 def _waits(config: Config) -> bool:
@@ -205,9 +231,7 @@ def _members(config: Config) -> int:
 def build_exam(parts: Parts, guard: Guard, events: EventLoop, engine: Engine | None = None) -> Exam:
     """The task's held-out problems, attempted with the parts' model, or with an engine that has its weights."""
     config = parts.config
-    engine = engine or InProcessEngine(
-        parts.model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, spell=parts.codec.decode
-    )
+    engine = engine or _examiner(parts)
     problems = parts.task.held_out(config.evaluate.problems)
     assert config.evaluate.threshold is not None, "resolve the config first"
     return Exam(

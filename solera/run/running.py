@@ -25,7 +25,7 @@ from solera.models import loading
 from solera.objectives.objective import Objective
 from solera.objectives.table import notices
 from solera.protocols import SupplyState, Weights
-from solera.records import Rollout
+from solera.records import PolicyVersion, Rollout
 from solera.report.result import Result, result_of
 from solera.report.sinks import TeeSink, need_wandb
 from solera.run.build import build_loop, sinks_of
@@ -204,6 +204,7 @@ def _wants_to_stop(interruption: Interruption, console: Console) -> bool:
 
 def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     """Restore the loop's parts from the checkpoint. Return the sync state that `Loop.run` starts with."""
+    _restore_account(loop, checkpoint)
     if checkpoint is None:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
@@ -215,9 +216,21 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
     # A checkpoint from elsewhere may hold an engine's own weights; this engine's may be the learner's.
     own = {} if loop.delivery.shared else tensors["engine"]
     loop.engine.load(Weights(state.lineage, state.sync.engine_version, iter(own.items())))
+    loop.mismatch.engine = state.engine_error
     if "probe" in tensors:  # a run begun before there were probes gets its first at the next sync
         loop.probe.restore(tensors["probe"])
     return state.sync
+
+
+def _restore_account(loop: Loop, checkpoint: Checkpoint | None) -> None:
+    """Before anything is generated: what is not in the store by now was lost when the run was killed."""
+    if loop.account is None:
+        return
+    if checkpoint is None:
+        loop.account.restore(None, PolicyVersion(loop.learner.lineage, 0), 0)
+    else:
+        state = checkpoint.state
+        loop.account.restore(state.account, PolicyVersion(state.lineage, state.version), state.watermark)
 
 
 @contextmanager

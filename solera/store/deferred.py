@@ -9,6 +9,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing
 from itertools import count
 
+from solera.protocols import Tally
 from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.ledger import Ledger, in_groups, refuse_equal_parts
 from solera.store.queue import Unused
@@ -77,6 +78,10 @@ class Deferred:
     def uses_before(self, version: int) -> tuple[int, int]:
         self.flush()
         return self.ledger.uses_before(version)
+
+    def tally(self, after: int, since: int, reached: int, now: PolicyVersion) -> Tally:
+        self.flush()
+        return self.ledger.tally(after, since, reached, now)
 
     def record(self, uses: list[Use]) -> None:
         uses = in_groups(uses, self._groups)

@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from solera.errors import SoleraError
 from solera.folder.files import refuse_gone
+from solera.protocols import Tally
 from solera.records import PROBE, Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.bulk_insert import BulkInsert
 from solera.store.database import Place, open_engine, place_in, transaction
@@ -33,6 +34,7 @@ from solera.store.rows import (
     use_row,
 )
 from solera.store.schema import rewards, rollouts, to_draw, uses
+from solera.store.tallying import tally
 
 T = TypeVar("T")
 _r, _w = rollouts.c, rewards.c
@@ -258,6 +260,13 @@ class Ledger:
     def uses_before(self, version: int) -> tuple[int, int]:
         with self.transaction():
             return count_uses(self._connection, version)
+
+    def tally(
+        self, after: int, since: int, reached: int, now: PolicyVersion, drops_late: bool = True,
+        max_age: int | None = None,
+    ) -> Tally:  # fmt: skip
+        with self.transaction() as connection:
+            return tally(connection, after, since, reached, now.version, drops_late, max_age)
 
     def rewind(self, watermark: int, version: int, lineage: str | None = None) -> None:
         """Undo what a run did after the checkpoint that it resumes from. Uses from `version` on are deleted, and

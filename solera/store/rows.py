@@ -13,7 +13,7 @@ from solera.store.encoding import decode, encode
 
 ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
-    "created", "sequences", "text", "checksum", "admission", "rewards", "seal",
+    "created", "tokens", "sequences", "text", "checksum", "admission", "rewards", "seal",
 )  # fmt: skip
 REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position", "checksum")
 USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision", "group_number", "checksum")
@@ -31,8 +31,15 @@ def rollout_row(id_: int, rollout: Rollout, now: float, fingerprint: bytes | Non
     written = id_, rollout.prompt_key, rollout.lineage, rollout.version, rollout.origin, rollout.finish_reason
     seal = seal_of(*written, *drawn, now, rollout.text, rollout.admission, fingerprint)
     return (
-        *written, *drawn, now, sequences, rollout.text, crc32(sequences), rollout.admission, len(rollout.rewards), seal,
+        *written, *drawn, now, tokens_of(rollout), sequences, rollout.text, crc32(sequences), rollout.admission,
+        len(rollout.rewards), seal,
     )  # fmt: skip
+
+
+def tokens_of(rollout: Rollout) -> int | None:
+    """How many tokens the run's engine wrote for it, if it was written for training; `None` for probes and for text
+    from elsewhere."""
+    return rollout.length if rollout.admission is not None and rollout.lineage is not None else None
 
 
 def reward_row(rollout_id: int, reward: Reward, now: float, late: int | None = None) -> tuple[Any, ...]:

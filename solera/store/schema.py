@@ -31,6 +31,7 @@ rollouts = Table(
     Column("max_tokens", Integer),
     Column("top_p", Float),
     Column("created", Float, nullable=False, doc="seconds since 1970"),
+    Column("tokens", Integer, doc="that the run's engine wrote for training, see rows.py; unset in older stores"),
     Column("sequences", LargeBinary, nullable=False, doc="see encoding.py"),
     Column("text", String, doc="the response as it was imported, where its tokens do not spell it"),
     Column("checksum", BigInteger, doc="CRC-32 of sequences"),

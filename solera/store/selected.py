@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from solera.config import DrawConfig
+from solera.config import DrawConfig, writes
 from solera.errors import SoleraError
+from solera.protocols import Tally
 from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.catalogue import Catalogue
 from solera.store.drawing import Ranking, Selection, rank
@@ -41,6 +42,10 @@ class Selected:
 
     def uses_before(self, version: int) -> tuple[int, int]:
         return self.ledger.uses_before(version)
+
+    def tally(self, after: int, since: int, reached: int, now: PolicyVersion) -> Tally:
+        drops_late = writes(self.draw_config) and self.draw_config.leftovers == "drop"
+        return self.ledger.tally(after, since, reached, now, drops_late, self.draw_config.max_age)
 
     def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
         return self._rank(groups, group_size, now).missing(groups, reserve)

@@ -12,19 +12,21 @@ from zlib import crc32
 from sqlalchemy import Connection, Table, exists, func, select
 
 from solera.errors import SoleraError
+from solera.folder.account import LEFTOVER, MASKED, SUPERSEDED, TOO_OLD, Account
 from solera.records import Rollout
 from solera.store.database import Place, open_for_reading
 from solera.store.encoding import decode
 from solera.store.ledger import Ledger, count_uses
 from solera.store.rows import SET_ASIDE, checksum_of_reward, checksum_of_use, seal_of
 from solera.store.schema import rewards, rollouts, uses
+from solera.store.tallying import first_uses, stored
 
 _r, _w, _u = rollouts.c, rewards.c, uses.c
 _SEALED = (
     _r.id, _r.prompt_key, _r.lineage, _r.version, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
     _r.created, _r.text, _r.admission, _r.fingerprint,
 )  # fmt: skip
-_ROLLOUTS = select(_r.sequences, _r.checksum, _r.superseded, _r.seal, *_SEALED).order_by(_r.id)
+_ROLLOUTS = select(_r.sequences, _r.checksum, _r.superseded, _r.seal, _r.tokens, *_SEALED).order_by(_r.id)
 _REWARDS = select(
     _w.checksum, _w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.created, _w.position, _w.late
 ).order_by(_w.rollout_id, _w.part, _w.revision)
@@ -47,11 +49,12 @@ class Verified:
 
 class Needs(NamedTuple):
     """What a store contained when the checkpoint of `version` was written: the id of the last rollout, and
-    `uses_before(version)`, which older checkpoints do not record."""
+    `uses_before(version)` and the account of tokens, which older checkpoints do not record."""
 
     version: int
     watermark: int
     uses: tuple[int, int] | None
+    account: Account | None = None
 
 
 def verify(place: Place, checkpoint: Needs | None = None) -> Verified:
@@ -63,12 +66,13 @@ def verify(place: Place, checkpoint: Needs | None = None) -> Verified:
             *_miscounted(connection, uses, "uses"), *_miscounted(connection, rewards, "rewards"),
             *_gone(connection),
         ]  # fmt: skip
-        if checkpoint is not None and (complaint := _lacking(connection, checkpoint)):
-            found.complaints.append(complaint)
-        for sequences, checksum, superseded, seal, *sealed in _all(connection, _ROLLOUTS):
+        if checkpoint is not None:
+            complaint = _lacking(connection, checkpoint)
+            found.complaints += [complaint] if complaint else _unbalanced(connection, checkpoint)
+        for sequences, checksum, superseded, seal, tokens, *sealed in _all(connection, _ROLLOUTS):
             found.rollouts += 1
             found.unsigned += seal is None
-            complaints = _tokens(bytes(sequences), sealed[3], checksum), _fields(sealed, superseded, seal)
+            complaints = _tokens(bytes(sequences), sealed[3], checksum, tokens), _fields(sealed, superseded, seal)
             found.complaints += [f"rollout {sealed[0]}: {complaint}" for complaint in complaints if complaint]
         found.complaints += [*_rewards(connection), *_uses(connection)]
     return found
@@ -99,6 +103,26 @@ def _lacking(connection: Connection, needs: Needs) -> str | None:
         "further, or the store is an older copy; restore the store that belongs to this checkpoint, or "
         "resume from an earlier one (--from STEP)"
     )
+
+
+def _unbalanced(connection: Connection, needs: Needs) -> Iterator[str]:
+    """Where the checkpoint's account of tokens does not balance, or differs from the store, which is summed anew."""
+    account, where = needs.account, f"the account of tokens in the checkpoint of step {needs.version}"
+    if account is None:
+        return
+    if account.difference:
+        yield f"{where} does not balance: {account.told()}"
+    trained, masked, _ = first_uses(connection, 0, needs.version)
+    superseded = stored(connection, 0, needs.watermark, superseded=True)
+    undrawn = stored(connection, 0, needs.watermark) - trained - masked - superseded
+    dropped = account.dropped.get
+    for name, said, found in (
+        ("trained on", account.trained, trained), ("masked", dropped(MASKED, 0), masked),
+        ("superseded", dropped(SUPERSEDED, 0), superseded),
+        ("not drawn", account.waiting + dropped(LEFTOVER, 0) + dropped(TOO_OLD, 0), undrawn),
+    ):  # fmt: skip
+        if said != found:
+            yield f"{where} has {said} tokens {name}, the store has {found} ({found - said:+})"
 
 
 def _integrity(connection: Connection) -> Iterator[str]:
@@ -134,14 +158,16 @@ def _gone(connection: Connection) -> Iterator[str]:
             yield f"rollouts {before + 1} to {after - 1} are missing"
 
 
-def _tokens(sequences: bytes, version: int | None, checksum: int | None) -> str | None:
+def _tokens(sequences: bytes, version: int | None, checksum: int | None, tokens: int | None) -> str | None:
     if checksum is not None and crc32(sequences) != checksum:
         return "its tokens are damaged: the checksum differs"
     try:
-        held = Rollout("", decode(sequences)).version
+        held = Rollout("", decode(sequences))
     except SoleraError as error:
         return str(error)
-    return None if held == version else f"its tokens are of version {held}, its row says {version}"
+    if held.version != version:
+        return f"its tokens are of version {held.version}, its row says {version}"
+    return None if tokens in (None, held.length) else f"it has {held.length} tokens, its row says {tokens}"
 
 
 def _fields(sealed: list[Any], superseded: int, seal: int | None) -> str | None:

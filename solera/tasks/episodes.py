@@ -1,6 +1,7 @@
 """Run one attempt at a prompt (an episode), check it against what the engine generated, and contain its failures."""
 
 import asyncio
+import copy
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
@@ -59,16 +60,26 @@ class Guard:
         self.errors = errors
         self.retries = retries
         self.say = say
-        self._said = False
+        self.discard: Callable[[int], None] = lambda tokens: None
+        """Called with the number of tokens that the engine wrote for an attempt and that ended in no rollout."""
+        self._said = list[str]()
+        """The failure that was printed, if there was one. Guards that were made of each other share it."""
+
+    def discarding(self, discard: Callable[[int], None]) -> "Guard":
+        """The same guard, with a function to call for tokens that end in no rollout. The first failure is printed by
+        one of the two."""
+        same = copy.copy(self)
+        same.discard = discard
+        return same
 
     def tell(self, attempted: Iterable[Attempted]) -> None:
         """Print the first failure of the run."""
         failed = next((each for each in attempted if isinstance(each, Failed)), None) if not self._said else None
         if failed is not None:
-            self._said = True
+            self._said.append(complaint(failed))
             then = "it has no reward" if self.errors == "missing" else f"its reward is {self.errors:g}"
             self.say(
-                f"an episode failed: {complaint(failed)}; {then} (collect.errors); further failures are not "
+                f"an episode failed: {self._said[0]}; {then} (collect.errors); further failures are not "
                 "shown, but counted in episodes/failed"
             )
 
@@ -101,7 +112,9 @@ async def attempt(
     while True:
         episode = Episode(engine, prompt, sampling, stream_seed(seed, 0, tried) if tried else seed)
         try:
-            return episode.checked(await task.run(prompt, episode.generate))
+            rollout = episode.checked(await task.run(prompt, episode.generate))
+            guard.discard(episode.tokens - (rollout.length if rollout.lineage is not None else 0))
+            return rollout
         except Exception as error:
             failure = episode.engine_error or error
             if not getattr(failure, "__notes__", None):  # an engine raises one error for all its requests
@@ -113,7 +126,10 @@ async def attempt(
             if tried >= guard.retries:
                 if guard.errors == "stop":
                     raise
-                return episode.failed(error, guard.errors)
+                failed = episode.failed(error, guard.errors)
+                guard.discard(failed.tokens - failed.member().length)
+                return failed
+        guard.discard(episode.tokens)
         tried += 1
 
 
@@ -254,6 +270,11 @@ class Episode:
                 "when a completion's finish_reason is length"
             )
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the engine has written for it."""
+        return sum(len(completion.token_ids_T) for _, completion in self.turns)
+
     def checked(self, rollout: Rollout) -> Rollout:
         """Return the rollout; raise an error if it claims that the engine generated something else."""
         key = self.prompt.key
@@ -311,9 +332,8 @@ class Episode:
         return f"{said}: {advice}"
 
     def failed(self, error: Exception, errors: Literal["stop", "missing"] | float) -> Failed:
-        tokens = sum(len(completion.token_ids_T) for _, completion in self.turns)
         rollout = None if isinstance(errors, str) else _rollout(self.prompt, self._history(), errors)
-        return Failed(self.prompt, error, tokens, rollout)
+        return Failed(self.prompt, error, self.tokens, rollout)
 
     def _history(self) -> tuple[tuple[int, ...] | Completion, ...]:
         """The input and output of the engine up to the last turn, in the form of `Sequence.turns`."""

@@ -66,7 +66,7 @@ def collate(
         reward_B=reward_B[shaped.taken_B].numpy(),
         group_B=number_B.numpy(),
         groups=int(number_B.max()) + 1 if trained else 0,
-        metrics=_of_drawn(drawn, len(groups))
+        metrics=_of_drawn(drawn, len(groups), now)
         | _of_rewards(compared, flat_P)
         | mean_parts(drawn)
         | {
@@ -140,15 +140,23 @@ def _watched(known: list[Member], seed: int, now: int) -> tuple[Rollout, ...]:
     return tuple(member.rollout for member in known if member.group in chosen)
 
 
-def _of_drawn(drawn: list[Member], groups: int) -> dict[str, float]:
+def _of_drawn(drawn: list[Member], groups: int, now: int) -> dict[str, float]:
     metrics: dict[str, float] = {"groups/drawn": groups}
     if drawn:
         metrics["response/length"] = sum([member.length for member in drawn]) / len(drawn)
         metrics["response/truncated"] = sum([m.rollout.finish_reason == "length" for m in drawn]) / len(drawn)
     if ages := [member.age for member in drawn if member.age is not None]:
-        metrics["age/mean"] = sum(ages) / len(ages)
+        metrics["age/mean"] = sum(_mean_age(member, now) for member in drawn if member.age is not None) / len(ages)
         metrics["age/max"] = max(ages)
+        if mixed := sum(member.rollout.mixed for member in drawn if member.age is not None):
+            metrics["age/mixed"] = mixed / len(ages)
     return metrics
+
+
+def _mean_age(member: Member, now: int) -> float:
+    """The mean age of a response's tokens. Several versions may have written them."""
+    assert member.age is not None
+    return now - float(member.rollout.version_T.mean()) if member.rollout.mixed else member.age
 
 
 def _of_rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:

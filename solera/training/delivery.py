@@ -26,6 +26,8 @@ class Delivery:
     prompts that it continues with fixed seeds, in the way it writes data; the learner scores what came. Whatever an
     engine says it holds, it cannot write so with other weights.
 
+    `count` is told how many tokens the engine wrote for a canary.
+
     Where the engine has the learner's memory (`shared`) nothing is copied, what is compared is where it lies, and a
     canary comes only now and then.
     """
@@ -42,7 +44,9 @@ class Delivery:
         shared: bool = False,
         in_flight: InFlight = "drain",
         events: EventLoop | None = None,
+        count: Callable[[int], None] = lambda tokens: None,
     ) -> None:
+        self.count = count
         self.events = events or EventLoop()
         self.learner = learner
         self.engine = engine
@@ -110,6 +114,7 @@ class Delivery:
             return await asyncio.gather(*(self.engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
 
         completions = self.events.run(write())
+        self.count(sum(len(completion.token_ids_T) for completion in completions))
         rollouts = tuple(Rollout.of(p, c) for p, c in zip(self.prompts, completions, strict=True))
         scored = self.learner.score(rollouts)
         return Canary(

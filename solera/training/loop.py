@@ -12,11 +12,13 @@ from solera.batch import Batch
 from solera.config import CollectConfig
 from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
+from solera.folder.account import Account
 from solera.folder.checkpoint import RunState, Saver
 from solera.objectives.objective import Objective
 from solera.protocols import Engine, Learner, Sink, Store, Supply
 from solera.records import Group, PolicyVersion
 from solera.sync.rules import SyncRule, SyncState
+from solera.training.accounting import Accounting
 from solera.training.collation import collate, count_live_groups
 from solera.training.delivery import Delivery
 from solera.training.probe import Probe
@@ -44,6 +46,8 @@ class Loop:
     saver: Saver
     stop: Callable[[], bool]
     mask_truncated: bool
+    account: Accounting | None = None
+    """What became of every token. It is taken at every checkpoint and at the end."""
     kept_for: float = 0
     """For how many batches after a sync the engine is certain to keep its weights. During these, the next batch is
     generated while the learner works on the current one. 0 turns this off."""
@@ -97,6 +101,8 @@ class Loop:
         final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
             self.save(sync, final["eval/pass@1"])
+        else:
+            self.take_account()
         self.sink.log(self.steps, final)
         return True
 
@@ -106,9 +112,15 @@ class Loop:
         state = RunState(
             learner.lineage, learner.version, sync, supply.position, self.store.watermark(), accuracy,
             learner.compute, self.store.uses_before(learner.version), supply.running, supply.ready,
+            self.take_account(), self.mismatch.engine,
         )  # fmt: skip
         tensors = {"learner": learner.state(), "engine": dict(self.engine.weights().tensors)}
         self.saver.save(state, tensors | {"probe": self.probe.state()})
+
+    def take_account(self) -> Account | None:
+        if self.account is None:
+            return None
+        return self.account.take(PolicyVersion(self.learner.lineage, self.learner.version), self.supply.idle)
 
     def collate(self, groups: list[Group]) -> Batch:
         """Advantages and ages as the learner's present version sees them."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import numpy.typing as npt
 
-from solera.batch import Batch, Update
+from solera.batch import Batch, Parts, Update
 from solera.diagnosis.divergence import LogRatios, age_label
 from solera.diagnosis.mismatch import Mismatch
 from solera.protocols import Metrics, Store, Supply
@@ -53,13 +53,33 @@ def off_policy_metrics(batch: Batch, update: Update, mismatch: Mismatch, now: in
     if not len(number_B):
         return {}
     rollouts = [scored[number] for number in number_B]
-    ages = [rollout.age(now, lineage) for rollout in rollouts]
     ratios = LogRatios(update.log_ratio_T, response_T, batch.stands_for_B[number_B])
     metrics = {f"divergence/{name}": value for name, value in ratios.divergences().items()}
-    for labels in ([age_label(age) for age in ages], [f"origin_{rollout.origin}" for rollout in rollouts]):
-        metrics |= _divergences_by(ratios, labels)
-    metrics |= _effective(ratios, batch, number_B < len(batch.rollouts))
-    return metrics | mismatch.measure(update.log_ratio_T, response_T, np.array([age == 0 for age in ages]))
+    metrics |= _of_parts(Parts.of(rollouts), ratios, update.log_ratio_T, response_T, mismatch, now, lineage)
+    metrics |= _divergences_by(ratios, [f"origin_{rollout.origin}" for rollout in rollouts])
+    return metrics | _effective(ratios, batch, number_B < len(batch.rollouts))
+
+
+def _of_parts(
+    parts: Parts,
+    ratios: LogRatios,
+    log_ratio_T: npt.NDArray[np.floating],
+    response_T: npt.NDArray[np.int64],
+    mismatch: Mismatch,
+    now: int,
+    lineage: str,
+) -> dict[str, float]:
+    """What depends on who wrote each token: figures by age, engine error, causes. A part that one version wrote counts
+    as a response here."""
+    ages = [parts.age(part, now, lineage) for part in range(len(parts.response_P))]
+    part_T, stands_for_P = parts.number_T(response_T), ratios.count_B[parts.response_P]
+    of_parts = LogRatios(log_ratio_T, part_T, stands_for_P) if parts.divided else ratios
+    truncated_P = np.array([(s := parts.rollouts[b].sampling) is not None and s.truncated for b in parts.response_P])
+    return (
+        _divergences_by(of_parts, [age_label(age) for age in ages])
+        | mismatch.measure(log_ratio_T, part_T, np.array([age == 0 for age in ages]) & ~truncated_P)
+        | mismatch.by_cause(log_ratio_T, part_T, ages, truncated_P, stands_for_P)
+    )
 
 
 def _numbered(response_T: npt.NDArray[np.int64], responses: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -285,6 +285,11 @@ class Stream:
             self._error = self._error or RuntimeError("the supply is closed")
         self.events.close()
 
+    @property
+    def idle(self) -> bool:
+        with self._changed:
+            return all(group.stored for group in self._open.values())
+
     def state(self) -> SupplyState:
         self._store_ended()
         with self._changed:

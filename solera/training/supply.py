@@ -152,6 +152,10 @@ class LockStep:
             self._begun.wait(PATIENCE)
         self.events.close()
 
+    @property
+    def idle(self) -> bool:
+        return self._begun is None
+
     def state(self) -> SupplyState:
         return SupplyState(self.position)
 
@@ -166,8 +170,10 @@ class LockStep:
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""
-        known = len(ahead) == groups * self.members
-        return ahead if known else self._attempt(self.position, groups)
+        if len(ahead) == groups * self.members:
+            return ahead
+        self.guard.discard(sum(rollout.length for rollout in stored({0: ahead})[0] if rollout.lineage is not None))
+        return self._attempt(self.position, groups)
 
     def _attempt(self, first: int, groups: int) -> list[Attempted]:
         if not self.host_is_free:

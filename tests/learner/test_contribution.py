@@ -79,3 +79,32 @@ def test_clipped_tokens_are_of_who_wrote_them(tiny):
     metrics = learner.update(collate(groups, learner.objective, now=7, lineage="test", seed=0)).metrics
     assert family(metrics, "origin_clipped") == divided(clipped)
     assert sum(family(metrics, "age_clipped").values()) == pytest.approx(1.0)
+
+
+def test_a_response_of_two_versions_counts_for_both_ages_token_by_token(tiny):
+    """REINFORCE, sequence sums: each token's derivative is −A / B. The first token is two batches older."""
+    learner = make_learner(
+        tiny, ObjectiveConfig("reinforce", aggregation="sequence_sum"), lr=0.0, micro_batch_tokens=24
+    )
+    learner.version = 7
+    groups = [Group(g.prompt_key, tuple(map(of_versions_5_and_7, g.rollouts))) for g in make_groups()]
+    metrics = learner.update(collate(groups, learner.objective, now=7, lineage="test", seed=0)).metrics
+    tokens, weight = {"0": 0.0, "2-3": 0.0}, {"0": 0.0, "2-3": 0.0}
+    for group in groups:
+        compared = [r for r in group.rollouts if r.reward is not None and r.length]
+        mean = sum(r.reward for r in compared) / len(compared)
+        for r in compared if len({r.reward for r in compared}) > 1 else ():
+            for age, count in (("2-3", 1), ("0", r.length - 1)):
+                tokens[age] += count
+                weight[age] += count * abs(r.reward - mean)
+    assert family(metrics, "age_tokens") == divided(tokens)
+    assert family(metrics, "age_weight") == divided(weight)
+
+
+def of_versions_5_and_7(rollout: Rollout) -> Rollout:
+    (s,) = rollout.sequences
+    if not s.spans:
+        return rollout
+    ((start, stop, _),) = s.spans
+    spans = (Span(start, start + 1, 5), Span(start + 1, stop, 7)) if stop > start + 1 else (Span(start, stop, 5),)
+    return dataclasses.replace(rollout, sequences=(Sequence(s.token_ids_T, spans, s.span_logp),))

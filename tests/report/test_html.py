@@ -19,6 +19,7 @@ from solera.objectives.table import resolve_config
 from solera.records import Reward, Rollout, Sequence, Span, Use
 from solera.report.html import write_report
 from solera.report.panels import PANELS, panels_for
+from solera.report.text import Piece, TextReader
 from solera.store.ledger import Ledger
 from tests.command import SEARCH_PATH
 from tests.report.pages import Page
@@ -66,8 +67,8 @@ def test_training_leaves_a_page_that_needs_nothing_else(trained):
     assert "link" not in page.tags
     assert page.tags.count("script") == 3  # the data, the chart library, the page's own
     assert sorted(p.name for p in trained.folder.iterdir()) == [
-        "beginning.json", "checkpoints", "config.toml", "lock", "metrics.jsonl", "model", "plot.png", "report.html",
-        "store.db",
+        "account.jsonl", "beginning.json", "checkpoints", "config.toml", "lock", "metrics.jsonl", "model", "plot.png",
+        "report.html", "store.db", "tokens.count",
     ]  # fmt: skip
 
 
@@ -230,6 +231,20 @@ def test_expected_answers_of_a_file_named_from_where_the_run_was_started(tmp_pat
         assert group["expected"] == str(int(a) + int(b))
 
 
+def test_the_account_of_tokens_is_the_last_whole_line(tmp_path):
+    folder = bare_run(tmp_path / "run")
+    assert report(folder).data["runs"][0]["account"] == {}
+    first = {"step": 2, "tokens/generated": 5, "tokens/trained": 5}
+    last = {
+        "step": 4, "tokens/generated": 100, "tokens/trained": 60, "tokens/waiting": 0, "tokens/dropped/too_old": 30,
+        "tokens/other/probe": 6, "tokens/lost": 3,
+    }  # fmt: skip
+    (folder / "account.jsonl").write_text(f'{json.dumps(first)}\n{json.dumps(last)}\n{{"step": 6, "tokens/gene')
+    assert report(folder).data["runs"][0]["account"] == {
+        "generated": 100, "trained": 60, "dropped: too old": 30, "other: probe": 6, "lost": 3, "unexplained": 1,
+    }  # fmt: skip
+
+
 def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
     folder = bare_run(tmp_path / "run", config='model = { path = "nowhere" }')
     ids = np.arange(10, 18, dtype=np.int32)
@@ -246,7 +261,18 @@ def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
         {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
     ]  # fmt: skip
     assert member["versions"] == [0, 1]
+    assert member["by_version"] == [[[0, "12"], [1, " 13"]], [], [[1, "16 17"]]]
     assert "shown as token ids, because no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
+
+
+def test_a_character_that_two_versions_wrote_goes_to_the_second():
+    """Tokens are bytes here, and a sync came in the middle of é."""
+    read = TextReader(lambda ids: bytes(ids).decode("utf-8", "replace"), ends=(0,))
+    ids = [*"aé b".encode(), 0]
+    piece = Piece(True, ids, [(2, 3), (1, 4), (3, 5)])
+    assert read.by_version(piece) == [(3, "a"), (4, "é"), (5, " b")]
+    assert read(piece) == "aé b"
+    assert read.by_version(Piece(True, ids, [(5, 3), (1, 4)])) == [(3, "aé b"), (4, "")]
 
 
 def test_hostile_text_stays_text(tmp_path):

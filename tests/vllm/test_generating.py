@@ -1,6 +1,7 @@
 """What a real server writes: token ids, log-probabilities, ends."""
 
 import asyncio
+import time
 
 import numpy as np
 import pytest
@@ -155,3 +156,15 @@ def test_work_is_counted(engine: VllmEngine, parts: Parts, events: EventLoop) ->
     done = engine.work - before
     assert done.tokens == sum(len(completion.token_ids_T) for completion in written)
     assert 0 < done.seconds < 60
+
+
+def test_the_servers_own_counter_has_every_token_and_not_the_checks_of_a_sync(
+    engine: VllmEngine, parts: Parts, events: EventLoop
+) -> None:
+    assert engine.sampled == 0  # counted since it was opened, without the checks of the first sync
+    prompt = parts.task.prompt(0).token_ids
+    written = ask(events, engine, prompt, Sampling(1.0, 20), *range(30))
+    engine.load(weights_of(1))
+    written += ask(events, engine, prompt, Sampling(1.0, 20), *range(10))
+    time.sleep(1.0)  # the server counts a moment after it has answered
+    assert engine.sampled == sum(len(completion.token_ids_T) for completion in written)

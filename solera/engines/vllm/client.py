@@ -14,6 +14,7 @@ import numpy as np
 from solera.config import InFlight
 from solera.engines.jobs import Spell, stop_at
 from solera.engines.vllm.checks import Facts
+from solera.engines.vllm.counter import TokenCounter
 from solera.engines.vllm.http import WRITING, Http, ServerError
 from solera.engines.vllm.launch import Launched
 from solera.engines.vllm.transport import Transport
@@ -62,6 +63,7 @@ class VllmEngine:
         self.dtype = facts.dtype
         self.max_length = facts.max_length
         self.slots = facts.slots
+        self.counter = TokenCounter(http)
         self.work = Work()
         self.held = Manifest(lineage="", version=0, tensors=())
         self._labels: dict[str, tuple[str, int]] = {}
@@ -79,6 +81,11 @@ class VllmEngine:
     @property
     def version(self) -> int:
         return self.held.version
+
+    @property
+    def sampled(self) -> int:
+        """By the server's own counter, and at least what it has returned: a server may end before it is asked."""
+        return max(self.counter.read(), self.work.tokens)
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Send the weights. The server checks them before it touches its model. If it refuses them, the old weights go
@@ -194,6 +201,7 @@ class VllmEngine:
         params = sampling_params(Sampling(1.0, 1), 1, CACHE_SEED, ())
         bodies = [self.release.body(self.facts.name, text, params, salt) for salt in (None, f"{time.time_ns()}")]
         cached, fresh = (self.release.answer(self.http.post(self.release.path, body)) for body in bodies)
+        self.counter.exclude(len(cached.token_ids) + len(fresh.token_ids))
         apart = abs(cached.logp[0] - fresh.logp[0]) if cached.token_ids == fresh.token_ids else float("inf")
         if not apart <= tolerance(self.dtype, 1.0):
             raise SyncFaultError(

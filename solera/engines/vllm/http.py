@@ -96,6 +96,15 @@ class Http:
             raise BadRequestError(said)
         raise ServerError(said, response.status_code)
 
+    def text(self, path: str) -> str:
+        """Get a page that is not JSON."""
+        httpx = _httpx()
+        try:
+            response = self._client.get(path, timeout=CONNECTING)
+        except httpx.HTTPError as error:
+            raise self._failed(path, error) from error
+        return response.text if response.status_code == 200 else self._read(response, path)
+
     def close(self) -> None:
         self._client.close()
         if self._awaited is not None:

@@ -140,8 +140,15 @@ class Groups {
       cell("version", m.versions.join("–") || "–"), cell("finish", m.finish), cell("tokens", figure(m.length)), cell("origin", m.origin));
   }
 
+  /* What one version of the weights wrote. Neighbouring parts are shaded differently. */
+  part(version, text, i, words) {
+    return [element("sup", { class: "version" }, `v${version}`),
+      element("span", { class: i % 2 ? "part odd" : "part", title: `written by version ${version}` }, ...marked(text, words))];
+  }
+
   text(m, words) {
-    const turns = m.turns.map((turn) => element("span", { class: turn.written ? null : "given" }, ...marked(turn.text, words)));
+    const turns = m.turns.map((turn, t) => element("span", { class: turn.written ? null : "given" },
+      ...(m.by_version[t]?.length ? m.by_version[t].flatMap((part, i) => this.part(...part, i, words)) : marked(turn.text, words))));
     if (!m.turns.some((turn) => turn.text)) turns.push(element("span", { class: "empty" }, "(empty)"));
     if (m.times > 1) turns.push(element("span", { class: "tag" }, `× ${m.times}`));
     return element("pre", { class: "text" }, ...turns);

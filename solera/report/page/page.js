@@ -101,6 +101,22 @@ function timeBars() {
     element("h3", {}, "Where did the time go?"), element("div", { class: "keys" }, ...keys), ...rows));
 }
 
+/* What became of every token that was generated, as of the last checkpoint. */
+function tokenTable() {
+  const names = [...new Set(runs.flatMap((run) => Object.keys(run.account)))];
+  if (!names.length) return;
+  const cell = (run, name) => {
+    const tokens = run.account[name], share = Math.round((1000 * tokens) / run.account.generated) / 10;
+    return tokens === undefined ? "–" : `${tokens.toLocaleString("en")}${name === "generated" ? "" : ` (${share} %)`}`;
+  };
+  const rows = names.map((name) => element("tr", {}, element("td", {}, name), ...runs.map((run) => element("td", { class: "figure" }, cell(run, name)))));
+  const heads = ["tokens", ...runs.map((run) => runs.length > 1 ? run.name : "")];
+  byId("panels").append(element("figure", { class: "times card" }, element("h3", {}, "What became of the tokens?"),
+    element("p", { class: "soft" }, "All tokens that the engines have sampled, restarts included, as of the last checkpoint."),
+    element("div", { class: "scroll" }, element("table", { class: "tokens" },
+      element("thead", {}, element("tr", {}, ...heads.map((head) => element("th", {}, head)))), element("tbody", {}, ...rows)))));
+}
+
 function settingsTable(fields, withDefault) {
   const shown = (value) => (value === null || value === undefined ? "unset" : Array.isArray(value) ? `[${value.join(", ")}]` : String(value));
   const heads = ["field", ...runs.map((run) => run.name), ...(withDefault ? ["default"] : [])];
@@ -132,7 +148,7 @@ function showCurves() {
   showPanels(data.panels, byId("panels"), byId("flat"));
   byId("curves").hidden = !data.panels.length && !data.other.length;
   byId("smooth").addEventListener("input", () => { view.smooth = byId("smooth").checked; redraw(); });
-  timeBars();
+  timeBars(); tokenTable();
   if (!data.other.length) return;
   byId("other").append(folded([`All other metrics (${data.other.length})`], () => {
     const [grid, flat] = [element("div", { class: "panels small" }), element("div", { class: "flats" })];
