@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from solera.run.running import Result, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
+    from solera.tasks.conversation import Conversation, Limits
 
 __all__ = [
     "CheckpointConfig",
@@ -43,6 +44,7 @@ __all__ = [
     "CollectConfig",
     "Completion",
     "Config",
+    "Conversation",
     "DiagnoseConfig",
     "DrawConfig",
     "EngineConfig",
@@ -51,6 +53,7 @@ __all__ = [
     "Generate",
     "LearnConfig",
     "Ledger",
+    "Limits",
     "LoraConfig",
     "ModelConfig",
     "Objective",
@@ -92,6 +95,7 @@ _MODULES = {
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
     "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
+    "tasks.conversation": ("Conversation", "Limits"),
 }
 """Where the names are that are not in `config`."""
 

@@ -52,7 +52,7 @@ def _schema(pa: Any) -> Any:
     reward = [("value", pa.float64()), ("part", pa.string()), ("source", pa.string()), ("revision", pa.int64()),
               ("position", pa.int64())]  # fmt: skip
     sequence = [("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32()))),
-                ("logp", pa.list_(pa.float32()))]  # fmt: skip
+                ("logp", pa.list_(pa.float32())), ("temperatures", pa.list_(pa.float64()))]  # fmt: skip
     return pa.schema([
         ("id", pa.int64()), ("key", pa.string()), ("origin", pa.string()), ("lineage", pa.string()),
         ("finish_reason", pa.string()), ("created", pa.float64()), ("text", pa.string()), ("sampling", sampling),
