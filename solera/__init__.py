@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from solera.run.running import Result, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
+    from solera.tasks.agent import Agent
     from solera.tasks.conversation import Conversation, Limits
 
 __all__ = [
+    "Agent",
     "CheckpointConfig",
     "Codec",
     "CollectConfig",
@@ -95,6 +97,7 @@ _MODULES = {
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
     "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
+    "tasks.agent": ("Agent",),
     "tasks.conversation": ("Conversation", "Limits"),
 }
 """Where the names are that are not in `config`."""

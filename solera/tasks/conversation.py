@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
 from solera.records import Completion, EpisodeFacts, Prompt, Reward, Rollout
+from solera.tasks.tools import Result
 from solera.values import kind
 
 Message = dict[str, Any]
@@ -88,6 +89,12 @@ class Conversation:
     def add(self, *messages: Message) -> None:
         """Add messages that the policy did not write."""
         self.messages += [_checked(message) for message in messages]
+
+    def count_calls(self, results: Sequence[Result]) -> None:
+        """Count tool calls for the metrics."""
+        self.calls += len(results)
+        self.errors += sum(result.failed for result in results)
+        self.tool_seconds += math.fsum(result.seconds for result in results)
 
     async def say(
         self, *, max_tokens: int | None = None, stop: str | Sequence[str] = (), temperature: float | None = None
