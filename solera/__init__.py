@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from solera.sync.rules import SyncState
     from solera.tasks.agent import Agent
     from solera.tasks.conversation import Conversation, Limits
+    from solera.tasks.environments import EnvironmentTask
 
 __all__ = [
     "Agent",
@@ -50,6 +51,7 @@ __all__ = [
     "DiagnoseConfig",
     "DrawConfig",
     "EngineConfig",
+    "EnvironmentTask",
     "EvaluateConfig",
     "Evaluation",
     "Generate",
@@ -99,6 +101,7 @@ _MODULES = {
     "sync.rules": ("SyncState",),
     "tasks.agent": ("Agent",),
     "tasks.conversation": ("Conversation", "Limits"),
+    "tasks.environments": ("EnvironmentTask",),
 }
 """Where the names are that are not in `config`."""
 

@@ -264,7 +264,9 @@ REWARD_RULE = f"a reward must be finite, and at most {LARGEST_REWARD:g} in size"
 class Reward:
     """One reward of a rollout. The rollout's total reward is the sum over parts of each part's latest revision.
 
-    `position` is the index of the token in the response that the reward is for; `None` means the whole response.
+    `position` is the index, among the tokens that the policy wrote in a sequence, of the token that the reward is for;
+    `None` means the whole response. `sequence` is the number of that sequence in the rollout; `None` means the first.
+    With `objective.credit = "turn"`, the reward belongs to the turn of this token.
 
     >>> Reward(1.0, part="correct", source="grader").value
     1.0
@@ -275,12 +277,17 @@ class Reward:
     source: str = "task"
     revision: int = 0
     position: int | None = None
+    sequence: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.value) is not float:  # otherwise a store would keep another library's number type
             object.__setattr__(self, "value", float(self.value))
         if not abs(self.value) <= LARGEST_REWARD:
             raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; {REWARD_RULE}")
+        for name in ("position", "sequence"):
+            place = getattr(self, name)
+            if place is not None and (type(place) is not int or place < 0):
+                raise SoleraError(f"reward {self.part!r}: {name} is {place!r}; it must be a whole number from 0")
 
 
 def _rewards_of(rewards: Any, key: str) -> tuple[Reward, ...]:

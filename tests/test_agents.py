@@ -14,10 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.engines.in_process import InProcessEngine
 from solera.models.language_model import LanguageModel
-from solera.records import Reward, Sampling
-from solera.tasks.agent import Agent
+from solera.records import Prompt, Reward, Sampling
+from solera.tasks.conversation import Conversation
 from solera.tasks.episodes import attempt_all
 from solera.tasks.tool_calls import Call
+from solera.tasks.tools import Toolbox
 from tests.command import solera as command
 from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
 
@@ -48,7 +49,8 @@ TASKS = """
 
     class Forced:
         "The policy writes two turns; after the first, the same tools are called whatever it wrote."
-        calls = (("works", {"number": 7}), ("huge", {}), ("raises", {}), ("hangs", {}), ("hangs_too", {}), ("nobody", {}))
+        calls = (("works", {"number": 7}), ("huge", {}), ("raises", {}), ("hangs", {}), ("hangs_too", {}),
+                 ("nobody", {}))
 
         def __init__(self, codec):
             tools = [raises, hangs, hangs_too, huge, works]
@@ -133,7 +135,15 @@ def test_tools_that_fail_in_every_way_do_not_stop_the_run(folder):
 
 
 def test_with_deterministic_a_resumed_run_is_the_same_to_the_bit(folder):
-    arguments = ["short.toml", "--model", "model", "--task", "tasks.py:Deterministic", "--collect.deterministic"]
+    arguments = [
+        "short.toml",
+        "--model",
+        "model",
+        "--task",
+        "tasks.py:Deterministic",
+        "--collect.deterministic",
+        "true",
+    ]
     arguments += ["--checkpoint.every", "2", "--sync.period", "2"]
     assert command("train", *arguments, cwd=folder).returncode == 0
     whole = rows(folder)
@@ -164,22 +174,24 @@ async def slow_too(n: int) -> int:
 
 @pytest.mark.parametrize("tool", [slow, slow_too])
 def test_256_episodes_with_slow_tools_take_at_most_twice_as_long_as_one(tmp_path, tool):
+    """Prompts are short, so that tools take most of the time of a single episode."""
     template = TEMPLATES["qwen2_5"]
     codec = codec_of(small_tokenizer(template), template)
     engine = InProcessEngine(chat_model(tmp_path), codec.end_token_ids, 1024, torch.float32, spell=codec.decode)
-    agent = Agent(codec, [tool])
+    toolbox, start = Toolbox([tool]), [{"role": "user", "content": "1"}]
+    plain = {"chat_template": "{% for m in messages %}{{ m.content }};{% endfor %}"}
 
     class Waiting:
         async def run(self, prompt, generate):
-            chat = agent.start(prompt, generate)
+            chat = Conversation(codec, generate, start, **plain)
             for _ in range(3):
                 await chat.say(max_tokens=2)
-                chat.count_calls(await agent.tools.answer([Call(tool.__name__, {"n": 1})], chat.seconds_left))
+                chat.count_calls(await toolbox.answer([Call(tool.__name__, {"n": 1})], chat.seconds_left))
                 chat.add({"role": "tool", "content": "1"})
             return chat.rollout(prompt, Reward(1.0))
 
     def seconds(episodes: int) -> float:
-        attempts = [(agent.prompt("p", "Go."), n) for n in range(episodes)]
+        attempts = [(Prompt("p", codec.chat(start, **plain)), n) for n in range(episodes)]
         began = time.monotonic()
         made = attempt_all(Waiting(), engine, attempts, Sampling(1.0, 8))
         assert all(rollout.facts.calls == 3 for rollout in made)

@@ -50,6 +50,8 @@ class TrainingMicroBatch:
     number_B: Tensor
     taking_T: Tensor | None
     """Places of the tokens that take part, where some are only watched."""
+    turn_advantage_T: Tensor | None
+    """Of all its tokens, if turns have their own advantages."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
     contribution: Tensor | None = None
@@ -217,7 +219,13 @@ class Learner:
         )
         number_B = _numbers(batch, chosen, len(watched))
         return [
-            TrainingMicroBatch(micro.to(device), responses, number_B, _taking(micro, len(chosen), device))
+            TrainingMicroBatch(
+                micro.to(device),
+                responses,
+                number_B,
+                _taking(micro, len(chosen), device),
+                _turn_advantages(batch, chosen, micro, device),
+            )
             for micro in self._cut(rollouts)
         ]
 
@@ -320,6 +328,7 @@ class Learner:
             response_T=part.take(micro.response_T),
             responses=part.responses,
             ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
+            turn_advantage_T=None if part.turn_advantage_T is None else part.take(part.turn_advantage_T),
         )
 
     def _score(self, weights: ComputeWeights, micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -369,6 +378,17 @@ def _split(batch: Batch, minibatches: int) -> Iterator[range]:
 def _taking(micro: MicroBatch, trained: int, device: torch.device) -> Tensor | None:
     taking_T = micro.response_T < trained
     return None if taking_T.all() else taking_T.nonzero().flatten().to(device)
+
+
+def _turn_advantages(batch: Batch, chosen: range, micro: MicroBatch, device: torch.device) -> Tensor | None:
+    """The advantage of each token's turn; 0 for responses that are only watched."""
+    if batch.turn_advantages is None:
+        return None
+    value_T = np.zeros(len(micro.response_T))
+    for response in micro.response_T.unique().tolist():
+        if response < len(chosen):  # the tokens of a response are in the order in which they were written
+            value_T[(micro.response_T == response).numpy()] = batch.turn_advantages[chosen.start + response]
+    return torch.from_numpy(value_T).to(device)
 
 
 def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:

@@ -24,7 +24,7 @@ SAMPLING_FIELDS = ("temperature", "max_tokens", "top_p")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
 """The last two are for people; only the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
-REWARD_FIELDS = ("id", "value", "part", "source", "position")
+REWARD_FIELDS = ("id", "value", "part", "source", "position", "sequence")
 LARGEST = 2**31 - 1
 ORIGIN = re.compile(r"self|human|(model|file):.+")
 
@@ -226,7 +226,10 @@ def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
 
 def _reward(data: dict[str, Any], source: str) -> Reward:
     position = None if data.get("position") is None else _whole(data, "position", 0, LARGEST)
-    return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position)
+    sequence = None if data.get("sequence") is None else _whole(data, "sequence", 0, LARGEST)
+    return Reward(
+        _number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position, sequence
+    )  # fmt: skip
 
 
 def _sampling(data: Any) -> Sampling | None:

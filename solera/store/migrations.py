@@ -34,6 +34,7 @@ MIGRATIONS = {
         "ALTER TABLE uses ADD COLUMN group_number INTEGER",
         "ALTER TABLE uses ADD COLUMN checksum BIGINT",
     ),
+    6: ("ALTER TABLE rewards ADD COLUMN sequence INTEGER",),
 }
 """The statements that lead to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)

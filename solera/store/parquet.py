@@ -50,7 +50,7 @@ def _pyarrow() -> Any:
 def _schema(pa: Any) -> Any:
     sampling = pa.struct([("temperature", pa.float64()), ("max_tokens", pa.int64()), ("top_p", pa.float64())])
     reward = [("value", pa.float64()), ("part", pa.string()), ("source", pa.string()), ("revision", pa.int64()),
-              ("position", pa.int64())]  # fmt: skip
+              ("position", pa.int64()), ("sequence", pa.int64())]  # fmt: skip
     sequence = [("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32()))),
                 ("logp", pa.list_(pa.float32())), ("temperatures", pa.list_(pa.float64()))]  # fmt: skip
     return pa.schema([

@@ -120,6 +120,13 @@ class Conversation:
         )
         return self._hear(completion)
 
+    def reward(self, value: float, part: str = "reward") -> Reward:
+        """A reward for the last turn. Pass it to `rollout`."""
+        tokens = sum(len(each.token_ids_T) for each in self._parts if isinstance(each, Completion) and each.trained)
+        if not tokens:
+            raise SoleraError("reward: the policy has not written a turn yet")
+        return Reward(value, part, position=tokens - 1, sequence=len(self._earlier))
+
     @property
     def seconds_left(self) -> float:
         """Seconds until the time limit."""

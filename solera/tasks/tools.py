@@ -29,9 +29,14 @@ class Result(NamedTuple):
 
 
 class Toolbox:
-    """Functions by their names. Asynchronous ones run in the event loop, others in a thread each."""
+    """Functions by their names. Asynchronous ones run in the event loop, others in a thread each.
 
-    def __init__(self, tools: Sequence[Tool], timeout: float = TIMEOUT, longest: int = LONGEST) -> None:
+    With `one_by_one`, the calls of a turn are made one after the other, because they share state.
+    """
+
+    def __init__(
+        self, tools: Sequence[Tool], timeout: float = TIMEOUT, longest: int = LONGEST, one_by_one: bool = False
+    ) -> None:
         if not timeout > 0:
             raise SoleraError(f"tools: timeout is {timeout}; it must be above 0 seconds")
         if longest < 1:
@@ -39,13 +44,17 @@ class Toolbox:
         self.schemas = [schema_of(tool) for tool in tools]
         self.timeout = timeout
         self.longest = longest
+        self.one_by_one = one_by_one
         self._tools = {schema["function"]["name"]: tool for schema, tool in zip(self.schemas, tools, strict=True)}
         if len(self._tools) < len(tools):
             raise SoleraError("tools: two of them have the same name")
 
     async def answer(self, calls: Sequence[Call], seconds: float) -> list[Result]:
-        """Make all calls at the same time, each with its own time limit and at most `seconds`."""
-        return await asyncio.gather(*(self._call(call, min(self.timeout, max(seconds, 0.001))) for call in calls))
+        """Make all calls, each with its own time limit and at most `seconds`."""
+        timeout = min(self.timeout, max(seconds, 0.001))
+        if self.one_by_one:
+            return [await self._call(call, timeout) for call in calls]
+        return await asyncio.gather(*(self._call(call, timeout) for call in calls))
 
     async def _call(self, call: Call, timeout: float) -> Result:
         began = time.monotonic()
