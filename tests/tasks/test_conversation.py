@@ -113,6 +113,15 @@ def test_stripped_reasoning_starts_another_sequence():
     assert outcomes.take() == {}
 
 
+@pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_prompts_are_the_tokens_that_transformers_makes(name, kind):
+    tokenizer = small_tokenizer(TEMPLATES[name], kind)
+    messages = [{"role": "system", "content": "Be  brief. "}, *ASK]
+    wanted = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert codec_of(tokenizer, TEMPLATES[name]).chat(messages) == tuple(wanted)
+
+
 def test_arguments_of_the_template_are_passed_on():
     template = TEMPLATES["qwen3"]
     codec = codec_of(small_tokenizer(template), template)
