@@ -36,21 +36,28 @@ if TYPE_CHECKING:
     from solera.run.running import Result, resume, train
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
+    from solera.tasks.agent import Agent
+    from solera.tasks.conversation import Conversation, Limits
+    from solera.tasks.environments import EnvironmentTask
 
 __all__ = [
+    "Agent",
     "CheckpointConfig",
     "Codec",
     "CollectConfig",
     "Completion",
     "Config",
+    "Conversation",
     "DiagnoseConfig",
     "DrawConfig",
     "EngineConfig",
+    "EnvironmentTask",
     "EvaluateConfig",
     "Evaluation",
     "Generate",
     "LearnConfig",
     "Ledger",
+    "Limits",
     "LoraConfig",
     "ModelConfig",
     "Objective",
@@ -92,6 +99,9 @@ _MODULES = {
     "records": ("Completion", "Prompt", "Reward", "Rollout", "Sampling"),
     "store.ledger": ("Ledger", "open_store"),
     "sync.rules": ("SyncState",),
+    "tasks.agent": ("Agent",),
+    "tasks.conversation": ("Conversation", "Limits"),
+    "tasks.environments": ("EnvironmentTask",),
 }
 """Where the names are that are not in `config`."""
 

@@ -29,6 +29,9 @@ class Batch:
     uses: list[Use]
     watched: tuple[Rollout, ...] = ()
     """Responses of a few masked groups. They are scored for the divergences, but not learned from."""
+    turn_advantages: tuple[npt.NDArray[np.float64], ...] | None = None
+    """The advantage of each token of each response, in the order written, if turns have their own
+    (`objective.credit`)."""
     watched_for: float = 0.0
     """How many masked responses each of them stands for."""
 

@@ -25,6 +25,9 @@ class Codec(Protocol):
     chats: bool
     """Whether the model has a chat template."""
 
+    end_token_ids: tuple[int, ...]
+    """Tokens that end a response."""
+
     max_length: int | None
     """Maximum number of tokens that the model reads, prompt and responses together; `None` means no limit."""
 
@@ -34,8 +37,25 @@ class Codec(Protocol):
         """Encode a response, with the end token if `ended`."""
         ...
 
-    def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        """Apply the model's chat template, up to the start of its next message."""
+    def chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        """Apply the model's chat template, up to the start of its next message. `tools` are JSON schemas;
+        `template_kwargs` are arguments of the template, such as `enable_thinking=False`."""
+        ...
+
+    def chat_text(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **template_kwargs: Any
+    ) -> str:
+        """The text that `chat` encodes."""
+        ...
+
+    def encode_after(self, given: tuple[int, ...], text: str) -> tuple[int, ...]:
+        """The tokens of a text that continues `given`. Nothing is added at its start or end."""
+        ...
+
+    def text_after(self, given: tuple[int, ...], written: tuple[int, ...]) -> str:
+        """The text that `written` adds after `given`, its end token included."""
         ...
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
@@ -56,8 +76,9 @@ class Generate(Protocol):
     - `temperature`: for this turn, in place of the run's. `behaviour_logp` is then of the distribution that was sampled
       from, at this temperature; the learner's `logp`, `proximal_logp` and `ref_logp` stay at the run's temperature. So
       importance weights against `behaviour_logp` stay correct. An objective that does not use it takes these tokens for
-      its own policy's, and `mismatch/logp` and the divergences count the difference. 0 has no such weights: it is
-      refused unless the run itself is greedy, as an evaluation may be.
+      its own policy's, and `mismatch/logp` and the divergences count the difference. 0 has no such weights: unless the
+      run itself is greedy, as an evaluation may be, the tokens of this turn are not trained on (`Completion.trained`).
+    - `room`: most tokens that are left for this turn. It can only lower the limit.
     """
 
     async def __call__(
@@ -67,6 +88,7 @@ class Generate(Protocol):
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         temperature: float | None = None,
+        room: int | None = None,
     ) -> Completion: ...
 
 

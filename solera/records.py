@@ -79,7 +79,8 @@ class Completion:
     `behaviour_logp_T` are log-probabilities under the distribution that was sampled from, with its temperature.
     `versions` is a run-length list of (number of tokens, version of the weights that generated them). It has one entry
     unless the weights changed during generation. `lineage` names the training run that the weights belong to. Every
-    token has one log-probability and one version; the constructor refuses anything else.
+    token has one log-probability and one version; the constructor refuses anything else. `trained` is False for a
+    greedy turn of a run that samples: its tokens count as given text.
     """
 
     token_ids_T: npt.NDArray[np.int32]
@@ -88,6 +89,7 @@ class Completion:
     finish_reason: FinishReason
     lineage: str | None = None
     sampling: Sampling | None = None
+    trained: bool = True
 
     def __post_init__(self) -> None:
         tokens_T, logp_T = self.token_ids_T, self.behaviour_logp_T
@@ -139,7 +141,8 @@ class Sequence:
 
     Provenance is stored per span, because it rarely changes from one token to the next. `mask_T`, `behaviour_logp_T`
     and `version_T` return it per token. `span_logp` holds the behaviour log-probabilities of the tokens of all spans,
-    one after the other. It is `None` if nobody recorded them (another model's text).
+    one after the other. It is `None` if nobody recorded them (another model's text). `temperatures` holds the
+    temperature of each span, if one of them is not the rollout's.
 
     >>> sequence = Sequence.turns(((4, 12, 5), Completion(
     ...     np.array([7, 1], np.int32), np.array([-0.5, -0.25], np.float32), ((2, 3),), "stop")))
@@ -152,6 +155,7 @@ class Sequence:
     token_ids_T: npt.NDArray[np.int32]
     spans: tuple[Span, ...]
     span_logp: npt.NDArray[np.float32] | None
+    temperatures: tuple[float, ...] | None = None
     length: int = field(init=False)
     """Number of tokens in the spans."""
     version: int = field(init=False)
@@ -173,29 +177,42 @@ class Sequence:
             raise SoleraError(f"sequence: a span ends at {end}, beyond its {len(self.token_ids_T)} tokens")
         if self.span_logp is not None and len(self.span_logp) != total:
             raise SoleraError(f"sequence: {len(self.span_logp)} log-probabilities for {total} tokens")
+        if self.temperatures is not None and len(self.temperatures) != len(self.spans):
+            raise SoleraError(f"sequence: {len(self.temperatures)} temperatures for {len(self.spans)} spans")
         object.__setattr__(self, "length", total)
         object.__setattr__(self, "version", oldest)
 
     @classmethod
-    def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]") -> "Sequence":
-        """Build a sequence from prompts (token ids) and completions, in the order in which the model saw them."""
-        if len(parts) == 2 and (answer := cls._answer(*parts)) is not None:
+    def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]", temperature: float | None = None) -> "Sequence":
+        """Build a sequence from prompts (token ids) and completions, in the order in which the model saw them.
+
+        `temperature` is the rollout's; by default, that of the last completion. The temperatures of the spans are
+        recorded if one of them is another.
+        """
+        if len(parts) == 2 and temperature is None and (answer := cls._answer(*parts)) is not None:
             return answer
-        tokens, logps, spans, end = [], [], [], 0
+        tokens, logps, spans, temperatures, end = [], [], [], [], 0
         for number, part in enumerate(parts):
             if isinstance(part, Completion):
                 tokens.append(part.token_ids_T)
+                if not part.trained:
+                    end += len(part.token_ids_T)
+                    continue
                 logps.append(part.behaviour_logp_T)
                 for count, version in part.versions:
                     if count:
                         spans.append(Span(end, end + count, version))
+                        temperatures.append(part.sampling.temperature if part.sampling else None)
                     end += count
             else:
                 ids = token_ids_of(part, f"sequence: turn {number}" if number else "sequence: the prompt")
                 tokens.append(_given(ids))
                 end += len(ids)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
-        return cls(np.concatenate(tokens), tuple(spans), span_logp)
+        known = [temperature for temperature in temperatures if temperature is not None]
+        usual = known[-1] if temperature is None and known else temperature
+        differ = len(known) == len(spans) and any(each != usual for each in known)
+        return cls(np.concatenate(tokens), tuple(spans), span_logp, tuple(known) if differ else None)
 
     @classmethod
     def _answer(
@@ -204,12 +221,14 @@ class Sequence:
         """A prompt and what one version generated after it, the usual case; `None` for anything else."""
         if type(given) is not tuple or not isinstance(written, Completion) or len(written.versions) != 1:
             return None
+        if not written.trained:
+            return None
         start, ((count, version),) = len(given), written.versions
         if start == 0 or count == 0:
             return None
         return _unchecked(
             cls, token_ids_T=np.concatenate((_given(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
-            spans=(Span(start, start + count, version),), length=count, version=version,
+            temperatures=None, spans=(Span(start, start + count, version),), length=count, version=version,
         )  # fmt: skip
 
     @property
@@ -245,7 +264,9 @@ REWARD_RULE = f"a reward must be finite, and at most {LARGEST_REWARD:g} in size"
 class Reward:
     """One reward of a rollout. The rollout's total reward is the sum over parts of each part's latest revision.
 
-    `position` is the index of the token in the response that the reward is for; `None` means the whole response.
+    `position` is the index, among the tokens that the policy wrote in a sequence, of the token that the reward is for;
+    `None` means the whole response. `sequence` is the number of that sequence in the rollout; `None` means the first.
+    With `objective.credit = "turn"`, the reward belongs to the turn of this token.
 
     >>> Reward(1.0, part="correct", source="grader").value
     1.0
@@ -256,12 +277,17 @@ class Reward:
     source: str = "task"
     revision: int = 0
     position: int | None = None
+    sequence: int | None = None
 
     def __post_init__(self) -> None:
         if type(self.value) is not float:  # otherwise a store would keep another library's number type
             object.__setattr__(self, "value", float(self.value))
         if not abs(self.value) <= LARGEST_REWARD:
             raise SoleraError(f"reward {self.part!r} from {self.source!r} is {self.value}; {REWARD_RULE}")
+        for name in ("position", "sequence"):
+            place = getattr(self, name)
+            if place is not None and (type(place) is not int or place < 0):
+                raise SoleraError(f"reward {self.part!r}: {name} is {place!r}; it must be a whole number from 0")
 
 
 def _rewards_of(rewards: Any, key: str) -> tuple[Reward, ...]:
@@ -276,6 +302,28 @@ def _rewards_of(rewards: Any, key: str) -> tuple[Reward, ...]:
     return tuple(rewards)
 
 
+@dataclass(frozen=True)
+class EpisodeFacts:
+    """What an episode of several turns did, for the metrics of its step. The store does not keep it."""
+
+    turns: int
+    """Turns that the policy wrote."""
+    ending: str
+    """Why it ended: `done`, or the limit that ended it."""
+    calls: int = 0
+    """Tool calls."""
+    errors: int = 0
+    """Tool calls that failed."""
+    seconds: float = 0.0
+    """Seconds that tools took, all calls added up."""
+    retokenised: int = 0
+    """Tokens of the policy that the chat template rendered again in a new sequence."""
+
+
+Turns = tuple[tuple[int, ...] | Completion, ...]
+"""What the model saw and wrote, in order: given token ids and completions."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """One attempt at a prompt: an episode of one or more sequences, its rewards and its origin.
@@ -283,7 +331,7 @@ class Rollout:
     `lineage` names the training run whose weights generated it; it is `None` for text from elsewhere. The store assigns
     `id`. `text` is the response as its author wrote it, if the tokens do not spell it exactly. `admission` is the
     position in the task's stream at which the run attempted the prompt: rollouts with the same admission were generated
-    together. It is `None` for imported rollouts.
+    together. It is `None` for imported rollouts. `facts` says how an episode of several turns went.
 
     >>> completion = Completion(np.array([7, 1], np.int32), np.zeros(2, np.float32), ((2, 3),), "stop", lineage="a1b2")
     >>> rollout = Rollout.of(Prompt("arithmetic/2+3", (4, 12, 5)), completion, rewards=(Reward(1.0),))
@@ -301,6 +349,7 @@ class Rollout:
     id: int | None = None
     text: str | None = None
     admission: int | None = None
+    facts: EpisodeFacts | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", _rewards_of(self.rewards, self.prompt_key))
@@ -315,7 +364,7 @@ class Rollout:
     ) -> "Rollout":
         """Build an episode of one sequence: the completions after the prompt, and any token ids given between them.
 
-        Lineage, sampling and finish reason come from the last completion.
+        Lineage and finish reason come from the last completion, sampling from the last one that is trained on.
         """
         if not isinstance(prompt, Prompt):
             raise SoleraError(f"rollout: the first argument must be a solera.Prompt, not {kind(prompt)}")
@@ -324,14 +373,39 @@ class Rollout:
         except SoleraError as error:
             raise SoleraError(f"rollout of {prompt.key!r}: {error}") from None
         rewards = _rewards_of(rewards, prompt.key)
-        for last in reversed(turns):
-            if isinstance(last, Completion):
-                return _unchecked(
-                    cls, prompt_key=prompt.key, sequences=(sequence,), rewards=rewards, lineage=last.lineage,
-                    origin=origin, finish_reason=last.finish_reason, sampling=last.sampling, id=None, text=None,
-                    admission=None,
-                )  # fmt: skip
-        raise SoleraError(f"rollout of {prompt.key!r}: nothing in it was written by an engine")
+        return cls._of(prompt.key, (sequence,), turns, rewards, origin)
+
+    @classmethod
+    def of_sequences(
+        cls, prompt: Prompt, *sequences: Turns, rewards: tuple[Reward, ...] = (), facts: EpisodeFacts | None = None
+    ) -> "Rollout":
+        """Build an episode of several sequences. Each starts with the token ids that the model was given first."""
+        turns = tuple(turn for several in sequences for turn in several)
+        sampled = [turn.sampling for turn in turns if isinstance(turn, Completion) and turn.trained]
+        temperature = sampled[-1].temperature if sampled and sampled[-1] else None
+        built = tuple(Sequence.turns(several, temperature) for several in sequences)
+        return cls._of(prompt.key, built, turns, _rewards_of(rewards, prompt.key), "self", facts)
+
+    @classmethod
+    def _of(
+        cls,
+        key: str,
+        sequences: tuple[Sequence, ...],
+        turns: Turns,
+        rewards: tuple[Reward, ...],
+        origin: str,
+        facts: EpisodeFacts | None = None,
+    ) -> "Rollout":
+        written = [turn for turn in turns if isinstance(turn, Completion)]
+        if not written:
+            raise SoleraError(f"rollout of {key!r}: nothing in it was written by an engine")
+        last = written[-1]
+        sampled = last if last.trained else next((turn for turn in reversed(written) if turn.trained), last)
+        return _unchecked(
+            cls, prompt_key=key, sequences=sequences, rewards=rewards, lineage=last.lineage, origin=origin,
+            finish_reason=last.finish_reason, sampling=sampled.sampling, id=None, text=None, admission=None,
+            facts=facts,
+        )  # fmt: skip
 
     def numbered(self, id_: int) -> "Rollout":
         """A copy with the id that a store assigned."""

@@ -10,6 +10,7 @@ AggregationName = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_
 ClipName = Literal["none", "one_side", "two_side", "ring"]
 WeightName = Literal["none", "importance", "exp_advantage"]
 RegulariserName = Literal["none", "forward_kl", "k2_token", "k2_sequence"]
+CreditName = Literal["rollout", "turn"]
 DropName = Literal["none", "random", "worst"]
 KLName = Literal["k1", "k2", "k3"]
 KLWeight = Literal["importance", "none"]
@@ -28,6 +29,10 @@ class ObjectiveConfig:
     """How a reward becomes an advantage. `mean` subtracts the group's mean reward. `whiten` also divides by the group's
     standard deviation (`whiten_bessel` computes it with G−1). `leave_one_out` subtracts the mean of the other responses
     of the group. `logavgexp` and `shifted` subtract other baselines. `raw` uses the reward itself."""
+    credit: CreditName | None = None
+    """What has an advantage in an episode of several turns. `rollout`: the whole episode, from its total reward.
+    `turn`: each turn, from the rewards of this turn and later ones, compared with the same turn of the group's other
+    members."""
     aggregation: AggregationName | None = None
     """How token losses are combined. `token_mean`: mean over all tokens. `sequence_mean`: mean over responses of each
     response's token mean. `sequence_sum`: mean over responses of each response's token sum. `fixed_length`: like

@@ -52,6 +52,8 @@ class TrainingMicroBatch:
     """Places of the tokens that take part, where some are only watched."""
     part_T: Tensor
     """The part of the batch's responses (`batch.Parts`) that each token that takes part belongs to."""
+    turn_advantage_T: Tensor | None
+    """Of all its tokens, if turns have their own advantages."""
     proximal_logp_T: Tensor | None = None
     ref_logp_T: Tensor | None = None
     contribution: Tensor | None = None
@@ -223,7 +225,7 @@ class Learner:
         return [
             TrainingMicroBatch(
                 micro.to(device), responses, number_B, _taking(micro, len(chosen), device),
-                _parts_taking(micro, chosen, written).to(device),
+                _parts_taking(micro, chosen, written).to(device), _turn_advantages(batch, chosen, micro, device),
             )
             for micro in self._cut(rollouts)
         ]  # fmt: skip
@@ -329,6 +331,7 @@ class Learner:
             response_T=part.take(micro.response_T),
             responses=part.responses,
             ref_logp_T=None if part.ref_logp_T is None else part.take(part.ref_logp_T),
+            turn_advantage_T=None if part.turn_advantage_T is None else part.take(part.turn_advantage_T),
         )
 
     def _score(self, weights: ComputeWeights, micro: MicroBatch) -> tuple[Tensor, Tensor]:
@@ -383,6 +386,17 @@ def _parts_taking(micro: MicroBatch, chosen: range, written: Parts) -> Tensor:
     """The part of each token of the responses `chosen`. The others are only watched."""
     response_T = micro.response_T[micro.response_T < len(chosen)].numpy()
     return torch.from_numpy(written.number_T(response_T + chosen.start))
+
+
+def _turn_advantages(batch: Batch, chosen: range, micro: MicroBatch, device: torch.device) -> Tensor | None:
+    """The advantage of each token's turn; 0 for responses that are only watched."""
+    if batch.turn_advantages is None:
+        return None
+    value_T = np.zeros(len(micro.response_T))
+    for response in micro.response_T.unique().tolist():
+        if response < len(chosen):  # the tokens of a response are in the order in which they were written
+            value_T[(micro.response_T == response).numpy()] = batch.turn_advantages[chosen.start + response]
+    return torch.from_numpy(value_T).to(device)
 
 
 def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:

@@ -36,17 +36,44 @@ class TokenizerCodec:
         end = self.tokenizer.eos_token_id
         return (*ids, self.end_token_ids[0] if end is None else end) if ended else tuple(ids)
 
-    def chat(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        if not self.chats:
+    def chat(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **template_kwargs: Any
+    ) -> tuple[int, ...]:
+        return self.encode_after((), self.chat_text(messages, tools, **template_kwargs))
+
+    def chat_text(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **template_kwargs: Any
+    ) -> str:
+        if not self.chats and not template_kwargs.get("chat_template"):
             raise SoleraError(
                 "holds chat messages, but the model has no chat template: write the prompt as text, or use a model "
                 "that has one"
             )
+        settings = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return self.tokenizer.apply_chat_template(messages, tools=tools or None, **settings)
         except Exception as error:  # a template is code of the model's author and may raise anything
             raise SoleraError(f"is refused by the model's chat template: {one_line(error)}") from error
-        return tuple(ids)
+
+    def encode_after(self, given: tuple[int, ...], text: str) -> tuple[int, ...]:
+        if not given:
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        # A special token is a border: the tokens behind it do not depend on those before it.
+        anchor = self._spell_last(given)
+        ids = tuple(self.tokenizer.encode(anchor + text, add_special_tokens=False))
+        if ids[:1] == given[-1:]:
+            return ids[1:]
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def text_after(self, given: tuple[int, ...], written: tuple[int, ...]) -> str:
+        if self._spelling is not None:
+            return self._spelling.text(np.array(written, np.int32)) if written else ""
+        # A decoder of the SentencePiece kind drops the space before the first token of a text.
+        before, last = self._spell_last(given), list(given[-1:])
+        return self._decode([*last, *written], skip_special_tokens=False)[len(before) :]
+
+    def _spell_last(self, given: tuple[int, ...]) -> str:
+        return self._decode(list(given[-1:]), skip_special_tokens=False)
 
     def decode(self, token_ids_T: npt.NDArray[np.int32]) -> str:
         length = len(token_ids_T)

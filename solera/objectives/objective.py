@@ -56,16 +56,26 @@ class Objective:
     refill: bool
     ref_period: int | None
     ref_ema: float | None
+    by_turn: bool = False
+    """Whether each turn of an episode has an advantage of its own."""
 
-    def shape(self, reward_B: Tensor, group_B: Tensor, groups: int, uniform_B: Tensor | None = None) -> Shaped:
+    def shape(
+        self,
+        reward_B: Tensor,
+        group_B: Tensor,
+        groups: int,
+        uniform_B: Tensor | None = None,
+        flat_P: Tensor | None = None,
+    ) -> Shaped:
         """Apply the zero-variance mask, RED-Drop and the reward threshold, then compute advantages over the rest.
 
-        `uniform_B` holds one random number per response, for RED-Drop.
+        `uniform_B` holds one random number per response, for RED-Drop. `flat_P` says which groups the mask removes; by
+        default, those of equal rewards.
         """
         taken_B = torch.ones_like(group_B, dtype=torch.bool)
         dropped_B = torch.zeros_like(taken_B)
         if self.zero_variance_mask:
-            taken_B = ~zero_variance(reward_B, group_B, groups)[group_B]
+            taken_B = ~(zero_variance(reward_B, group_B, groups) if flat_P is None else flat_P)[group_B]
         if self.drop != "none":
             assert uniform_B is not None, "RED-Drop needs one uniform number per response"
             dropped_B = taken_B & red_drop(reward_B, group_B, groups, uniform_B, worst=self.drop == "worst")
@@ -143,6 +153,7 @@ def compose(config: ObjectiveConfig) -> Objective:
         refill=bool(config.refill),
         ref_period=config.ref_period,
         ref_ema=config.ref_ema,
+        by_turn=config.credit == "turn",
     )
 
 

@@ -56,7 +56,7 @@ class ObjectiveSpec:
     def defaults(self) -> dict[str, Any]:
         """Defaults of this row. Some of these fields have an effect only with the part that the row itself chooses."""
         shared: dict[str, Any] = {
-            "advantage": self.advantage, "aggregation": self.aggregation,
+            "advantage": self.advantage, "credit": self.advantage and "rollout", "aggregation": self.aggregation,
             "zero_variance_mask": self.zero_variance_mask, "refill": self.refill, "drop": self.drop,
         }  # fmt: skip
         if self.term not in WHOLE_RESPONSE_TERMS:
@@ -347,6 +347,15 @@ def _check(c: ObjectiveConfig) -> None:
     check_together(c)
     if c.refill and not c.zero_variance_mask:
         raise SoleraError("objective.refill replaces masked groups: set objective.zero_variance_mask = true")
+    if c.credit == "turn" and c.weight == "exp_advantage":
+        raise SoleraError(
+            'objective.weight = "exp_advantage" weights whole responses by their advantage: choose another weight, or '
+            'objective.credit = "rollout"'
+        )
+    if c.credit == "turn" and c.refill:
+        raise SoleraError(
+            'objective.refill counts groups by their total rewards: remove it, or set objective.credit = "rollout"'
+        )
     row = find(c.name)
     if c.keep_denominator and row.advantage is None:
         raise SoleraError(

@@ -53,11 +53,14 @@ class Tokens:
     responses: Responses
     ref_logp_T: Tensor | None = None
     statistic: Tensor | None = None
+    turn_advantage_T: Tensor | None = None
+    """The advantage of each token's turn, in place of that of its response (`objective.credit`)."""
 
     def __post_init__(self) -> None:
         for name in ("behaviour_logp_T", "proximal_logp_T", "entropy_T", "response_T"):
             assert getattr(self, name).shape == self.logp_T.shape, f"{name} and logp_T differ in shape"
-        assert self.ref_logp_T is None or self.ref_logp_T.shape == self.logp_T.shape
+        for value_T in (self.ref_logp_T, self.turn_advantage_T):
+            assert value_T is None or value_T.shape == self.logp_T.shape
 
     @classmethod
     def join(cls, parts: "list[Tokens]") -> "Tokens":
@@ -74,10 +77,13 @@ class Tokens:
             together("response_T"),
             parts[0].responses,
             None if parts[0].ref_logp_T is None else together("ref_logp_T"),
+            turn_advantage_T=None if parts[0].turn_advantage_T is None else together("turn_advantage_T"),
         )
 
     @property
     def advantage_T(self) -> Tensor:
+        if self.turn_advantage_T is not None:
+            return self.turn_advantage_T.to(self.logp_T.dtype)
         return self.responses.advantage_B[self.response_T].to(self.logp_T.dtype)
 
     @property

@@ -2,10 +2,11 @@
 
 Little-endian. The header has the format and the number of sequences. Each sequence has its number of tokens, whether it
 has log-probabilities, and its number of spans; then the token ids, the spans as (start, stop, version), and the
-log-probabilities of the spans.
+log-probabilities of the spans. In format 2, a temperature for each span follows, or NaN if none was recorded.
 """
 
 import struct
+from math import isnan
 from typing import Any
 
 import numpy as np
@@ -13,23 +14,27 @@ import numpy as np
 from solera.errors import SoleraError
 from solera.records import Sequence, Span
 
-FORMAT = 1
+FORMAT, WITH_TEMPERATURES = 1, 2
+"""The second is used only if a sequence has turns of different temperatures."""
 _HEADER = struct.Struct("<BH")
 _SEQUENCE = struct.Struct("<I?I")
 _SPAN = struct.Struct("<iii")
-_INT, _FLOAT = np.dtype("<i4"), np.dtype("<f4")
+_INT, _FLOAT, _TEMPERATURE = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 
 
 def encode(sequences: tuple[Sequence, ...]) -> bytearray:
     """Returns a bytearray, which SQLite's driver takes directly. For bytes it first looks for an adapter, which takes
     longer than writing them."""
-    parts: list[Any] = [_HEADER.pack(FORMAT, len(sequences))]
+    warm = any(s.temperatures is not None for s in sequences)
+    parts: list[Any] = [_HEADER.pack(WITH_TEMPERATURES if warm else FORMAT, len(sequences))]
     for s in sequences:
         parts.append(_SEQUENCE.pack(len(s.token_ids_T), s.span_logp is not None, len(s.spans)))
         parts.append(np.ascontiguousarray(s.token_ids_T, _INT))  # copied once, when all are joined
         parts += [_SPAN.pack(*span) for span in s.spans]
         if s.span_logp is not None:
             parts.append(np.ascontiguousarray(s.span_logp, _FLOAT))
+        if warm:
+            parts.append(np.array(s.temperatures or [np.nan] * len(s.spans), _TEMPERATURE))
     return bytearray().join(parts)
 
 
@@ -37,11 +42,11 @@ def decode(data: bytes | bytearray) -> tuple[Sequence, ...]:
     """The inverse of `encode`. Refuses damaged bytes."""
     try:
         kind, count = _HEADER.unpack_from(data)
-        if kind != FORMAT:
-            raise SoleraError(f"store: sequences are in format {kind}, this version reads {FORMAT}")
+        if kind not in (FORMAT, WITH_TEMPERATURES):
+            raise SoleraError(f"store: sequences are in format {kind}, this version reads up to {WITH_TEMPERATURES}")
         place, sequences = _HEADER.size, []
         for _ in range(count):
-            sequence, place = _decode_one(data, place)
+            sequence, place = _decode_one(data, place, kind == WITH_TEMPERATURES)
             sequences.append(sequence)
     except (struct.error, ValueError) as error:
         raise SoleraError(f"store: damaged sequence data: {error}") from error
@@ -50,7 +55,7 @@ def decode(data: bytes | bytearray) -> tuple[Sequence, ...]:
     return tuple(sequences)
 
 
-def _decode_one(data: bytes | bytearray, place: int) -> tuple[Sequence, int]:
+def _decode_one(data: bytes | bytearray, place: int, warm: bool) -> tuple[Sequence, int]:
     length, has_logp, count = _SEQUENCE.unpack_from(data, place)
     place += _SEQUENCE.size
     token_ids_T = np.frombuffer(data, _INT, length, place)
@@ -59,7 +64,12 @@ def _decode_one(data: bytes | bytearray, place: int) -> tuple[Sequence, int]:
     if len(spans) != count:
         raise ValueError("the spans are cut off")
     place += _SPAN.size * count
-    if not has_logp:
-        return Sequence(token_ids_T, spans, None), place
-    written = sum([stop - start for start, stop, _ in spans])
-    return Sequence(token_ids_T, spans, np.frombuffer(data, _FLOAT, written, place)), place + 4 * written
+    span_logp = None
+    if has_logp:
+        span_logp = np.frombuffer(data, _FLOAT, sum([stop - start for start, stop, _ in spans]), place)
+        place += 4 * len(span_logp)
+    if not warm:
+        return Sequence(token_ids_T, spans, span_logp), place
+    temperatures = tuple(np.frombuffer(data, _TEMPERATURE, count, place).tolist())
+    known = None if any(map(isnan, temperatures)) or not spans else temperatures
+    return Sequence(token_ids_T, spans, span_logp, known), place + _TEMPERATURE.itemsize * count

@@ -52,6 +52,7 @@ _READ = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
         _r.sequences, _r.text, _r.admission, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _w.sequence,
     )
     .join(rewards, _w.rollout_id == _r.id)
     .order_by(_r.id, _w.part, _w.revision)
@@ -67,7 +68,7 @@ _WRITTEN_HERE = _r.fingerprint.is_(None)
 _OWN = select(_r.id, _r.lineage, _r.sequences).where(_AMONG, _WRITTEN_HERE, _r.superseded == 0)
 _STANDINGS = select(_r.id, _r.origin, _WRITTEN_HERE & (_r.superseded == 1)).where(_AMONG)
 _REVISIONS = (
-    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position)
+    select(_w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.position, _w.sequence)
     .where(_w.rollout_id.in_(bindparam("ids", expanding=True)))
     .order_by(_w.revision)
 )
@@ -355,7 +356,8 @@ class Ledger:
         rows, number, now = list[tuple[Any, ...]](), self._last_late(), time.time()
         for rollout_id, reward in given:
             revision, *held = latest.get((rollout_id, reward.part), (-1, None))
-            if held != (says := [reward.value, reward.source, reward.position]) and (over or revision < 0):
+            says = [reward.value, reward.source, reward.position, reward.sequence]
+            if held != says and (over or revision < 0):
                 latest[rollout_id, reward.part] = revision + 1, *says
                 revised = replace(reward, revision=revision + 1)
                 number += 1

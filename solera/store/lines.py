@@ -24,7 +24,7 @@ SAMPLING_FIELDS = ("temperature", "max_tokens", "top_p")
 TOKEN_FIELDS = ("sequences", "lineage", "sampling", "text", "prompt", "response")
 """The last two are for people; only the tokens count."""
 SHARED_FIELDS = ("key", "origin", "finish_reason", "reward", "rewards", "id", "created")
-REWARD_FIELDS = ("id", "value", "part", "source", "position")
+REWARD_FIELDS = ("id", "value", "part", "source", "position", "sequence")
 LARGEST = 2**31 - 1
 ORIGIN = re.compile(r"self|human|(model|file):.+")
 
@@ -129,14 +129,15 @@ class LineReader:
         )  # fmt: skip
 
     def _sequence(self, data: dict[str, Any]) -> Sequence:
-        _known(data, ("ids", "spans", "logp"))
+        _known(data, ("ids", "spans", "logp", "temperatures"))
         spans = data.get("spans")
         if not isinstance(spans, list) or not all(isinstance(span, list) and len(span) == 3 for span in spans):
             raise SoleraError(_must_be(data, "spans", "a list of [start, stop, version]"))
         checked = tuple(Span(*_wholes({"spans": span}, "spans", NO_VERSION, LARGEST)) for span in spans)
         ids = np.array(_wholes(data, "ids", 0, self.vocabulary - 1), np.int32)
         written = sum(span.stop - span.start for span in checked)
-        sequence = Sequence(ids, checked, None if data.get("logp") is None else _logps(data, "logp", written))
+        logp = None if data.get("logp") is None else _logps(data, "logp", written)
+        sequence = Sequence(ids, checked, logp, _temperatures(data, len(checked)))
         if checked and self.is_held_out(tuple(ids[: checked[0].start].tolist())):
             raise HeldOutError(f"field 'sequences': its prompt {HELD_OUT}")
         return sequence
@@ -186,7 +187,8 @@ def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
 
 def _plain(sequence: Sequence) -> dict[str, Any]:
     logp = None if sequence.span_logp is None else [float(str(value)) for value in sequence.span_logp]  # shortest form
-    return {"ids": sequence.token_ids_T.tolist(), "spans": [list(span) for span in sequence.spans], "logp": logp}
+    line = {"ids": sequence.token_ids_T.tolist(), "spans": [list(span) for span in sequence.spans], "logp": logp}
+    return line if sequence.temperatures is None else line | {"temperatures": list(sequence.temperatures)}
 
 
 def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -224,7 +226,10 @@ def _rewards(data: dict[str, Any], origin: str) -> tuple[Reward, ...]:
 
 def _reward(data: dict[str, Any], source: str) -> Reward:
     position = None if data.get("position") is None else _whole(data, "position", 0, LARGEST)
-    return Reward(_number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position)
+    sequence = None if data.get("sequence") is None else _whole(data, "sequence", 0, LARGEST)
+    return Reward(
+        _number(data, "value"), _text(data, "part", "reward"), _text(data, "source", source), 0, position, sequence
+    )  # fmt: skip
 
 
 def _sampling(data: Any) -> Sampling | None:
@@ -310,3 +315,13 @@ def _logps(data: dict[str, Any], field: str, count: int) -> np.ndarray:
     if len(values) != count:
         raise SoleraError(f"field {field!r} has {len(values)} log-probabilities for {count} tokens")
     return np.array(values, np.float32)
+
+
+def _temperatures(data: dict[str, Any], count: int) -> tuple[float, ...] | None:
+    values = data.get("temperatures")
+    if values is None:
+        return None
+    if not isinstance(values, list) or len(values) != count:
+        raise SoleraError(_must_be(data, "temperatures", "a list with one temperature for each span"))
+    _refuse("temperatures", values, [not (type(v) in (int, float) and 0 < v < 1e30) for v in values], "temperatures")
+    return tuple(map(float, values))

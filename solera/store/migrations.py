@@ -35,6 +35,7 @@ MIGRATIONS = {
         "ALTER TABLE uses ADD COLUMN checksum BIGINT",
     ),
     6: ("ALTER TABLE rollouts ADD COLUMN tokens INTEGER",),
+    7: ("ALTER TABLE rewards ADD COLUMN sequence INTEGER",),
 }
 """The statements that lead to each version from the one before. Never change an entry: add the next."""
 VERSION = max(MIGRATIONS)

@@ -19,7 +19,7 @@ _r, _u, _w = rollouts.c, uses.c, rewards.c
 _USED = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _u.version, _u.age, _u.advantage,
-        _u.revision, _u.group_number, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _u.revision, _u.group_number, _w.value, _w.part, _w.source, _w.revision, _w.position, _w.sequence,
     )
     .join(uses, _u.rollout_id == _r.id)
     .outerjoin(rewards, _w.rollout_id == _r.id)
@@ -30,6 +30,7 @@ _ALL = (
     select(
         _r.id, _r.prompt_key, _r.lineage, _r.origin, _r.finish_reason, _r.temperature, _r.max_tokens, _r.top_p,
         _r.sequences, _r.text, _r.admission, _r.created, _w.value, _w.part, _w.source, _w.revision, _w.position,
+        _w.sequence,
     )
     .outerjoin(rewards, _w.rollout_id == _r.id)
     .where(_r.superseded == 0)

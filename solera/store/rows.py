@@ -15,7 +15,7 @@ ROLLOUT_COLUMNS = (
     "id", "prompt_key", "lineage", "version", "origin", "finish_reason", "temperature", "max_tokens", "top_p",
     "created", "tokens", "sequences", "text", "checksum", "admission", "rewards", "seal",
 )  # fmt: skip
-REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position", "checksum")
+REWARD_COLUMNS = ("rollout_id", "part", "revision", "value", "source", "created", "position", "sequence", "checksum")
 USE_COLUMNS = ("version", "rollout_id", "age", "advantage", "revision", "group_number", "checksum")
 SET_ASIDE = 1 << 32
 """Added to the seal of a rollout that a resume superseded, so that the seal covers that flag too."""
@@ -45,7 +45,7 @@ def tokens_of(rollout: Rollout) -> int | None:
 def reward_row(rollout_id: int, reward: Reward, now: float, late: int | None = None) -> tuple[Any, ...]:
     """In the order of REWARD_COLUMNS. `late` is the reward's number among those that arrived after their rollout."""
     values = rollout_id, reward.part, reward.revision, reward.value, reward.source, now, reward.position
-    return *values, checksum_of_reward(*values, late)
+    return *values, reward.sequence, checksum_of_reward(*values, late, reward.sequence)
 
 
 def use_row(use: Use) -> tuple[Any, ...]:
@@ -94,9 +94,11 @@ def seal_of(
 
 def checksum_of_reward(
     rollout_id: int, part: str, revision: int, value: float, source: str, created: float, position: int | None,
-    late: int | None,
+    late: int | None, sequence: int | None = None,
 ) -> int:  # fmt: skip
     numbers = _REWARD.pack(rollout_id, revision, _whole(position), _whole(late), _real(value), created)
+    if sequence is not None:  # otherwise as in stores that have no such column
+        numbers += sequence.to_bytes(8, "little")
     return crc32(_words(part, source), crc32(numbers))
 
 

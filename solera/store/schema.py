@@ -68,6 +68,7 @@ rewards = Table(
     Column("source", String, nullable=False),
     Column("created", Float, nullable=False),
     Column("position", Integer, doc="see Reward"),
+    Column("sequence", Integer, doc="see Reward"),
     Column("checksum", BigInteger, doc="CRC-32 of the other columns, see rows.py; unset in older stores"),
     Column("late", Integer, doc="number among the rewards that came after their rollout; unset for those with it"),
     sqlite_with_rowid=False,  # the key is the table: one B-tree to write instead of two

@@ -28,7 +28,7 @@ _SEALED = (
 )  # fmt: skip
 _ROLLOUTS = select(_r.sequences, _r.checksum, _r.superseded, _r.seal, _r.tokens, *_SEALED).order_by(_r.id)
 _REWARDS = select(
-    _w.checksum, _w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.created, _w.position, _w.late
+    _w.checksum, _w.rollout_id, _w.part, _w.revision, _w.value, _w.source, _w.created, _w.position, _w.late, _w.sequence
 ).order_by(_w.rollout_id, _w.part, _w.revision)
 _USES = select(
     _u.checksum, _u.version, _u.rollout_id, _u.age, _u.advantage, _u.revision, _u.group_number

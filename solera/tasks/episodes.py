@@ -5,7 +5,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, overload
 
@@ -241,9 +241,10 @@ class Episode:
         max_tokens: int | None = None,
         stop: str | Items[str] = (),
         temperature: float | None = None,
+        room: int | None = None,
     ) -> Completion:
         """The `Generate` that the task is given."""
-        sampling = turn_sampling(self.sampling, max_tokens, stop, temperature)
+        sampling = turn_sampling(self.sampling, max_tokens, stop, temperature, room)
         if token_ids is not self.prompt.token_ids:
             token_ids = token_ids_of(token_ids, "the input of generate")
         if not token_ids:
@@ -257,6 +258,8 @@ class Episode:
         except Exception as error:
             self.engine_error = error
             raise
+        if sampling.temperature == 0 < self.sampling.temperature:
+            completion = replace(completion, trained=False)
         self.turns.append((token_ids, completion))
         if not len(completion.token_ids_T):
             self._count_full()
@@ -354,9 +357,7 @@ def _common(one: list[int], other: list[int]) -> int:
 
 def _rollout(prompt: Prompt, parts: tuple[tuple[int, ...] | Completion, ...], reward: float) -> Rollout:
     """The rollout of a failed episode, from what was generated, if anything."""
-    last = next((part for part in reversed(parts) if isinstance(part, Completion)), None)
     rewards = (Reward(reward, FAILED, "collect.errors"),)
-    sequences = (Sequence.turns(parts or (prompt.token_ids,)),)
-    if last is None:
-        return Rollout(prompt.key, sequences, rewards)
-    return Rollout(prompt.key, sequences, rewards, last.lineage, "self", last.finish_reason, last.sampling)
+    if parts:
+        return Rollout.of_sequences(prompt, parts, rewards=rewards)
+    return Rollout(prompt.key, (Sequence.turns((prompt.token_ids,)),), rewards)

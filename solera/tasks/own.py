@@ -10,12 +10,15 @@ import numpy as np
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate, Task
 from solera.records import Prompt, Reward, Rollout
+from solera.tasks.environments import EnvironmentTask
 from solera.tasks.functions import check_file, is_spec, load_module, where
 from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
 """Methods of a task."""
 TaskFactory = Callable[[Codec], Task]
+ENVIRONMENT = "env:"
+"""Before the name of an environment."""
 
 
 class Regrade(Protocol):
@@ -26,20 +29,37 @@ class Regrade(Protocol):
 
 def check_task(spec: str) -> None:
     """Refuse what cannot name a task, before anything is imported."""
-    if not is_spec(spec):
-        raise SoleraError(f"task.name is {spec!r}; write your own task as file.py:Class or package.module:Class")
-    check_file(spec, "task.name")
+    if not is_spec(spec.removeprefix(ENVIRONMENT)):
+        raise SoleraError(
+            f"task.name is {spec!r}; write your own task as file.py:Class or package.module:Class, and an environment "
+            "as env:file.py:Class"
+        )
+    check_file(spec.removeprefix(ENVIRONMENT), "task.name")
 
 
 def load_task(spec: str) -> TaskFactory:
     """Return the class, or function of a codec, that a spec names."""
     check_task(spec)
-    module, name = load_module(spec, "task.name"), spec.rpartition(":")[2]
+    module, name = load_module(spec.removeprefix(ENVIRONMENT), "task.name"), spec.rpartition(":")[2]
     factory = getattr(module, name, None)
+    if factory is not None and spec.startswith(ENVIRONMENT):
+        return _environment(factory, spec)
     if factory is None:
         known = [key for key, value in vars(module).items() if inspect.isclass(value) and not missing_methods(value)]
         raise SoleraError(f"task.name: {spec}: {name} does not exist; tasks in the file: {', '.join(known) or 'none'}")
     return check_factory(factory, f"task.name: {spec}")
+
+
+def _environment(environment: Any, spec: str) -> TaskFactory:
+    if not callable(environment):
+        raise SoleraError(f"task.name: {spec} must be a class or a function that returns an environment")
+
+    def make(codec: Codec) -> Task:
+        return EnvironmentTask(codec, environment)
+
+    make.__name__ = environment.__name__
+    make.__module__ = environment.__module__
+    return make
 
 
 def check_factory(factory: Any, what: str) -> TaskFactory:

@@ -12,28 +12,33 @@ from solera.values import kind
 
 
 def turn_sampling(
-    sampling: Sampling, max_tokens: int | None, stop: str | Sequence[str], temperature: float | None
+    sampling: Sampling,
+    max_tokens: int | None,
+    stop: str | Sequence[str],
+    temperature: float | None,
+    room: int | None = None,
 ) -> Sampling:
     """The run's sampling settings, with the task's arguments for this turn applied.
 
     >>> turn_sampling(Sampling(1.0, 64), 8, "END", None)
     Sampling(temperature=1.0, max_tokens=8, top_p=1.0, stop=('END',))
     """
-    if max_tokens is None and temperature is None and stop == ():
+    if max_tokens is None and temperature is None and room is None and stop == ():
         return sampling
+    most = sampling.max_tokens if max_tokens is None else _whole(max_tokens, "max_tokens")
     return replace(
         sampling,
-        max_tokens=sampling.max_tokens if max_tokens is None else _max_tokens(max_tokens),
+        max_tokens=most if room is None else min(most, _whole(room, "room")),
         stop=_stop(stop),
-        temperature=sampling.temperature if temperature is None else _temperature(temperature, sampling),
+        temperature=sampling.temperature if temperature is None else _temperature(temperature),
     )
 
 
-def _max_tokens(given: int) -> int:
+def _whole(given: int, name: str) -> int:
     if isinstance(given, bool) or not isinstance(given, Integral):
-        raise SoleraError(f"generate: max_tokens must be a whole number, not {kind(given)}")
+        raise SoleraError(f"generate: {name} must be a whole number, not {kind(given)}")
     if given < 1:
-        raise SoleraError(f"generate: max_tokens is {given}; it must be at least 1")
+        raise SoleraError(f"generate: {name} is {given}; it must be at least 1")
     return int(given)
 
 
@@ -46,14 +51,9 @@ def _stop(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _temperature(given: float, sampling: Sampling) -> float:
+def _temperature(given: float) -> float:
     if isinstance(given, bool) or not isinstance(given, Real):
         raise SoleraError(f"generate: temperature must be a number, not {kind(given)}")
     if given != 0 and not COLDEST <= given < math.inf:
         raise SoleraError(f"generate: temperature is {given}; it must be 0, or {COLDEST} or more")
-    if given == 0 < sampling.temperature:
-        raise SoleraError(
-            f"generate: temperature is 0, but the run samples at {sampling.temperature:g}: greedy text has no "
-            "importance weights. Take a temperature above 0"
-        )
     return float(given)

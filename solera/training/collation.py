@@ -6,15 +6,17 @@ from random import Random
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from solera.batch import Batch
 from solera.errors import SoleraError
 from solera.objectives.advantage import zero_variance
-from solera.objectives.objective import Objective
+from solera.objectives.objective import Objective, Shaped
 from solera.records import Group, Rollout, Use
 from solera.streams import stream_seed, uniforms
+from solera.training.credit import flat_groups, turn_advantages
 
 WATCHED_SHARE = 16
 """One masked group in so many is watched, and at least one."""
@@ -51,11 +53,17 @@ def collate(
     compared = [member for member in drawn if member.compares(mask_truncated)]
     reward_B = torch.tensor([member.reward for member in compared], dtype=torch.float64)
     group_B = torch.tensor([member.group for member in compared], dtype=torch.int64)
-    shaped = objective.shape(reward_B, group_B, len(groups), _uniforms(objective, compared, seed, now))
+    several = [member.rollout for member in compared]
+    flat = (
+        flat_groups(several, group_B, len(groups))
+        if objective.by_turn
+        else zero_variance(reward_B, group_B, len(groups))
+    )
+    shaped = objective.shape(reward_B, group_B, len(groups), _uniforms(objective, compared, seed, now), flat)
     taken = shaped.taken_B.tolist()
     trained = [member.rollout for member, takes_part in zip(compared, taken, strict=True) if takes_part]
     need_behaviour(trained, objective)
-    flat_P = zero_variance(reward_B, group_B, len(groups)).tolist()
+    flat_P = flat.tolist()
     masked = [member for member in compared if flat_P[member.group]] if objective.zero_variance_mask else []
     known = [member for member in masked if member.rollout.known]
     watched = _watched(known, seed, now)
@@ -76,8 +84,23 @@ def collate(
         | _waste(drawn, compared, taken, shaped.dropped_B.tolist(), {member.group for member in masked}),
         uses=_uses(drawn, compared, taken, shaped.advantage_B.tolist(), now),
         watched=watched,
+        turn_advantages=_turn_advantages(several, group_B, shaped, objective, len(groups)),
         watched_for=len(known) / len(watched) if watched else 0.0,
     )
+
+
+def _turn_advantages(
+    rollouts: list[Rollout], group_B: Tensor, shaped: Shaped, objective: Objective, groups: int
+) -> tuple[npt.NDArray[np.float64], ...] | None:
+    """Of the responses that take part. Those that RED-Drop removed count in no baseline and have advantages of 0."""
+    if not objective.by_turn:
+        return None
+    assert objective.advantage is not None
+    left_B = shaped.taken_B & ~shaped.dropped_B
+    left = [rollout for rollout, stays in zip(rollouts, left_B.tolist(), strict=True) if stays]
+    found = iter(turn_advantages(left, group_B[left_B], groups, objective.advantage))
+    taken = zip(rollouts, shaped.taken_B.tolist(), left_B.tolist(), strict=True)
+    return tuple(next(found) if stays else np.zeros(rollout.length) for rollout, takes, stays in taken if takes)
 
 
 def count_live_groups(groups: list[Group], mask_truncated: bool = False) -> int:

@@ -27,7 +27,7 @@ from solera.protocols import Engine, Store, SupplyState, Task
 from solera.records import Group, PolicyVersion, Prompt, Sampling
 from solera.tasks.episodes import Attempted, Guard, attempt
 from solera.tasks.event_loop import EventLoop
-from solera.training.supply import ROUNDS, Failures, attempt_seeds, stored
+from solera.training.supply import ROUNDS, Outcomes, attempt_seeds, stored
 
 UNBOUNDED = 2
 """Batches generated ahead if nothing bounds the age (`sync.rule = "never"`)."""
@@ -123,7 +123,7 @@ class Stream:
         self._changed = threading.Condition()
         """Guards the fields above. The event loop's thread admits groups and ends attempts. The main thread stores and
         draws."""
-        self._failures = Failures()
+        self._outcomes = Outcomes()
         self._closed = Counter[str]()
         self._waited: list[Waited] = []
         self._worked = engine.work
@@ -171,7 +171,7 @@ class Stream:
             ended = {n: group for n, group in sorted(self._open.items()) if group.attempted is not None}
             attempted = {n: group.attempted for n, group in ended.items() if group.attempted is not None}
         everyone = [each for members in attempted.values() for each in members]
-        self._failures.count(everyone, self.new_per_batch * self.members)
+        self._outcomes.count(everyone, self.new_per_batch * self.members)
         self.guard.tell(everyone)
         rollouts, tokens = stored(attempted)
         if rollouts:
@@ -312,7 +312,7 @@ class Stream:
             ready = sum(group.ended is not None for group in self._open.values())
             held = {"stream/ready": float(ready), "stream/running": float(len(self._open) - ready)}
         return (
-            {"time/generate/decode": (self._worked - before).seconds} | held | self._failures.take()
+            {"time/generate/decode": (self._worked - before).seconds} | held | self._outcomes.take()
             | {f"stream/closed_{reason}": count for reason, count in closed.items()} | waiting_times(waited)
         )  # fmt: skip
 

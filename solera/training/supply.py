@@ -1,11 +1,13 @@
 """Keeps the store supplied with rollouts: one group of attempts for each prompt, with their grades."""
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from solera.protocols import Engine, Store, SupplyState, Task
-from solera.records import Group, PolicyVersion, Prompt, Rollout, Sampling
+from solera.records import EpisodeFacts, Group, PolicyVersion, Prompt, Rollout, Sampling
 from solera.streams import stream_seeds
 from solera.tasks.episodes import STOP, Attempted, Failed, Guard, attempt_all, episodes
 from solera.tasks.event_loop import Begun, EventLoop
@@ -32,25 +34,53 @@ def stored(attempted: Mapping[int, Sequence[Attempted]]) -> tuple[list[Rollout],
     return rollouts, sum(each.tokens if isinstance(each, Failed) else each.length for each in everyone)
 
 
-class Failures:
-    """Counts failed episodes."""
+class Outcomes:
+    """Counts failed episodes, and what episodes of several turns did."""
 
     def __init__(self) -> None:
-        self._since = 0
+        self._failed = 0
         self._in_a_row = 0
+        self._several_turns: list[tuple[EpisodeFacts, int]] = []
 
     def count(self, attempted: Sequence[Attempted], batch: int) -> None:
         """Raise an error if all of these episodes failed, and at least `batch` in a row."""
         failed = [each for each in attempted if isinstance(each, Failed)]
-        self._since += len(failed)
+        rollouts = [each for each in attempted if isinstance(each, Rollout)]
+        self._several_turns += [(each.facts, len(each.sequences)) for each in rollouts if each.facts is not None]
+        self._failed += len(failed)
         self._in_a_row = self._in_a_row + len(failed) if len(failed) == len(attempted) else 0
         if failed and self._in_a_row >= batch:
             raise failed[0].error
 
     def take(self) -> dict[str, float]:
-        """`episodes/failed` since the last call, if there were any."""
-        failed, self._since = self._since, 0
-        return {"episodes/failed": failed} if failed else {}
+        """Figures since the last call: `episodes/failed`, if there were any, and those of `turn_metrics`."""
+        failed, self._failed = self._failed, 0
+        facts, self._several_turns = self._several_turns, []
+        return ({"episodes/failed": failed} if failed else {}) | turn_metrics(facts)
+
+
+def turn_metrics(episodes: Sequence[tuple[EpisodeFacts, int]]) -> dict[str, float]:
+    """Metrics of episodes, each given with its number of sequences: means per episode of turns and sequences, sums of
+    everything else.
+
+    >>> turn_metrics([(EpisodeFacts(3, "done", calls=2, errors=1, seconds=0.5), 1), (EpisodeFacts(2, "turns"), 2)])
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'turns/mean': 2.5, 'rollout/sequences': 1.5, 'tools/calls': 2, 'tools/errors': 1, 'tools/seconds': 0.5,
+     'tokens/retokenised': 0, 'episodes/ended_done': 1, 'episodes/ended_turns': 1}
+    """
+    if not episodes:
+        return {}
+    facts = [each for each, _ in episodes]
+    endings = Counter(each.ending for each in facts)
+    return {
+        "turns/mean": sum(each.turns for each in facts) / len(facts),
+        "rollout/sequences": sum(sequences for _, sequences in episodes) / len(facts),
+        "tools/calls": sum(each.calls for each in facts),
+        "tools/errors": sum(each.errors for each in facts),
+        "tools/seconds": math.fsum(each.seconds for each in facts),
+        "tokens/retokenised": sum(each.retokenised for each in facts),
+        **{f"episodes/ended_{ending}": count for ending, count in sorted(endings.items())},
+    }
 
 
 class LockStep:
@@ -91,7 +121,7 @@ class LockStep:
         self.position = 0
         """Next problem of the task's stream."""
         self.guard = guard
-        self._failures = Failures()
+        self._outcomes = Outcomes()
         self._decoding = 0.0
         """Seconds in which the engine wrote batches since `take_metrics` was called last."""
         self._begun: Begun[tuple[list[Attempted], float]] | None = None
@@ -117,7 +147,7 @@ class LockStep:
                 break
             attempted = self._attempted(missing, ahead)
             ahead = []
-            self._failures.count(attempted, groups * self.members)
+            self._outcomes.count(attempted, groups * self.members)
             by_problem = {self.position + p: attempted[p * self.members :][: self.members] for p in range(missing)}
             rollouts, tokens = stored(by_problem)
             self.store.add(rollouts)
@@ -164,9 +194,9 @@ class LockStep:
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: `time/generate/decode`, seconds in which the engine wrote the batches that were taken,
-        and `episodes/failed`, where some did."""
+        `episodes/failed`, where some did, and the figures of episodes of several turns."""
         seconds, self._decoding = self._decoding, 0.0
-        return {"time/generate/decode": seconds} | self._failures.take()
+        return {"time/generate/decode": seconds} | self._outcomes.take()
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""

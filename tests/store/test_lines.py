@@ -93,6 +93,9 @@ def test_what_is_exported_is_read_back_without_loss(read):
     (a,), (b,) = original.sequences, back.sequences
     assert a.spans == b.spans and a.token_ids_T.tolist() == b.token_ids_T.tolist()
     assert a.span_logp.tobytes() == b.span_logp.tobytes()
+    warm = Sequence(a.token_ids_T, a.spans, a.span_logp, (0.3,) * len(a.spans))
+    object.__setattr__(original, "sequences", (warm,))
+    assert read(json.dumps(plain(original, 0.0)).encode()).sequences[0].temperatures == warm.temperatures
     without = Sequence(a.token_ids_T, a.spans, None)
     object.__setattr__(original, "sequences", (without,))
     object.__setattr__(original, "origin", "self")

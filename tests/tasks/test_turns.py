@@ -102,7 +102,8 @@ def test_behaviour_logp_is_that_of_the_temperature_asked_for(engine, tiny, tempe
         ({"temperature": 1e-9}, "generate: temperature is 1e-09; it must be 0, or 0.001 or more"),
         ({"temperature": float("nan")}, "generate: temperature is nan"),
         ({"temperature": "hot"}, "generate: temperature must be a number, not text"),
-        ({"temperature": 0}, "generate: temperature is 0, but the run samples at 1: greedy text has no importance"),
+        ({"room": 0}, "generate: room is 0; it must be at least 1"),
+        ({"room": 1.5}, "generate: room must be a whole number, not a float"),
     ],
     ids=str,
 )
@@ -117,6 +118,37 @@ def test_a_greedy_evaluation_may_be_asked_for_greedy_text(engine):
     task = Asking(temperature=0)
     attempt_all(task, engine, [(prompts()[0], 0)], Sampling(0.0, 4))
     assert task.came["p/0"].sampling == Sampling(0.0, 4)
+
+
+@pytest.mark.parametrize(("asked", "most"), [({"room": 3}, 3), ({"max_tokens": 5, "room": 9}, 5), ({"room": 99}, 12)])
+def test_room_can_only_lower_the_limit(tiny, asked, most):
+    engine, task = InProcessEngine(tiny.copy(torch.float32), (99,), 64, torch.float32), Asking(**asked)
+    attempt_all(task, engine, [(Prompt("p", (2, 3)), 0)], Sampling(1.0, 12))
+    assert len(task.came["p"].token_ids_T) == most
+
+
+def test_a_greedy_turn_of_a_run_that_samples_is_given_text(engine, tiny):
+    class Three:
+        async def run(self, prompt, generate):
+            first = await generate(prompt.token_ids, max_tokens=4)
+            ids = (*prompt.token_ids, *first.token_ids_T.tolist(), 5)
+            second = await generate(ids, temperature=0, max_tokens=3)
+            third = await generate((*ids, *second.token_ids_T.tolist(), 6), temperature=0.5, max_tokens=2)
+            return Rollout.of(prompt, first, (5,), second, (6,), third, rewards=(Reward(1.0),))
+
+    (made,) = attempt_all(Three(), engine, [(Prompt("p", (2, 3)), 1)], Sampling(1.0, 12))
+    (sequence,) = made.sequences
+    first, third = sequence.spans
+    assert sequence.temperatures == (1.0, 0.5)
+    assert made.sampling.temperature == 0.5
+    assert made.length == first.stop - first.start + third.stop - third.start
+    middle = sequence.token_ids_T[first.stop + 1 : third.start - 1].tolist()
+    assert middle == greedy(tiny.copy(torch.float32), tuple(sequence.token_ids_T[: first.stop + 1].tolist()), 3, ())[0]
+
+
+def test_an_episode_of_greedy_turns_only_has_nothing_to_train_on(engine):
+    (made,) = attempt_all(Asking(temperature=0), engine, [(Prompt("p", (2, 3)), 1)], Sampling(1.0, 4))
+    assert (made.length, made.sequences[0].spans) == (0, ())
 
 
 @pytest.mark.parametrize("kind", ["plain", "continuous"])

@@ -1,0 +1,193 @@
+"""Environments: TRL's interface, Gymnasium's, and mistakes in them."""
+
+import asyncio
+import json
+import random
+
+import pytest
+
+from solera.errors import SoleraError
+from solera.records import Reward
+from solera.tasks.conversation import Limits
+from solera.tasks.environments import EnvironmentTask, tools_of
+from solera.tasks.own import load_task, make_task
+from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
+from tests.tasks.test_conversation import Scripted
+
+
+class Counter:
+    """The interface of TRL's `environment_factory`: it samples its own problem, and scores itself."""
+
+    def reset(self, **kwargs) -> str:
+        self.value, self.target = 0, random.randint(1, 1000)
+        return f"Count to {self.target}."
+
+    def get_reward(self) -> float:
+        return float(self.value == self.target)
+
+    def add(self, step: int) -> int:
+        """
+        Add to the counter.
+
+        Args:
+            step: How much to add.
+
+        Returns:
+            The new value.
+        """
+        self.value += step
+        return self.value
+
+    def _hidden(self) -> None: ...
+
+
+def task_of(environment, name: str = "qwen2_5", **settings) -> tuple[EnvironmentTask, object]:
+    template = TEMPLATES[name]
+    tokenizer = small_tokenizer(template)
+    return EnvironmentTask(codec_of(tokenizer, template), environment, **settings), tokenizer
+
+
+def call(**arguments) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'add', 'arguments': arguments})}\n</tool_call>"
+
+
+def test_public_methods_are_tools_and_the_environment_scores_itself():
+    task, tokenizer = task_of(Counter)
+    assert [tool.__name__ for tool in tools_of(Counter())] == ["add"]
+    prompt = task.prompt(3)
+    target = int(prompt.data["messages"][0]["content"].split()[-1].rstrip("."))
+    for last, reward in ((target - 2, 1.0), (target, 0.0)):
+        script = Scripted(tokenizer, call(step=1) + call(step=1), call(step=last), "Done.")
+        rollout = asyncio.run(task.run(prompt, script))
+        assert (rollout.reward, rollout.facts.calls, rollout.facts.turns) == (reward, 3, 3)
+        shown = tokenizer.decode(script.given[1])
+        assert shown.index("<tool_response>\n1\n") < shown.index("<tool_response>\n2\n")  # one after the other
+        assert script.given[0] == prompt.token_ids
+
+
+def test_members_of_a_group_get_the_same_problem_and_other_random_numbers_go_on():
+    task, _ = task_of(Counter)
+    random.seed(5)
+    wanted = [random.random() for _ in range(3)]
+    random.seed(5)
+    found, texts = [], set()
+    for index in range(3):
+        texts.add(task.prompt(index).data["messages"][0]["content"])
+        found.append(random.random())
+    assert found == wanted and len(texts) == 3
+    assert task.prompt(1) == task.prompt(1)
+    assert not {p.key for p in task.held_out(20)} & {task.prompt(n).key for n in range(50)}
+
+
+class OfRow(Counter):
+    limits = Limits(turns=2)
+    system = "Be brief."
+
+    def reset(self, row):
+        self.value, self.target = 0, row["target"]
+
+    def reward(self) -> float:
+        return 0.5
+
+    get_reward = None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_rows(whole):
+    class Named(Counter):
+        def reset(self, target, **kwargs):
+            self.value, self.target = 0, target
+            return f" Really {kwargs['hint']}!"
+
+    rows = [{"prompt": f"Reach {n}.", "target": n, "hint": "h"} for n in range(64)]
+    task, tokenizer = task_of(OfRow if whole else Named, rows=rows)
+    held = {prompt.data["target"] for prompt in task.held_out(64)}
+    seen = [task.prompt(index).data["target"] for index in range(2 * (64 - len(held)))]
+    assert 0 < len(held) < 20 and not held & set(seen)
+    assert sorted(seen) == sorted([*set(seen)] * 2) and seen[: len(seen) // 2] != seen[len(seen) // 2 :]
+    prompt = task.prompt(0)
+    text = f"Reach {prompt.data['target']}."
+    assert prompt.data["messages"][-1]["content"] == (text if whole else text + " Really h!")
+    script = Scripted(tokenizer, *[call(step=prompt.data["target"])] * 10)
+    rollout = asyncio.run(task.run(prompt, script))
+    if whole:
+        assert prompt.data["messages"][0] == {"role": "system", "content": "Be brief."}
+        assert (rollout.reward, rollout.facts.ending, rollout.facts.turns) == (0.5, "turns", 2)
+    with pytest.raises(SoleraError, match="1 rows are too few to hold some out"):
+        task_of(Counter, rows=rows[:1])
+
+
+class Guess:
+    """Gymnasium's interface: every turn is an action."""
+
+    def reset(self, seed=None, options=None):
+        self.number, self.tries = seed % 10, 0
+        return "Guess a digit.", {}
+
+    def step(self, action):
+        self.tries += 1
+        right = action == str(self.number)
+        hint = "right" if right else "higher" if action < str(self.number) else "lower"
+        return hint, 1.0 if right else -0.1, right, self.tries == 3, {}
+
+
+def test_gymnasium():
+    task, tokenizer = task_of(Guess)
+    prompt = task.prompt(7)
+    script = Scripted(tokenizer, "5", "9", "7", "0")
+    rollout = asyncio.run(task.run(prompt, script))
+    assert [m["content"] for m in prompt.data["messages"]] == ["Guess a digit."]
+    assert "higher" in tokenizer.decode(script.given[1]) and "lower" in tokenizer.decode(script.given[2])
+    ends = [span.stop - 1 for span in rollout.sequences[0].spans]
+    policy = [n for n, mask in enumerate(rollout.sequences[0].mask_T) if mask]
+    assert rollout.rewards == tuple(
+        Reward(value, f"turn_{n}", position=policy.index(end), sequence=0)
+        for n, (value, end) in enumerate(zip((-0.1, -0.1, 1.0), ends, strict=True), 1)
+    )
+    assert rollout.reward == pytest.approx(0.8) and rollout.facts.turns == 3
+    script = Scripted(tokenizer, *["1"] * 5)
+    assert asyncio.run(task.run(prompt, script)).facts.turns == 3
+
+
+class Raising(Counter):
+    def get_reward(self):
+        raise ConnectionError("down")
+
+
+class Wordy(Counter):
+    def get_reward(self):
+        return "good"
+
+
+def test_mistakes(tmp_path):
+    task, tokenizer = task_of(Raising)
+    with pytest.raises(ConnectionError, match="down"):
+        asyncio.run(task.run(task.prompt(0), Scripted(tokenizer, "Hi.")))
+    task, tokenizer = task_of(Wordy)
+    with pytest.raises(SoleraError, match="environment Wordy: its reward is text: 'good'; it must be a number"):
+        asyncio.run(task.run(task.prompt(0), Scripted(tokenizer, "Hi.")))
+
+    class Empty: ...
+
+    class Unscored:
+        def reset(self): ...
+
+    class Silent(Counter):
+        def reset(self): ...
+
+    for environment, complaint in (
+        (Empty, "environment Empty has no method reset"), (Unscored, "has no method reward"),
+    ):  # fmt: skip
+        with pytest.raises(SoleraError, match=complaint):
+            task_of(environment)
+    with pytest.raises(SoleraError, match="reset returned nothing, and there is no column prompt"):
+        task_of(Silent)[0].prompt(0)
+    file = tmp_path / "envs.py"
+    file.write_text("import random\n" + "class Mine:\n def reset(self): return 'Go.'\n def reward(self): return 1.0\n")
+    template = TEMPLATES["smollm2"]
+    made = make_task(load_task(f"env:{file}:Mine"), codec_of(small_tokenizer(template), template))
+    assert made.prompt(0).key == "Mine/0"
+    with pytest.raises(SoleraError, match=r"task.name: env:.*: Yours does not exist"):
+        load_task(f"env:{file}:Yours")
+    with pytest.raises(SoleraError, match=r"there is no file nowhere\.py"):
+        load_task("env:nowhere.py:Mine")
