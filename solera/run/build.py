@@ -30,7 +30,7 @@ from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.run.parts import Parts
-from solera.run.serving import open_server
+from solera.run.serving import open_servers
 from solera.store.deferred import Deferred
 from solera.store.drawing import new_per_batch, quotas_of
 from solera.store.ledger import Ledger
@@ -124,7 +124,7 @@ def _engine(parts: Parts, learner: Learner, folder: Path) -> tuple[Engine, bool]
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     if config.engine.name == "vllm":
-        return open_server(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
+        return open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)

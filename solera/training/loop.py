@@ -14,7 +14,7 @@ from solera.diagnosis.mismatch import Mismatch
 from solera.evaluate.accuracy import Evaluator
 from solera.folder.checkpoint import RunState, Saver
 from solera.objectives.objective import Objective
-from solera.protocols import Engine, Learner, Sink, Store, Supply
+from solera.protocols import Engine, Learner, Pooled, Sink, Store, Supply
 from solera.records import Group, PolicyVersion
 from solera.sync.rules import SyncRule, SyncState
 from solera.training.collation import collate, count_live_groups
@@ -89,6 +89,8 @@ class Loop:
                 metrics.add(diagnosis)
             with metrics.timed("store"):
                 self.store.record(batch.uses)
+            if isinstance(self.engine, Pooled):
+                metrics.add(self.engine.take_metrics())
             self.sink.log(step, metrics.row(batch, update, sync, self.supply, self.store))
             sync = self.rule(sync, learner.version, diagnosis)
             if self.stop():

@@ -49,7 +49,7 @@ def parts(url: str) -> Parts:
 @pytest.fixture
 def engine(parts: Parts, tmp_path: Path) -> Iterator[VllmEngine]:
     """Connected, with the embedded model's own weights as version 0."""
-    served = open_server(parts, "embedded", 8, tmp_path)
+    served = open_server(parts, parts.config.engine.urls[0], 8, tmp_path / "weights")
     served.load(weights_of(0))
     yield served
     served.close()

@@ -98,15 +98,16 @@ def launch(
     folder: Path,
     passing: Path,
     say: Say,
+    number: int = 0,
 ) -> Launched:
-    """Start a server with its log in `folder`. Returns when it has continued a text.
+    """Start a server with its log in `folder`. Returns when it has continued a text. `number` tells several apart.
 
     `passing` is the folder through which weights are passed on. It is removed when the server ends.
     """
     port = free_port()
     words = command(model, port, dtype, max_length, (gpu_memory or GPU_MEMORY) if on_gpu else None, args)
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "vllm.log"
+    log = folder / (f"vllm-{number}.log" if number else "vllm.log")
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, watchdog.__file__, str(os.getpid()), str(passing), *words],

@@ -4,6 +4,7 @@ Each transport keeps a copy of the last weights that were accepted, because a se
 """
 
 import base64
+import contextlib
 import os
 import shutil
 import socket
@@ -61,12 +62,14 @@ class Transport(Protocol):
 
 
 class FileTransport:
-    """A safetensors file in a folder that both sides can read. The last file is the copy that is kept."""
+    """A safetensors file in a folder that both sides can read. The last file is the copy that is kept. `number` tells
+    several servers apart that use the same folder."""
 
     name = "file"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, number: int = 0) -> None:
         self.folder = folder
+        self.number = number
         self._file: Path | None = None
         self._offered: Path | None = None
 
@@ -78,7 +81,7 @@ class FileTransport:
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._offered = self.folder / f"{label.replace('/', '-')}.safetensors"
+        self._offered = self.folder / f"{self.number}-{label.replace('/', '-')}.safetensors"
         save_file({name: tensor.contiguous().cpu() for name, tensor in named.items()}, self._offered)
         return {"path": str(self._offered.absolute())}
 
@@ -103,7 +106,11 @@ class FileTransport:
                 yield name, file.get_tensor(name)
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for file in filter(None, (self._file, self._offered)):
+            file.unlink(missing_ok=True)
+        self._file = self._offered = None
+        with contextlib.suppress(OSError):  # another server's file is still there
+            self.folder.rmdir()
 
 
 class _InMemory:
@@ -136,7 +143,7 @@ class IpcTransport(_InMemory):
         return
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
-        self._offered = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        self._offered = {name: tensor.detach().to("cuda").contiguous() for name, tensor in named.items()}
         torch.cuda.synchronize()
         return {"handles": [_handle(tensor) for tensor in self._offered.values()]}
 
@@ -170,6 +177,7 @@ class GroupTransport(_InMemory):
 
     def __init__(self, device: torch.device, host: str) -> None:
         super().__init__()
+        self.device = device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.host = host
         self._place: dict[str, Any] = {}
@@ -183,7 +191,7 @@ class GroupTransport(_InMemory):
         self._group = new_group(self.host, self._place["port"], 0, self._place["size"], self.backend)
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
-        self._offered = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        self._offered = {name: tensor.detach().to(self.device).contiguous() for name, tensor in named.items()}
         return {}
 
     def send(self) -> None:
