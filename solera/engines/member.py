@@ -148,4 +148,4 @@ def _look_at_error(task: "asyncio.Task[Completion]") -> None:
 def said_by(name: str, error: Exception) -> str:
     """An engine's error in one line, without the engine's name."""
     said = one_line(error, 600) if isinstance(error, SoleraError) else f"{type(error).__name__}: {one_line(error)}"
-    return said.removeprefix(f"{name}: ")
+    return said.removeprefix(name).removeprefix(":").strip()

@@ -31,7 +31,7 @@ from solera.records import Completion, Manifest, PolicyVersion, Sampling
 from solera.sync.proof import SyncFaultError, difference, tolerance
 
 TRIES = 5
-"""How often a request is sent before its error ends the run."""
+"""How often a request, or weights that no engine takes, are sent before the error ends the run."""
 BACK_OFF = 0.1
 """Seconds before a request is sent for the second time. Doubled each time."""
 REOPEN = 1.0
@@ -113,12 +113,14 @@ class EnginePool:
             self._own += Work(digesting=time.perf_counter() - start)
             self._history.append(PolicyVersion(weights.lineage, weights.version))
         load = partial(_load, tensors=tensors, sent=sent, in_flight=in_flight)
-        while True:
+        for _ in range(TRIES):
             with self._publishing() as members, ThreadPoolExecutor(len(members)) as threads:
                 outcomes = dict(zip(members, threads.map(load, members), strict=True))
                 held = self._settle(outcomes, new)
             if held is not None:
                 return held
+        name, error = members[0].name, outcomes[members[0]]
+        raise EngineError(f"sync of version {sent.version} failed {TRIES} times: {name}: {error}")
 
     @contextmanager
     def _publishing(self) -> Iterator[list[Member]]:
@@ -151,11 +153,10 @@ class EnginePool:
 
     def prove(self, check: Callable[[Writer], str | None]) -> None:
         """Let `check` look at every engine. Those with a fault are set aside. If all have one, it is raised."""
-        proven: tuple[Witness, ...] | None = None
-        while proven is None:
+        for _ in range(TRIES):
             with self._lock:
                 members = self.roster.wait_for_serving()
-            errors = dict[Member, Exception]()
+            errors, proven = dict[Member, Exception](), None
             for member in members:
                 try:
                     proven = self._prove(member, check)
@@ -164,9 +165,12 @@ class EnginePool:
             _raise_what_concerns_all(errors, len(members))
             for member, fault in errors.items():
                 self._set_aside(member, fault)
-        with self._lock:
-            assert self._published is not None, "nothing was loaded"
-            self._published = self._published._replace(witnesses=proven)
+            if proven is not None:
+                with self._lock:
+                    assert self._published is not None, "nothing was loaded"
+                    self._published = self._published._replace(witnesses=proven)
+                return
+        raise EngineError(f"the proof of a sync failed {TRIES} times: {errors[members[0]]}")
 
     def _prove(self, member: Member, check: Callable[[Writer], str | None]) -> tuple[Witness, ...]:
         member.authors, member.witnesses = self._history, {}

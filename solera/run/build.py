@@ -14,6 +14,7 @@ from solera.config import Config, DiagnoseConfig, DrawConfig, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
+from solera.engines.pool import EnginePool
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
 from solera.folder.checkpoint import Saver
@@ -58,7 +59,11 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     engine, shared = _engine(parts, learner, folder)
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
-    exam = build_exam(dataclasses.replace(parts, model=learner.compute_weights.model), guard, events)
+    served = isinstance(engine, EnginePool)
+    if served:
+        parts.say("evaluation runs on the server, with the weights that were published last (eval/version)")
+    examined = dataclasses.replace(parts, model=learner.compute_weights.model)
+    exam = build_exam(examined, guard, events, engine if served else None)
     return Loop(
         steps=config.run.steps,
         collect=config.collect,
@@ -79,7 +84,9 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
-        evaluator=Evaluator(exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every),
+        evaluator=Evaluator(
+            exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every, on_engine=served
+        ),
         sink=sink,
         saver=Saver(
             folder / CHECKPOINTS, config.checkpoint.every, config.checkpoint.keep,

@@ -63,17 +63,14 @@ class Loop:
         learner, start = self.learner, self.learner.version
         for step in range(start, self.steps):
             metrics = StepMetrics()
+            if self.evaluator.on_engine:  # it then has the newest weights, and at the first step any at all
+                sync = self.synced(sync, metrics)
             if self.evaluator.due(step):
                 with metrics.timed("evaluate"):
                     metrics.add(self.evaluator.evaluate())
             if step > start and self.saver.due(step):
                 self.save(sync, metrics.get("eval/pass@1"))
-            if sync.due:
-                with metrics.timed("sync"):
-                    metrics.add(self.delivery.deliver())
-                with metrics.timed("diagnose"):
-                    metrics.add(self.probe.renew(sync))
-                sync = sync.done(learner.version)
+            sync = self.synced(sync, metrics)
             with metrics.timed("generate"):
                 generated, groups = self.draw()
                 metrics.add({"tokens/generated": generated})
@@ -96,11 +93,23 @@ class Loop:
             if self.stop():
                 self.save(sync, None)
                 return False
+        if self.evaluator.on_engine:
+            sync = self.synced(sync, StepMetrics())
         final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
             self.save(sync, final["eval/pass@1"])
         self.sink.log(self.steps, final)
         return True
+
+    def synced(self, sync: SyncState, metrics: StepMetrics) -> SyncState:
+        """Send the learner's weights to the engine if that is due."""
+        if not sync.due:
+            return sync
+        with metrics.timed("sync"):
+            metrics.add(self.delivery.deliver())
+        with metrics.timed("diagnose"):
+            metrics.add(self.probe.renew(sync))
+        return sync.done(self.learner.version)
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""

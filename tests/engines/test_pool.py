@@ -413,6 +413,31 @@ def test_a_full_disk_or_a_wrong_setting_is_nobodys_fault(crowd: Crowd) -> None:
     assert crowd.said == []
 
 
+def test_weights_that_no_engine_takes_are_not_sent_for_ever(crowd: Crowd) -> None:
+    """Each engine comes back with the old weights, and fails with the new ones."""
+
+    def only_the_old(engine: Shaky) -> None:
+        plain = engine.load
+
+        def load(weights: Weights, in_flight: InFlight = "drain") -> Manifest:
+            if weights.version:
+                raise RuntimeError("cannot read version 1")
+            return plain(weights, in_flight)
+
+        engine.load = load  # type: ignore[method-assign]
+
+    def reopen(place: int) -> Opened:
+        opened = crowd.open(place)
+        only_the_old(crowd.engines[place])
+        return opened
+
+    for engine in crowd.engines:
+        only_the_old(engine)
+    crowd.pool.opens = [lambda place=place: reopen(place) for place in range(3)]
+    with pytest.raises(EngineError, match=r"sync of version 1 failed 5 times: http://engine-\d: cannot read version 1"):
+        crowd.publish(1)
+
+
 def test_the_weights_of_a_pool_survive_all_its_engines(crowd: Crowd, model: LanguageModel) -> None:
     for engine in crowd.engines:
         engine.close()

@@ -175,6 +175,8 @@ class VllmEngine:
     def _manifest(self) -> Manifest:
         """What the server says it holds, with the digests that its workers computed."""
         held = self._ask_workers("solera_held")
+        if held["label"] not in self._labels and is_label(held["label"]):
+            raise self._taken(held["label"])
         lineage, version = self._labels.get(held["label"], (held["label"] or "", -1))
         specs = (TensorSpec(name, tuple(shape), dtype, digest) for name, shape, dtype, digest in held["tensors"])
         return Manifest(lineage, version, tuple(specs))
@@ -283,14 +285,22 @@ class VllmEngine:
         found = []
         for label, count in answer.spans or ():
             if label not in self._labels:
-                said = f"vLLM server {self.http.url} generated with weights that this run did not send ({label!r})"
                 if is_label(label):
-                    raise TakenError(f"{said}: another run uses it; give each run a server of its own")
-                raise GarbageError(f"{said}: it was started again, or somebody else has changed them")
+                    raise self._taken(label)
+                raise GarbageError(
+                    f"vLLM server {self.http.url} generated with weights that this run did not send ({label!r}): it "
+                    "was started again, or somebody else has changed them"
+                )
             found.append((count, self._labels[label][1]))
         if sum(count for count, _ in found) != len(answer.token_ids):
             raise GarbageError(f"vLLM server {self.http.url} did not say which weights wrote every token")
         return found
+
+    def _taken(self, label: str) -> TakenError:
+        return TakenError(
+            f"vLLM server {self.http.url} holds weights that this run did not send ({label!r}): another run uses it; "
+            "give each run a server of its own"
+        )
 
     def _completion(
         self, ids: list[int], logp: list[float], spans: list[tuple[int, int]], reason: str, sampling: Sampling

@@ -5,7 +5,9 @@ Each transport keeps a copy of the last weights that were accepted, because a se
 
 import base64
 import contextlib
+import errno
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -13,12 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from solera.engines.vllm.receiving import gpu_of, new_group
+from solera.errors import one_line
 
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 3
@@ -82,7 +85,14 @@ class FileTransport:
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._offered = self.folder / f"{self.number}-{label.replace('/', '-')}.safetensors"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in named.items()}, self._offered)
+        try:
+            save_file({name: tensor.contiguous().cpu() for name, tensor in named.items()}, self._offered)
+        except SafetensorError as error:  # a full disk, as a rule
+            number = re.search(r"os error (\d+)", str(error))
+            said = os.strerror(int(number[1])) if number else one_line(error)
+            file = str(self._offered)
+            self.drop()
+            raise OSError(int(number[1]) if number else errno.EIO, said, file) from error
         return {"path": str(self._offered.absolute())}
 
     def send(self) -> None:
@@ -203,10 +213,17 @@ class GroupTransport(_InMemory):
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """A port that nobody listens on at the moment, and that was not given before: servers start at the same time."""
+    while True:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = int(taken.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+_given = set[int]()
 
 
 def transfer_folder(folder: Path, size: int) -> Path:
