@@ -77,7 +77,8 @@ class EnginePool:
         self._settled = 0
         """The place in the history of the weights that all serving engines hold."""
         self._published: Published | None = None
-        self._loading = False
+        self._turn = threading.Lock()
+        """Held while weights are published, and while an engine catches up: it could be overtaken for ever."""
         self._writing = 0
         self._since = 0.0
         self._own = Work()
@@ -125,15 +126,15 @@ class EnginePool:
     @contextmanager
     def _publishing(self) -> Iterator[list[Member]]:
         """The engines that serve. No other is readmitted meanwhile."""
-        with self._lock:
-            members = self.roster.wait_for_serving()
-            self._loading = True
-        try:
-            yield members
-        finally:
+        while True:
             with self._lock:
-                self._loading = False
-                self._lock.notify_all()
+                self.roster.wait_for_serving()
+            with self._turn:
+                with self._lock:
+                    members = self.roster.serving()
+                if members:
+                    yield members
+                    return
 
     def _settle(self, outcomes: "dict[Member, Manifest | Exception]", new: Published) -> Manifest | None:
         """Set engines aside that missed the sync. Returns what the others hold, or `None` if there are none."""
@@ -250,7 +251,7 @@ class EnginePool:
         if not isinstance(error, GarbageError | TakenError):
             try:
                 self._ask(member, short)
-                if not self._readmit(member, held):
+                if not self._holds_newest(member, held):
                     self._catch_up(member)
                 return
             except Exception as failed:
@@ -303,17 +304,14 @@ class EnginePool:
 
     def _catch_up(self, member: Member) -> None:
         """Give an engine the weights that were published last, with proof, and readmit it."""
-        while True:
-            with self._lock:
-                self._lock.wait_for(lambda: not self._loading or self.roster.closing.is_set())
-                published = self._published
+        with self._turn:
+            published = self._published
             if published is not None:
                 held = member.engine.load(published.weights())
                 fault = difference(published.manifest, held, None) or self._differs(member, published)
                 if fault is not None:
                     raise SyncFaultError(f"{member.name}: sync of version {published.manifest.version}: {fault}")
-            if self._readmit(member, published):
-                return
+            self._readmit(member)
 
     def _differs(self, member: Member, published: Published) -> str | None:
         """How an engine answers otherwise than was proven for the weights that it should hold."""
@@ -334,15 +332,19 @@ class EnginePool:
         work = member.ask(asked.token_ids, asked.sampling, asked.seed, lambda: self._history, limit)
         return asyncio.run_coroutine_threadsafe(work, loop).result(limit + CHECKING)
 
-    def _readmit(self, member: Member, published: Published | None) -> bool:
-        """Let an engine serve, unless it does not hold the weights that were published last."""
-        with self._lock:
+    def _holds_newest(self, member: Member, held: Published | None) -> bool:
+        """Readmit a suspected engine if nothing was published since."""
+        with self._turn:
             now = self._published
-            if self._loading or (now and now.manifest) != (published and published.manifest):
+            if (now and now.manifest) != (held and held.manifest):
                 return False
+            self._readmit(member)
+            return True
+
+    def _readmit(self, member: Member) -> None:
+        with self._lock:
             member.state, member.lost = "serving", False
         self.roster.wake()
-        return True
 
 
 def _open_all(opens: Sequence[Open]) -> list[Opened]:

@@ -395,6 +395,33 @@ def test_an_engine_that_is_away_during_a_sync_comes_back_with_the_newest_weights
     assert crowd.engines[0].asked
 
 
+def test_an_engine_catches_up_however_often_weights_are_published(crowd: Crowd, model: LanguageModel) -> None:
+    """Loading takes longer than the time between two syncs."""
+    plain = crowd.open
+
+    def slow(place: int) -> Opened:
+        opened = plain(place)
+        load = opened.engine.load
+
+        def later(weights: Weights, in_flight: InFlight = "drain") -> Manifest:
+            time.sleep(0.1)
+            return load(weights, in_flight)
+
+        crowd.engines[place].load = later  # type: ignore[method-assign]
+        return opened
+
+    crowd.pool.opens = [lambda place=place: slow(place) for place in range(3)]
+    dead(crowd.engines[0])
+    crowd.ask(requests())
+    for version in range(1, 60):
+        crowd.publish(version)
+        if crowd.pool.members[0].state == "serving":
+            break
+    assert version < 59
+    crowd.publish(version + 1)
+    assert crowd.engines[0].version == version + 1
+
+
 def test_weights_that_all_refuse_are_refused(crowd: Crowd, model: LanguageModel) -> None:
     for engine in crowd.engines:
         engine.refuses = SyncFaultError("tensor x has values that are not finite")

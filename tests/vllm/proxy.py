@@ -87,7 +87,7 @@ class Proxy:
         request = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
         self.generated += handler.path == GENERATE
         status, whole = 200, True
-        with contextlib.suppress(OSError):  # the client has gone
+        try:
             try:
                 self.spoil(handler.path, request, None)
                 status, answer = self._forward(handler, request)
@@ -102,6 +102,8 @@ class Proxy:
             handler.end_headers()
             handler.wfile.write(answer)
             handler.close_connection = not whole
+        except (OSError, http.client.HTTPException):  # the client or the server has gone
+            handler.close_connection = True
 
     def _forward(self, handler: BaseHTTPRequestHandler, request: bytes) -> tuple[int, bytes]:
         assert self.target.hostname is not None

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -54,10 +54,18 @@ def text_of(root: Path, urls: list[str], timeout: float = 60.0, steps: int = STE
     )  # fmt: skip
 
 
-def train(root: Path, urls: list[str], timeout: float = 60.0, steps: int = STEPS) -> str:
+def at_leisure(prompts: list[str], completions: list[str], **fields: object) -> list[float]:
+    """Leaves a server the time to come back."""
+    time.sleep(0.3)
+    return even_digits(prompts, completions, **fields)
+
+
+def train(
+    root: Path, urls: list[str], timeout: float = 60.0, steps: int = STEPS, reward: Callable = even_digits
+) -> str:
     """Train, and return what the console says."""
     console = Console(file=StringIO(), width=1000)
-    running.train(parse(text_of(root, urls, timeout, steps), "test"), console, rewards=[even_digits])
+    running.train(parse(text_of(root, urls, timeout, steps), "test"), console, rewards=[reward])
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -252,10 +260,10 @@ def test_weights_that_are_not_applied_are_noticed(
     proxy: Proxy, second: str, tmp_path: Path, claimed: bool, complaint: str
 ) -> None:
     proxy.spoil = not_applied(claimed)
-    said = train(tmp_path, [proxy.url, second], steps=16)
+    said = train(tmp_path, [proxy.url, second], steps=12, reward=at_leisure)
     assert f"vLLM server {proxy.url} is set aside: " in said and complaint in said, said
     assert f"vLLM server {proxy.url} is back" in said, said
-    no_rollout_lost_or_used_twice(tmp_path / "run", 16)
+    no_rollout_lost_or_used_twice(tmp_path / "run", 12)
 
 
 def test_a_second_trainer_takes_a_server_and_the_other_goes_on(

@@ -147,12 +147,20 @@ class VllmEngine:
         except SoleraError as error:
             self.transport.drop()
             del self._labels[label]
-            reason = self._ask_workers("solera_held")["refused"]
-            where = f"sync of version {version}: vLLM server {self.http.url}"
-            raise SyncFaultError(
-                f"{where} refused the weights and keeps the old ones ({reason})" if reason else f"{where}: {error}"
-            ) from error
+            raise self._refused(version, error) from error
         self.transport.keep()
+
+    def _refused(self, version: int, error: SoleraError) -> SoleraError:
+        """Why an update failed: the server refused it, another run disturbed it, or a call failed."""
+        held = self._ask_workers("solera_held")
+        if held["label"] not in self._labels and is_label(held["label"]):
+            return self._taken(held["label"])
+        if held["refused"] is None:
+            return ServerError(f"{error} (during the sync of version {version})")
+        return SyncFaultError(
+            f"sync of version {version}: vLLM server {self.http.url} refused the weights and keeps the old ones "
+            f"({held['refused']})"
+        )
 
     def _meet(self) -> None:
         """Once, with a transport that needs it: bring the server's workers and this process together."""
