@@ -28,7 +28,7 @@ def test_a_run_on_a_server_learns_and_is_resumed(url: str, tmp_path: Path) -> No
     fast = ("--learn.lr", 0.002, "--sync.period", 3, "--run.steps", 13)
     first = solera("train", ROOT / "recipes" / "demo.toml", *settings, *few, *fast)
     assert first.returncode == 0, first.stderr
-    assert "evaluation runs on the server, with the weights that were published last" in first.stderr
+    assert "evaluation runs on the server, with the weights that were published last" in " ".join(first.stdout.split())
     metrics = rows(tmp_path / "run")
     assert metrics[-1]["eval/pass@1"] > metrics[0]["eval/pass@1"] + 0.3
     assert [row["eval/version"] for row in metrics if "eval/version" in row] == [0, 6, 12, 12]
@@ -80,8 +80,12 @@ def test_a_killed_server_is_started_again_and_nothing_lives_ten_seconds_after_th
         "train", str(ROOT / "recipes" / "demo.toml"), "--engine", "vllm", "--engine.launch", "2",
         *(f"--engine.args={word}" for word in SMALL[:1]), "--run.root", str(tmp_path), "--run.name", "run",
         "--run.steps", "1000", "--collect.prompts", "4", "--sync.period", "5", "--evaluate.problems", "20",
+        "--reward.functions", f"{tmp_path / 'reward.py'}:at_leisure",
     ]  # fmt: skip
-    said = tmp_path / "said"
+    said, leisure = tmp_path / "said", "    time.sleep(0.5)  # leaves the processor to the server that starts again\n"
+    (tmp_path / "reward.py").write_text(
+        f"import time\n\n\ndef at_leisure(completions, **_):\n{leisure}    return [0.0] * len(completions)\n"
+    )
     run = subprocess.Popen(
         [sys.executable, "-m", "solera.cli", *words], env={**os.environ, name: value}, cwd=ROOT,
         stdout=said.open("wb"), stderr=subprocess.STDOUT,
