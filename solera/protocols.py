@@ -1,9 +1,9 @@
 """The interfaces between packages. Whatever fits one of these can take its place: the loop knows nothing else of it."""
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +148,18 @@ class Work:
         return Work(*map(operator.sub, vars(self).values(), vars(other).values()))
 
 
-class Engine(Protocol):
+class Writer(Protocol):
+    """Continues texts."""
+
+    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
+        """Continue one text. The same weights and seed give the same tokens, regardless of other requests.
+
+        A text that the model cannot read is refused with `BadRequestError`; other requests are not affected.
+        """
+        ...
+
+
+class Engine(Writer, Protocol):
     """Generates responses with its own copy of the weights."""
 
     dtype: str
@@ -184,15 +195,22 @@ class Engine(Protocol):
         """The weights it holds, so that they can be loaded again when a run is resumed."""
         ...
 
-    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        """Continue one text. The same weights and seed give the same tokens, regardless of other requests.
-
-        A text that the model cannot read is refused with `BadRequestError`; other requests are not affected.
-        """
-        ...
-
     def close(self) -> None:
         """Free what it holds outside this process."""
+        ...
+
+
+@runtime_checkable
+class Pooled(Protocol):
+    """What an engine has in addition if it consists of several."""
+
+    def prove(self, check: Callable[[Writer], str | None]) -> None:
+        """Check each of them after `load`. One for which `check` returns a fault is set aside. If all have one, it is
+        raised."""
+        ...
+
+    def take_metrics(self) -> Metrics:
+        """What each of them did since the last call."""
         ...
 
 

@@ -34,9 +34,9 @@ SAFE = (
     "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
     "reward.timeout", "reward.errors", "learn.micro_batch_tokens", "learn.pack_tokens", "learn.logit_chunk",
     "learn.gradient_checkpointing", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
-    "engine.gpu_memory", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every", "evaluate.temperature",
-    "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every", "checkpoint.keep",
-    "report.tensorboard", "report.wandb", "report.progress",
+    "engine.gpu_memory", "engine.timeout", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every",
+    "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
+    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -201,7 +201,8 @@ def _stream_rules(config: Config) -> list[tuple[bool, str]]:
 
 def _engine_rules(config: Config) -> list[tuple[bool, str]]:
     engine, sync, served = config.engine, config.sync, config.engine.name == "vllm"
-    unused = [n for n in ("urls", "launch", "args", "gpu_memory") if getattr(engine, n) != getattr(EngineConfig, n)]
+    settings = ("urls", "launch", "args", "gpu_memory", "timeout")
+    unused = [n for n in settings if getattr(engine, n) != getattr(EngineConfig, n)]
     return [
         (served or not unused,
          f"engine.{'/'.join(unused)} has no effect without engine.name = vllm: set that (--engine vllm) or remove it"),
@@ -210,8 +211,8 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
         (not served or bool(engine.urls) != bool(engine.launch),
          "engine.name = vllm needs either engine.urls (running servers) or engine.launch (servers to start): "
          f"{'both are set' if engine.urls and engine.launch else 'none is set, such as --engine.launch 1'}"),
-        (len(engine.urls) <= 1 and engine.launch <= 1,
-         f"engine.{'urls' if len(engine.urls) > 1 else 'launch'}: more than one server is not supported yet: use one"),
+        (len(set(engine.urls)) == len(engine.urls), "engine.urls: a server is named twice: remove one"),
+        (engine.timeout > 0, f"engine.timeout is {engine.timeout:g}; use a number of seconds above 0"),
         (all(is_server_url(url) for url in engine.urls),
          "engine.urls: each must be the address of a server, such as http://127.0.0.1:8000, without a path, user or "
          "password (an API key belongs into the environment variable VLLM_API_KEY)"),

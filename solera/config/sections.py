@@ -317,7 +317,7 @@ class EngineConfig:
     max_rows: int = 1024
     """Maximum number of responses decoded at the same time. More responses are generated in several rounds."""
     urls: tuple[str, ...] = ()
-    """For `vllm`: the address of a running server, such as http://127.0.0.1:8000. An API key is read from the
+    """For `vllm`: the addresses of running servers, such as http://127.0.0.1:8000. An API key is read from the
     environment variable VLLM_API_KEY."""
     launch: int = 0
     """For `vllm`: number of servers to start on this machine. Solera stops them when it ends."""
@@ -325,8 +325,11 @@ class EngineConfig:
     """With `launch`: more arguments of `vllm serve`, such as --max-num-seqs=64. On the command line, write them as
     --engine.args=--max-num-seqs=64."""
     gpu_memory: float | None = None
-    """With `launch`: share of the GPU's memory that the server may use, between 0 and 1. Default: 0.4, because the
-    learner needs the rest."""
+    """With `launch`: share of the GPU's memory that each server may use, between 0 and 1. Default: 0.4 divided by the
+    number of servers, because the learner needs the rest."""
+    timeout: float = 600.0
+    """For `vllm`: seconds to wait for a response, or for a control call, before another server is asked. If no server
+    answers for this long, the run stops."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 
 from solera.config import InFlight
 from solera.engines.decoding import PlainDecoder, room_for
+from solera.engines.faults import DivergedError
 from solera.engines.jobs import Decoder, Job, Spell, Written
 from solera.engines.submission import Outcome, Submission
 from solera.errors import BadRequestError, SoleraError
@@ -286,7 +287,7 @@ class InProcessEngine:
         version = self.held.version
         if math.isnan(written.logp_T.dot(written.logp_T)):
             wider = WIDER.get(self.compute)
-            return SoleraError(
+            return DivergedError(
                 f"engine: with the weights of version {version} a log-probability is no number: they have diverged"
                 + (f', or need model.compute = "{wider}"' if wider else "")
             )

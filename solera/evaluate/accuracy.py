@@ -1,4 +1,4 @@
-"""Accuracy of the learner's current weights on held-out problems during training."""
+"""Accuracy on held-out problems during training."""
 
 from dataclasses import dataclass
 
@@ -9,13 +9,15 @@ from solera.records import Sampling
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Attempts the same held-out problems each time. The exam's engine uses the learner's current weights, not the
-    engine's older copy."""
+    """Attempts the same held-out problems each time. Usually the exam's engine uses the learner's current weights, not
+    the run's engine with its older copy."""
 
     exam: Exam
     sampling: Sampling
     samples: int
     every: int
+    on_engine: bool = False
+    """Whether the exam's engine is the run's own (a server), with the weights that were published last."""
 
     def due(self, version: int) -> bool:
         """Whether to evaluate before the first batch, and then at every period. After the last batch the loop always
@@ -38,6 +40,8 @@ class Evaluator:
             for name, part in tasks.items():
                 if own := estimate(part.rate_P(), yes_or_no=self.samples == 1):
                     metrics[f"eval/pass@1/{name}"] = own.value
+        if self.on_engine:
+            metrics["eval/version"] = self.exam.engine.version
         if attempts.ungraded:
             metrics["eval/ungraded"] = attempts.ungraded
         return metrics

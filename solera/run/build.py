@@ -16,6 +16,7 @@ from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
 from solera.engines.metered import Metered
+from solera.engines.pool import EnginePool
 from solera.evaluate.accuracy import Evaluator
 from solera.evaluate.attempts import Exam
 from solera.folder.checkpoint import Saver
@@ -33,7 +34,7 @@ from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.run.parts import Parts
-from solera.run.serving import open_server
+from solera.run.serving import open_servers
 from solera.store.deferred import Deferred
 from solera.store.drawing import new_per_batch, quotas_of
 from solera.store.ledger import Ledger
@@ -63,8 +64,11 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     engine, shared = _engine(parts, learner, folder, counting(counts, "engine"))
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
+    served = isinstance(engine, EnginePool)
+    if served:
+        parts.say("evaluation runs on the server, with the weights that were published last (eval/version)")
     examined = dataclasses.replace(parts, model=learner.compute_weights.model)
-    examiner = _examiner(examined, counting(counts, "examiner"))
+    examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
     exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
     return Loop(
         steps=config.run.steps,
@@ -90,7 +94,9 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
-        evaluator=Evaluator(exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every),
+        evaluator=Evaluator(
+            exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every, on_engine=served
+        ),
         sink=sink,
         saver=Saver(
             folder / CHECKPOINTS, config.checkpoint.every, config.checkpoint.keep,
@@ -142,7 +148,7 @@ def _engine(parts: Parts, learner: Learner, folder: Path, count: Callable[[int],
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     if config.engine.name == "vllm":
-        return open_server(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
+        return open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)

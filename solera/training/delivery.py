@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from solera.config import InFlight
-from solera.protocols import Engine, Learner
+from solera.protocols import Engine, Learner, Pooled, Writer
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
@@ -57,7 +57,8 @@ class Delivery:
         self.shared = shared
         self.in_flight = in_flight
         self._sent: Manifest | None = None
-        self._canary: Canary | None = None
+        self._canaries: dict[Writer, Canary] = {}
+        """The last canary of each engine."""
         self._next_canary = -math.inf
         """Time from which the next canary is allowed."""
         self._proving = 0.0
@@ -92,26 +93,34 @@ class Delivery:
 
     def _prove(self, sent: Manifest, wrong: str | None) -> None:
         """Check a canary of the weights sent. After a fault, a second one tells late weights from lost ones."""
-        start, before = time.perf_counter(), self._canary
-        allowed = proof.tolerance(self.engine.dtype, self.sampling.temperature)
-        canary = self._write()
-        unlike = canary.fault(sent, before, allowed)
-        if unlike is not None and self._write().fault(sent, before, allowed) is None:
-            wrong = f"the weights were delivered after the next generation had begun ({unlike})"
-        elif unlike is not None and wrong is None:
-            wrong = f"the engine says it holds these weights but does not write with them ({unlike})"
-        if wrong is not None:
-            raise SyncFaultError(f"sync of version {sent.version}: {wrong}")
-        # One that repeats the last is no new mark: steps too small to show must add up against the first.
-        self._canary = before if before is not None and canary.repeats(before) else canary
+        start = time.perf_counter()
+        if isinstance(self.engine, Pooled):
+            self.engine.prove(lambda engine: self._fault(engine, sent, wrong))
+        elif (fault := self._fault(self.engine, sent, wrong)) is not None:
+            raise SyncFaultError(fault)
         now = time.perf_counter()
         self._proving += now - start
         self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
-    def _write(self) -> Canary:
+    def _fault(self, engine: Writer, sent: Manifest, wrong: str | None) -> str | None:
+        """Check a canary of one engine. Returns what is wrong with it, or `wrong`."""
+        before, allowed = self._canaries.get(engine), proof.tolerance(self.engine.dtype, self.sampling.temperature)
+        canary = self._write(engine)
+        unlike = canary.fault(sent, before, allowed)
+        if unlike is not None and self._write(engine).fault(sent, before, allowed) is None:
+            wrong = f"the weights were delivered after the next generation had begun ({unlike})"
+        elif unlike is not None and wrong is None:
+            wrong = f"the engine says it holds these weights but does not write with them ({unlike})"
+        if wrong is not None:
+            return f"sync of version {sent.version}: {wrong}"
+        # One that repeats the last is no new mark: steps too small to show must add up against the first.
+        self._canaries[engine] = before if before is not None and canary.repeats(before) else canary
+        return None
+
+    def _write(self, engine: Writer) -> Canary:
         async def write() -> list[Completion]:
             requests = enumerate(self.prompts)
-            return await asyncio.gather(*(self.engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
+            return await asyncio.gather(*(engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
 
         completions = self.events.run(write())
         self.count(sum(len(completion.token_ids_T) for completion in completions))

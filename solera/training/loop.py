@@ -15,7 +15,7 @@ from solera.evaluate.accuracy import Evaluator
 from solera.folder.account import Account
 from solera.folder.checkpoint import RunState, Saver
 from solera.objectives.objective import Objective
-from solera.protocols import Engine, Learner, Sink, Store, Supply
+from solera.protocols import Engine, Learner, Pooled, Sink, Store, Supply
 from solera.records import Group, PolicyVersion
 from solera.sync.rules import SyncRule, SyncState
 from solera.training.accounting import Accounting
@@ -67,17 +67,14 @@ class Loop:
         learner, start = self.learner, self.learner.version
         for step in range(start, self.steps):
             metrics = StepMetrics()
+            if self.evaluator.on_engine:  # it then has the newest weights, and at the first step any at all
+                sync = self.synced(sync, metrics)
             if self.evaluator.due(step):
                 with metrics.timed("evaluate"):
                     metrics.add(self.evaluator.evaluate())
             if step > start and self.saver.due(step):
                 self.save(sync, metrics.get("eval/pass@1"))
-            if sync.due:
-                with metrics.timed("sync"):
-                    metrics.add(self.delivery.deliver())
-                with metrics.timed("diagnose"):
-                    metrics.add(self.probe.renew(sync))
-                sync = sync.done(learner.version)
+            sync = self.synced(sync, metrics)
             with metrics.timed("generate"):
                 generated, groups = self.draw()
                 metrics.add({"tokens/generated": generated})
@@ -93,11 +90,15 @@ class Loop:
                 metrics.add(diagnosis)
             with metrics.timed("store"):
                 self.store.record(batch.uses)
+            if isinstance(self.engine, Pooled):
+                metrics.add(self.engine.take_metrics())
             self.sink.log(step, metrics.row(batch, update, sync, self.supply, self.store))
             sync = self.rule(sync, learner.version, diagnosis)
             if self.stop():
                 self.save(sync, None)
                 return False
+        if self.evaluator.on_engine:
+            sync = self.synced(sync, StepMetrics())
         final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
             self.save(sync, final["eval/pass@1"])
@@ -105,6 +106,16 @@ class Loop:
             self.take_account()
         self.sink.log(self.steps, final)
         return True
+
+    def synced(self, sync: SyncState, metrics: StepMetrics) -> SyncState:
+        """Send the learner's weights to the engine if that is due."""
+        if not sync.due:
+            return sync
+        with metrics.timed("sync"):
+            metrics.add(self.delivery.deliver())
+        with metrics.timed("diagnose"):
+            metrics.add(self.probe.renew(sync))
+        return sync.done(self.learner.version)
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""

@@ -29,8 +29,9 @@ HERE = ("http://127.0.0.1:8000",)
         (Config(engine=EngineConfig("vllm")), "needs either engine.urls .* or engine.launch .*: none is set"),
         (Config(engine=EngineConfig("vllm", urls=HERE, launch=1)), "both are set"),
         (Config(engine=EngineConfig("vllm", launch=-1)), "engine.launch is -1; it must be at least 0"),
-        (Config(engine=EngineConfig("vllm", launch=2)), "engine.launch: more than one server is not supported yet"),
-        (Config(engine=EngineConfig("vllm", urls=HERE * 2)), "engine.urls: more than one server is not supported yet"),
+        (Config(engine=EngineConfig("vllm", urls=HERE * 2)), "engine.urls: a server is named twice: remove one"),
+        (Config(engine=EngineConfig("vllm", urls=HERE, timeout=0.0)), "engine.timeout is 0; use a number of seconds"),
+        (Config(engine=EngineConfig(timeout=5.0)), "engine.timeout has no effect without engine.name = vllm"),
         (Config(engine=EngineConfig("vllm", urls=("127.0.0.1:8000",))), "engine.urls: each must be the address"),
         (Config(engine=EngineConfig("vllm", urls=("http://a:b@host",))), "VLLM_API_KEY"),
         (Config(engine=EngineConfig("vllm", urls=HERE, args=("--seed=1",))), "engine.args has no effect without"),
@@ -60,7 +61,8 @@ def test_settings_that_cannot_work_are_refused(config: Config, complaint: str) -
 def test_settings_that_work() -> None:
     stream, sync = CollectConfig(mode="stream"), SyncConfig(in_flight="abort", transport="group")
     check(Config(collect=stream, engine=EngineConfig("vllm", urls=HERE), sync=sync))
-    check(Config(engine=EngineConfig("vllm", launch=1, args=("--max-num-seqs=8",), gpu_memory=0.3)))
+    check(Config(engine=EngineConfig("vllm", launch=2, args=("--max-num-seqs=8",), gpu_memory=0.3)))
+    check(Config(engine=EngineConfig("vllm", urls=(*HERE, "http://127.0.0.1:8001"), timeout=30.0)))
 
 
 def test_a_key_is_not_repeated_in_a_message() -> None:

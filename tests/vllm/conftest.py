@@ -1,8 +1,9 @@
-"""One real vLLM server on the embedded model, shared by all tests of this folder."""
+"""Two real vLLM servers on the embedded model, shared by all tests of this folder. `test_faults.py` uses both."""
 
 import copy
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +25,33 @@ SMALL = ("--kv-cache-memory-bytes=67108864", "--block-size=32")
 
 
 @pytest.fixture(scope="session")
-def url(request: pytest.FixtureRequest) -> str:
-    """The server's address. Set SOLERA_TEST_SERVER to use a server that runs already, while you work on the tests."""
-    return os.environ.get("SOLERA_TEST_SERVER") or request.getfixturevalue("launched").url
+def urls(request: pytest.FixtureRequest) -> list[str]:
+    """The addresses of the servers. To use two that run already while you work on tests, set SOLERA_TEST_SERVERS."""
+    running = os.environ.get("SOLERA_TEST_SERVERS", "").split()
+    return running or [server.url for server in request.getfixturevalue("launched")]
 
 
 @pytest.fixture(scope="session")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    folder = tmp_path_factory.mktemp("server")
-    server = launch(
-        str(EMBEDDED), dtype="float32", max_length=64, on_gpu=False, gpu_memory=None, args=SMALL, folder=folder,
-        passing=folder / "passing", say=print,
-    )  # fmt: skip
-    yield server
-    server.close()
+def url(urls: list[str]) -> str:
+    return urls[0]
+
+
+@pytest.fixture(scope="session")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launched]]:
+    """Both start at the same time."""
+    folder = tmp_path_factory.mktemp("servers")
+
+    def start(number: int) -> Launched:
+        return launch(
+            str(EMBEDDED), dtype="float32", max_length=64, on_gpu=False, gpu_memory=None, args=SMALL, folder=folder,
+            passing=folder / f"passing-{number}", say=print, number=number,
+        )  # fmt: skip
+
+    with ThreadPoolExecutor(2) as threads:
+        servers = list(threads.map(start, range(2)))
+    yield servers
+    for server in servers:
+        server.close()
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +63,7 @@ def parts(url: str) -> Parts:
 @pytest.fixture
 def engine(parts: Parts, tmp_path: Path) -> Iterator[VllmEngine]:
     """Connected, with the embedded model's own weights as version 0."""
-    served = open_server(parts, "embedded", 8, tmp_path)
+    served = open_server(parts, parts.config.engine.urls[0], 8, tmp_path / "weights")
     served.load(weights_of(0))
     yield served
     served.close()

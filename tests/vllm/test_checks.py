@@ -20,7 +20,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_what_the_server_says(engine: VllmEngine, parts: Parts) -> None:
-    assert check(engine.http, ours_of(parts, 24)) == Facts(
+    assert check(engine.http, ours_of(parts, 8)) == Facts(
         name=engine.facts.name, vocabulary=17, dtype="torch.float32", max_length=64, slots=engine.slots, block=32
     )
     assert engine.slots > 0
@@ -41,7 +41,7 @@ def test_a_server_of_another_kind_is_refused(
     engine: VllmEngine, parts: Parts, change: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(SoleraError, match=complaint) as refused:
-        check(engine.http, replace(ours_of(parts, 24), **change))
+        check(engine.http, replace(ours_of(parts, 8), **change))
     assert "\n" not in str(refused.value)
 
 

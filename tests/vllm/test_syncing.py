@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from solera.config import InFlight
+from solera.engines.faults import TakenError
 from solera.engines.vllm.client import VllmEngine
-from solera.engines.vllm.http import ServerError
 from solera.engines.vllm.transport import FileTransport, GroupTransport
 from solera.models.digest import describe
 from solera.protocols import Weights
@@ -220,9 +220,9 @@ def test_a_stale_prefix_cache_is_noticed(engine: VllmEngine, parts: Parts, monke
 def test_weights_of_somebody_else_are_noticed(
     engine: VllmEngine, parts: Parts, events: EventLoop, tmp_path: Path
 ) -> None:
-    other = open_server(parts, "embedded", 8, tmp_path / "other")
+    other = open_server(parts, engine.http.url, 8, tmp_path / "other")
     other.load(weights_of(1, "another run"))
-    with pytest.raises(ServerError, match="generated with weights that this run did not send"):
+    with pytest.raises(TakenError, match=r"did not send .*another run uses it"):
         farthest(events, engine, parts, 0)
     other.close()
 
@@ -232,7 +232,7 @@ def test_an_update_that_a_killed_trainer_left_open_is_no_obstacle(
 ) -> None:
     engine.http.post("/pause?mode=keep")
     engine.http.post("/start_weight_update")
-    again = open_server(parts, "embedded", 8, tmp_path / "again")
+    again = open_server(parts, engine.http.url, 8, tmp_path / "again")
     again.load(weights_of(1))
     assert farthest(events, again, parts, 1) < CLOSE
     again.close()

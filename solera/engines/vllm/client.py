@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from solera.config import InFlight
+from solera.engines.faults import DivergedError, GarbageError, TakenError
 from solera.engines.jobs import Spell, stop_at
 from solera.engines.vllm.checks import Facts
 from solera.engines.vllm.counter import TokenCounter
-from solera.engines.vllm.http import WRITING, Http, ServerError
+from solera.engines.vllm.http import Http, ServerError
 from solera.engines.vllm.launch import Launched
 from solera.engines.vllm.transport import Transport
 from solera.engines.vllm.versions import Answer, Release, sampling_params
@@ -30,6 +31,8 @@ PAUSE = {"drain": "wait", "keep": "keep", "abort": "abort"}
 """What vLLM calls the ways to treat requests in flight."""
 IMPOSSIBLE = -9000.0
 """vLLM writes -9999 for a log-probability that is not a number."""
+LABEL = "solera"
+"""How the labels of our weights begin."""
 CACHE_SEED = 0
 """Seed of the token that checks the prefix cache."""
 
@@ -98,7 +101,7 @@ class VllmEngine:
         specs = describe(named.items())
         self.work += Work(digesting=time.perf_counter() - start)
         digest = blake2b(repr(sorted(specs)).encode(), digest_size=8).hexdigest()
-        label = f"{weights.lineage}/{weights.version}/{digest}"
+        label = f"{LABEL}/{weights.lineage}/{weights.version}/{digest}"
         source = self.transport.offer(label, named)
         self._labels[label] = (weights.lineage, weights.version)  # tokens may come before the call returns
         with self._paused(in_flight):
@@ -117,7 +120,7 @@ class VllmEngine:
     def _paused(self, in_flight: InFlight) -> Iterator[None]:
         """Stop the server between two tokens. Pausing also empties its prefix cache."""
         with self._drained(in_flight == "drain"):
-            self.http.post(f"/pause?mode={PAUSE[in_flight]}", timeout=WRITING)
+            self.http.post(f"/pause?mode={PAUSE[in_flight]}")
             try:
                 yield
             finally:
@@ -144,20 +147,27 @@ class VllmEngine:
             self._meet()
             self._start()
             with ThreadPoolExecutor(1) as pool:
-                fetched = pool.submit(self.http.post, "/update_weights", {"update_info": info}, WRITING)
+                fetched = pool.submit(self.http.post, "/update_weights", {"update_info": info})
                 self.transport.send()
                 fetched.result()
             self.http.post("/finish_weight_update", self.release.finish(label))
         except SoleraError as error:
             self.transport.drop()
             del self._labels[label]
-            reason = self._ask_workers("solera_held")["refused"]
-            raise SyncFaultError(
-                f"sync of version {version}: the server refused the weights and keeps the old ones ({reason})"
-                if reason
-                else f"sync of version {version}: {error}"
-            ) from error
+            raise self._refused(version, error) from error
         self.transport.keep()
+
+    def _refused(self, version: int, error: SoleraError) -> SoleraError:
+        """Why an update failed: the server refused it, another run disturbed it, or a call failed."""
+        held = self._ask_workers("solera_held")
+        if held["label"] not in self._labels and is_label(held["label"]):
+            return self._taken(held["label"])
+        if held["refused"] is None:
+            return ServerError(f"{error} (during the sync of version {version})")
+        return SyncFaultError(
+            f"sync of version {version}: vLLM server {self.http.url} refused the weights and keeps the old ones "
+            f"({held['refused']})"
+        )
 
     def _meet(self) -> None:
         """Once, with a transport that needs it: bring the server's workers and this process together."""
@@ -180,6 +190,8 @@ class VllmEngine:
     def _manifest(self) -> Manifest:
         """What the server says it holds, with the digests that its workers computed."""
         held = self._ask_workers("solera_held")
+        if held["label"] not in self._labels and is_label(held["label"]):
+            raise self._taken(held["label"])
         lineage, version = self._labels.get(held["label"], (held["label"] or "", -1))
         specs = (TensorSpec(name, tuple(shape), dtype, digest) for name, shape, dtype, digest in held["tensors"])
         return Manifest(lineage, version, tuple(specs))
@@ -205,8 +217,8 @@ class VllmEngine:
         apart = abs(cached.logp[0] - fresh.logp[0]) if cached.token_ids == fresh.token_ids else float("inf")
         if not apart <= tolerance(self.dtype, 1.0):
             raise SyncFaultError(
-                f"sync of version {version}: the server's prefix cache still holds older weights (log-probabilities "
-                f"with and without it differ by {apart:.2g})"
+                f"sync of version {version}: vLLM server {self.http.url}: its prefix cache still holds older weights "
+                f"(log-probabilities with and without it differ by {apart:.2g})"
             )
 
     # -- generation ----------------------------------------------------------------------------------------------
@@ -235,7 +247,7 @@ class VllmEngine:
         await self._enter()
         tokens = 0
         try:
-            answer = self.release.answer(await self.http.post_awaited(self.release.path, body))
+            answer = self._read(await self.http.post_awaited(self.release.path, body), params["max_tokens"])
             tokens = len(answer.token_ids)
             if answer.spans is None:
                 label = next(label for label, known in self._labels.items() if known == self._now)
@@ -243,6 +255,26 @@ class VllmEngine:
             return answer
         finally:
             self._leave(tokens)
+
+    def _read(self, said: Any, limit: int) -> Answer:
+        """The answer in a response. Refuses one that cannot be right."""
+        try:
+            answer = self.release.answer(said)
+            ids, logp = [int(each) for each in answer.token_ids], [float(each) for each in answer.logp]
+        except (LookupError, TypeError, ValueError) as error:
+            raise GarbageError(
+                f"vLLM server {self.http.url} answered in an unknown form ({type(error).__name__}: {error})"
+            ) from error
+        if len(ids) != len(logp) or len(ids) > limit:
+            raise GarbageError(
+                f"vLLM server {self.http.url} returned {len(ids)} tokens and {len(logp)} log-probabilities, at most "
+                f"{limit} were asked for"
+            )
+        if unknown := [each for each in ids if not 0 <= each < self.facts.vocabulary]:
+            raise GarbageError(
+                f"vLLM server {self.http.url} returned token {unknown[0]}; the model has {self.facts.vocabulary}"
+            )
+        return answer._replace(token_ids=ids, logp=logp)
 
     @property
     def _now(self) -> tuple[str, int]:
@@ -269,20 +301,28 @@ class VllmEngine:
         found = []
         for label, count in answer.spans or ():
             if label not in self._labels:
-                raise ServerError(
-                    f"vLLM server {self.http.url} generated with weights that this run did not send ({label!r}): does "
-                    "somebody else use it?"
+                if is_label(label):
+                    raise self._taken(label)
+                raise GarbageError(
+                    f"vLLM server {self.http.url} generated with weights that this run did not send ({label!r}): it "
+                    "was started again, or somebody else has changed them"
                 )
             found.append((count, self._labels[label][1]))
         if sum(count for count, _ in found) != len(answer.token_ids):
-            raise ServerError(f"vLLM server {self.http.url} did not say which weights wrote every token")
+            raise GarbageError(f"vLLM server {self.http.url} did not say which weights wrote every token")
         return found
+
+    def _taken(self, label: str) -> TakenError:
+        return TakenError(
+            f"vLLM server {self.http.url} holds weights that this run did not send ({label!r}): another run uses it; "
+            "give each run a server of its own"
+        )
 
     def _completion(
         self, ids: list[int], logp: list[float], spans: list[tuple[int, int]], reason: str, sampling: Sampling
     ) -> Completion:
         if reason not in ("stop", "length"):
-            raise ServerError(f"vLLM server {self.http.url} ended a response with {reason!r}")
+            raise GarbageError(f"vLLM server {self.http.url} ended a response with {reason!r}")
         ids_T = np.array(ids, np.int32)
         if sampling.stop and (end := stop_at(ids_T, 0, sampling.stop, self.spell)) is not None:
             ids_T, reason = ids_T[:end], "stop"
@@ -290,7 +330,7 @@ class VllmEngine:
         if sampling.temperature == 0.0:
             logp_T = np.zeros_like(logp_T)  # greedy: the token is certain
         if len(logp_T) and logp_T.min() < IMPOSSIBLE:
-            raise SoleraError(
+            raise DivergedError(
                 f"engine: with the weights of version {self.held.version} a log-probability is no number: they have "
                 "diverged"
             )
@@ -304,6 +344,15 @@ class VllmEngine:
         self.transport.close()
         if self.launched is not None:
             self.launched.close()
+
+
+def is_label(label: object) -> bool:
+    """Whether a run of Solera gave weights this label.
+
+    >>> is_label("solera/run/7/c0ffee"), is_label("default"), is_label(None)
+    (True, False, False)
+    """
+    return isinstance(label, str) and label.startswith(f"{LABEL}/")
 
 
 def _cut(spans: list[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:

@@ -6,6 +6,7 @@ import os
 from typing import Any
 from urllib.parse import urlsplit
 
+from solera.engines.faults import EngineError, GarbageError
 from solera.errors import BadRequestError, SoleraError, one_line
 
 API_KEY = "VLLM_API_KEY"
@@ -14,8 +15,6 @@ CONNECTING = 10.0
 """Seconds to wait for a connection."""
 CONTROL = 120.0
 """Seconds to wait for the answer to a control call."""
-WRITING = 1800.0
-"""Seconds to wait for a response. A server that is dead breaks the connection; this is for one that hangs."""
 
 
 IDLE = 2.0
@@ -26,7 +25,7 @@ CLIENTS = 32
 """Over which requests are divided. With 256 requests at once, one client takes 20 ms for each."""
 
 
-class ServerError(SoleraError):
+class ServerError(EngineError):
     """A server did not answer, or could not do what it was asked."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -35,11 +34,13 @@ class ServerError(SoleraError):
 
 
 class Http:
-    """One server: calls that wait, for control, and calls that are awaited, for generation."""
+    """One server: calls that wait, for control, and calls that are awaited, for generation. A control call that has no
+    limit of its own waits for `patience` seconds."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, patience: float = CONTROL) -> None:
         httpx = _httpx()
         self.url = url.rstrip("/")
+        self.patience = patience
         key = os.environ.get(API_KEY)
         self._options: dict[str, Any] = {
             "base_url": self.url, "headers": {"Authorization": f"Bearer {key}"} if key else {},
@@ -49,11 +50,11 @@ class Http:
         self._awaited: tuple[asyncio.AbstractEventLoop, list[Any]] | None = None
         self._asked = 0
 
-    def get(self, path: str, timeout: float = CONTROL) -> Any:
-        return self._call("GET", path, None, timeout)
+    def get(self, path: str, timeout: float | None = None) -> Any:
+        return self._call("GET", path, None, timeout or self.patience)
 
-    def post(self, path: str, body: Any = None, timeout: float = CONTROL) -> Any:
-        return self._call("POST", path, body, timeout)
+    def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
+        return self._call("POST", path, body, timeout or self.patience)
 
     def _call(self, method: str, path: str, body: Any, timeout: float) -> Any:
         httpx = _httpx()
@@ -64,7 +65,8 @@ class Http:
             raise self._failed(path, error) from error
 
     async def post_awaited(self, path: str, body: Any) -> Any:
-        """Post in the running event loop. Cancelling it closes the connection, which aborts the request there."""
+        """Post in the running event loop, without a time limit. Cancelling it closes the connection, which aborts the
+        request there."""
         httpx = _httpx()
         try:
             return self._read(await self._client_of(asyncio.get_running_loop()).post(path, json=body), path)
@@ -76,7 +78,7 @@ class Http:
         httpx = _httpx()
         if self._awaited is None or self._awaited[0] is not loop:
             options = self._options | {
-                "verify": httpx.create_ssl_context(), "timeout": httpx.Timeout(WRITING, connect=CONNECTING),
+                "verify": httpx.create_ssl_context(), "timeout": httpx.Timeout(None, connect=CONNECTING),
                 "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE),
             }  # fmt: skip
             self._awaited = (loop, [httpx.AsyncClient(**options) for _ in range(CLIENTS)])
@@ -88,7 +90,10 @@ class Http:
 
     def _read(self, response: Any, path: str) -> Any:
         if response.status_code == 200:
-            return response.json() if response.content else None
+            try:
+                return response.json() if response.content else None
+            except ValueError as error:
+                raise GarbageError(f"vLLM server {self.url}{path} answered with no JSON: {one_line(error)}") from error
         said = f"vLLM server {self.url}{path} answered {response.status_code}: {_message(response.text)}"
         if response.status_code == 401:
             raise ServerError(f"{said}: set the environment variable {API_KEY}", 401)

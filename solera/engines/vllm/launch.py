@@ -98,15 +98,16 @@ def launch(
     folder: Path,
     passing: Path,
     say: Say,
+    number: int = 0,
 ) -> Launched:
-    """Start a server with its log in `folder`. Returns when it has continued a text.
+    """Start a server with its log in `folder`. Returns when it has continued a text. `number` tells several apart.
 
     `passing` is the folder through which weights are passed on. It is removed when the server ends.
     """
     port = free_port()
     words = command(model, port, dtype, max_length, (gpu_memory or GPU_MEMORY) if on_gpu else None, args)
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "vllm.log"
+    log = folder / (f"vllm-{number}.log" if number else "vllm.log")
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, watchdog.__file__, str(os.getpid()), str(passing), *words],
@@ -130,17 +131,18 @@ def _wait(launched: Launched, say: Say) -> None:
         while not _healthy(http):
             now = time.monotonic()
             if launched.process.poll() is not None:
-                raise SoleraError(f"the vLLM server did not start: {_last_lines(launched.log)}")
+                raise SoleraError(f"vLLM server {launched.url} did not start: {_last_lines(launched.log)}")
             if now - start > SLOWEST:
-                raise SoleraError(f"the vLLM server was not ready after {SLOWEST:.0f} s: {_last_lines(launched.log)}")
+                said = _last_lines(launched.log)
+                raise SoleraError(f"vLLM server {launched.url} was not ready after {SLOWEST:.0f} s: {said}")
             if now - told >= SAY_EVERY:
-                say(f"the vLLM server is starting ({now - start:.0f} s)")
+                say(f"vLLM server {launched.url} is starting ({now - start:.0f} s)")
                 told = now
             time.sleep(0.5)
         _try(http, launched)
     finally:
         http.close()
-    say(f"the vLLM server is ready after {time.monotonic() - start:.0f} s")
+    say(f"vLLM server {launched.url} is ready after {time.monotonic() - start:.0f} s")
 
 
 def _healthy(http: Http) -> bool:
@@ -160,7 +162,7 @@ def _try(http: Http, launched: Launched) -> None:
         http.post(release.path, body, timeout=SLOWEST)
     except SoleraError as error:
         said = _last_lines(launched.log)
-        raise SoleraError(f"the vLLM server started but cannot generate: {error}; {said}") from error
+        raise SoleraError(f"vLLM server {launched.url} started but cannot generate: {error}; {said}") from error
 
 
 def _last_lines(log: Path) -> str:

@@ -4,7 +4,10 @@ Each transport keeps a copy of the last weights that were accepted, because a se
 """
 
 import base64
+import contextlib
+import errno
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -12,12 +15,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from solera.engines.vllm.receiving import gpu_of, new_group
+from solera.errors import one_line
 
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 3
@@ -61,12 +65,14 @@ class Transport(Protocol):
 
 
 class FileTransport:
-    """A safetensors file in a folder that both sides can read. The last file is the copy that is kept."""
+    """A safetensors file in a folder that both sides can read. The last file is the copy that is kept. `number` tells
+    several servers apart that use the same folder."""
 
     name = "file"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, number: int = 0) -> None:
         self.folder = folder
+        self.number = number
         self._file: Path | None = None
         self._offered: Path | None = None
 
@@ -78,8 +84,15 @@ class FileTransport:
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._offered = self.folder / f"{label.replace('/', '-')}.safetensors"
-        save_file({name: tensor.contiguous().cpu() for name, tensor in named.items()}, self._offered)
+        self._offered = self.folder / f"{self.number}-{label.replace('/', '-')}.safetensors"
+        try:
+            save_file({name: tensor.contiguous().cpu() for name, tensor in named.items()}, self._offered)
+        except SafetensorError as error:  # a full disk, as a rule
+            number = re.search(r"os error (\d+)", str(error))
+            said = os.strerror(int(number[1])) if number else one_line(error)
+            file = str(self._offered)
+            self.drop()
+            raise OSError(int(number[1]) if number else errno.EIO, said, file) from error
         return {"path": str(self._offered.absolute())}
 
     def send(self) -> None:
@@ -103,7 +116,11 @@ class FileTransport:
                 yield name, file.get_tensor(name)
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for file in filter(None, (self._file, self._offered)):
+            file.unlink(missing_ok=True)
+        self._file = self._offered = None
+        with contextlib.suppress(OSError):  # another server's file is still there
+            self.folder.rmdir()
 
 
 class _InMemory:
@@ -136,7 +153,7 @@ class IpcTransport(_InMemory):
         return
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
-        self._offered = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        self._offered = {name: tensor.detach().to("cuda").contiguous() for name, tensor in named.items()}
         torch.cuda.synchronize()
         return {"handles": [_handle(tensor) for tensor in self._offered.values()]}
 
@@ -170,6 +187,7 @@ class GroupTransport(_InMemory):
 
     def __init__(self, device: torch.device, host: str) -> None:
         super().__init__()
+        self.device = device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.host = host
         self._place: dict[str, Any] = {}
@@ -183,7 +201,7 @@ class GroupTransport(_InMemory):
         self._group = new_group(self.host, self._place["port"], 0, self._place["size"], self.backend)
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
-        self._offered = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        self._offered = {name: tensor.detach().to(self.device).contiguous() for name, tensor in named.items()}
         return {}
 
     def send(self) -> None:
@@ -195,10 +213,17 @@ class GroupTransport(_InMemory):
 
 
 def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """A port that nobody listens on at the moment, and that was not given before: servers start at the same time."""
+    while True:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            port = int(taken.getsockname()[1])
+        if port not in _given:
+            _given.add(port)
+            return port
+
+
+_given = set[int]()
 
 
 def transfer_folder(folder: Path, size: int) -> Path:
