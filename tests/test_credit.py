@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from solera.batch import Parts
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
@@ -120,9 +121,10 @@ def test_the_gradient_is_that_of_the_formula(tiny, budget):
                 loss = loss - next(values) * logp[place - 1, ids[place]] / tokens
     loss.backward()
     expected = {key: p.grad.clone() for key, p in tiny.parameters().items()}
-    parts = learner._prepare(batch, range(len(batch.rollouts)))
+    written = Parts.of(batch.rollouts)
+    parts = learner._prepare(batch, written, range(len(batch.rollouts)))
     assert (len(parts) > 1) == (budget < 100)
-    found = learner._differentiate(parts, 1.0)
+    found = learner._differentiate(parts, written, 1.0)
     assert float(sum(found.losses)) == pytest.approx(float(loss.detach()), abs=2e-7)
     for key, p in tiny.parameters().items():
         # Gradients are up to 0.1. The weights of responses, and so the difference, are of float32.

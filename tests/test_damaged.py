@@ -186,7 +186,7 @@ def test_a_damaged_chat_template_is_named(model, capfd, template, says):
     (model / "chat_template.jinja").write_bytes(template)
     row = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}
     Path("chat.jsonl").write_text(json.dumps(row))
-    Path("text.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
+    Path("text.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}')
     task = ["--task", "jsonl", "--task.path", "chat.jsonl", "--task.held_out_path", "text.jsonl"]
     assert says in refusal(capfd, "train", "--model", "m", *task)
 
@@ -208,7 +208,7 @@ def test_chat_messages_need_a_chat_template_and_a_pad_token_is_not_needed(model,
     edited(model / "config.json", pad_token_id=None)
     row = {"prompt": [{"role": "user", "content": "1+1="}], "answer": "2"}
     Path("chat.jsonl").write_text(json.dumps(row))
-    Path("text.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
+    Path("text.jsonl").write_text('{"prompt": "2+2=", "answer": "4"}')
     task = ["--task", "jsonl", "--task.path", "chat.jsonl", "--task.held_out_path", "text.jsonl"]
     said = refusal(capfd, "train", "--model", "m", *task)
     assert "chat.jsonl:1: field 'prompt' holds chat messages, but the model has no chat template" in said

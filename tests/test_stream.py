@@ -223,7 +223,7 @@ def test_waiting_times_of_slow_groups_are_logged(tmp_path):
         ('collect = { mode = "stream" }\ndraw = { policy = "offline" }', "generates nothing"),
         ('collect = { mode = "stream" }\ndraw = { policy = "replay", fresh = 0.0 }', "draw.fresh is 0"),
         ('collect = { mode = "stream" }\ndraw = { policy = "replay", leftovers = "keep" }', "draw.leftovers = keep"),
-        ('collect = { mode = "stream" }\nstore = { data = ["a.jsonl"] }', "store.data has rollouts"),
+        ('collect = { mode = "stream" }\nstore = { data = ["a.jsonl"] }', "store.data or store.solutions has rollouts"),
         ('collect = { mode = "stream" }\ndraw = { policy = "replay", max_age = 5 }', "reach age 20 .collect.max_age"),
     ],
 )

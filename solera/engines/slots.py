@@ -1,17 +1,17 @@
 """The slots of continuous decoding: the memory that a step reads and writes, and who sits where in it."""
 
-from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.engines.arriving import Arriving, sent
 from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
+from solera.engines.places import FreePlaces
 from solera.models.language_model import LanguageModel
 from solera.streams import uniforms
 
@@ -110,7 +110,7 @@ class Rows:
         """Who sits in each slot and is not yet known to have ended."""
         self.prompts = dict[tuple[int, ...], list[int]]()
         """Of each prompt in memory, where it begins and how many jobs continue it."""
-        self.places = Stretches(memory.prompt_tokens)
+        self.places = FreePlaces(memory.prompt_tokens)
         self.free_requests = list(range(memory.requests))[::-1]
         self.left = 0
         """Tokens after which every row has ended for certain."""
@@ -343,39 +343,6 @@ class Rows:
         return True
 
 
-class Stretches:
-    """Free places of the prompts' part of the cache. The first stretch that is long enough is taken."""
-
-    def __init__(self, size: int) -> None:
-        self.free = [(0, size)]
-
-    def hold(self, lengths: list[int]) -> bool:
-        """Whether stretches of these lengths could all be taken."""
-        trial = Stretches(0)
-        trial.free = list(self.free)
-        return all(trial._find(length) is not None and trial.take(length) >= 0 for length in lengths)
-
-    def take(self, length: int) -> int:
-        number = self._find(length)
-        assert number is not None, "asked without looking for room"
-        start, size = self.free[number]
-        self.free[number] = (start + length, size - length)
-        return start
-
-    def give(self, start: int, length: int) -> None:
-        insort(self.free, (start, length))
-        merged = list[tuple[int, int]]()
-        for begin, size in self.free:
-            if merged and sum(merged[-1]) == begin:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((begin, size))
-        self.free = merged
-
-    def _find(self, length: int) -> int | None:
-        return next((number for number, (_, size) in enumerate(self.free) if size >= length), None)
-
-
 class Ending:
     """What was written for jobs that have ended, on its way from the GPU: nothing is written there any more."""
 
@@ -393,29 +360,6 @@ class Ending:
             Written(job, token_BT[b, : lengths[b]], logp_BT[b, : lengths[b]], stopped[b])
             for b, job in enumerate(self.jobs)
         ]
-
-
-class Arriving:
-    """Tensors on their way from the GPU: nobody waits for them before they are read."""
-
-    def __init__(self, *tensors: Tensor) -> None:
-        self.event = torch.cuda.Event() if tensors[0].is_cuda else None
-        self.tensors = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
-        for here, there in zip(self.tensors, tensors, strict=True):
-            here.copy_(there, non_blocking=True)
-        if self.event is not None:
-            self.event.record()
-
-    def read(self) -> list[npt.NDArray[Any]]:
-        if self.event is not None:
-            self.event.synchronize()
-        return [tensor.clone().numpy() for tensor in self.tensors]  # memory that the GPU can reach is not kept
-
-
-def sent(values: list[Any], device: torch.device) -> Tensor:
-    """Whole numbers as a tensor on the device, without waiting for what it is doing."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def bucket(rows: int, most: int | None = None) -> int:

@@ -61,6 +61,10 @@ class Shaky:
     def work(self) -> Work:
         return self.engine.work
 
+    @property
+    def sampled(self) -> int:
+        return self.engine.sampled
+
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         if self.refuses is not None:
             raise self.refuses
