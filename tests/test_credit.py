@@ -124,7 +124,7 @@ def test_the_gradient_is_that_of_the_formula(tiny, budget):
     written = Parts.of(batch.rollouts)
     parts = learner._prepare(batch, written, range(len(batch.rollouts)))
     assert (len(parts) > 1) == (budget < 100)
-    found = learner._differentiate(parts, written, 1.0)
+    found = learner._differentiate(parts, len(written.response_P), 1.0)
     assert float(sum(found.losses)) == pytest.approx(float(loss.detach()), abs=2e-7)
     for key, p in tiny.parameters().items():
         # Gradients are up to 0.1. The weights of responses, and so the difference, are of float32.
