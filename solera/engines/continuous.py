@@ -247,11 +247,12 @@ class ContinuousDecoder:
 def _parts(groups: list[Group]) -> Iterator[Group]:
     """The same groups, those too large for one pass in several parts, each with the prompt."""
     for prompt, responses in groups:
-        part = list[Stretch]()
+        part, total = list[Stretch](), len(prompt.token_ids)
         for response in responses:
-            if part and _length((prompt, [*part, response])) > PREFILL_TOKENS:
+            total += len(response.token_ids)
+            if part and total > PREFILL_TOKENS:
                 yield prompt, part
-                part = []
+                part, total = [], len(prompt.token_ids) + len(response.token_ids)
             part.append(response)
         yield prompt, part
 
