@@ -34,9 +34,9 @@ class LanguageModel:
         text_config = module.config.get_text_config()
         self._softcap: float | None = getattr(text_config, "final_logit_softcapping", None)
         self.max_length: int | None = getattr(text_config, "max_position_embeddings", None)
-        windows = set(getattr(text_config, "layer_types", None) or ()) - {"full_attention"}
-        plain = module.config._attn_implementation == "sdpa" and not getattr(text_config, "sliding_window", None)
-        self.takes_any_mask = plain and not windows
+        self.plain_because = _own_attention(module.config)
+        """Why texts are padded instead of packed, in words; empty if they are packed."""
+        self.takes_any_mask = not self.plain_because
         """Whether our own boolean mask may replace the model's. Eager attention would add it to the scores, and
         sliding-window layers would lose their window."""
         self.can_take_plans = False
@@ -195,12 +195,19 @@ class LanguageModel:
             if not _close(self.logits(self.hidden(ids[:, 3:4], at[:, 3:4], real, cache)), whole[:, 3:4]):
                 raise SoleraError(f"model: {name} gives other logits when padded on the left; not supported")
             if self.takes_any_mask:
-                self.takes_any_mask = self._packs(ids, whole)
-                self.can_take_plans = self.takes_any_mask and self._plans(ids, whole)
+                self._try_packing(ids, whole)
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:
             raise SoleraError(
                 f"model: {name} cannot be run with a cache and a padded prompt: {one_line(error)}"
             ) from error
+
+    def _try_packing(self, ids: Tensor, whole: Tensor) -> None:
+        self.takes_any_mask = self._packs(ids, whole)
+        self.can_take_plans = self.takes_any_mask and self._plans(ids, whole)
+        if not self.takes_any_mask:
+            self.plain_because = "its logits change if texts are packed"
+        elif self.device.type == "cuda" and not self.can_take_plans:
+            self.plain_because = "its attention cannot be replaced by ours"
 
     def _packs(self, ids: Tensor, whole: Tensor) -> bool:
         """Whether a text keeps its logits when packed after two of its tokens with another text in between."""
@@ -231,6 +238,23 @@ class LanguageModel:
 
 def _close(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-2, atol=1e-2)
+
+
+def _own_attention(config: Any) -> str:
+    """Why no other attention may replace the model's, in words; empty if one may."""
+    text = config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None):
+        return "it caps its attention scores"
+    if getattr(text, "sliding_window", None) or set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
+        return "some of its layers see only a window"
+    return "" if config._attn_implementation == "sdpa" else f"its attention is {config._attn_implementation}"
+
+
+def with_capped_scores(module: PreTrainedModel) -> PreTrainedModel:
+    """Use the attention that caps its scores if the model's config asks for it (Gemma 2). torch's would not."""
+    if getattr(module.config.get_text_config(), "attn_logit_softcapping", None):
+        module.set_attn_implementation("eager")
+    return module
 
 
 def without_dropout(module: PreTrainedModel) -> PreTrainedModel:

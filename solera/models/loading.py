@@ -19,7 +19,7 @@ from solera.errors import SoleraError, one_line
 from solera.folder.files import DIGESTS, DamagedError, check_sealed, seal
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
-from solera.models.language_model import LanguageModel, end_token_ids, without_dropout
+from solera.models.language_model import LanguageModel, end_token_ids, with_capped_scores, without_dropout
 from solera.models.source import ADAPTER, base_of, obtain
 
 
@@ -40,7 +40,7 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     if len(tokenizer) > module.get_input_embeddings().num_embeddings:
         known = module.get_input_embeddings().num_embeddings
         raise SoleraError(f"model {path}: its tokenizer has {len(tokenizer)} tokens, the model knows {known}")
-    model = LanguageModel(without_dropout(module).to(device).eval(), adapter)
+    model = LanguageModel(with_capped_scores(without_dropout(module)).to(device).eval(), adapter)
     codec = _codec(path, tokenizer, module.generation_config, model.max_length)
     model.check()
     return model, codec

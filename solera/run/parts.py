@@ -54,6 +54,8 @@ def load_parts(
 ) -> Parts:
     """Load the model of a resolved config, or of the checkpoint, and build its task."""
     model, codec = _load_model(config, device_of(config), checkpoint)
+    if model.plain_because:
+        say(f"{type(model.module).__name__}: {model.plain_because}, so texts are padded, not packed, which is slower")
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
     return Parts(config, model, codec, task, compute, own, say)
