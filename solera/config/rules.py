@@ -222,8 +222,6 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
          "VLLM_API_KEY instead"),
         (engine.gpu_memory is None or (engine.launch > 0 and 0 < engine.gpu_memory < 1),
          f"engine.gpu_memory is {engine.gpu_memory}; it needs engine.launch and a share between 0 and 1"),
-        (not served or config.lora.rank == 0,
-         "lora.rank: adapters cannot be sent to a vLLM server yet: use engine.name = in_process, or set lora.rank = 0"),
     ]  # fmt: skip
 
 

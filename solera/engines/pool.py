@@ -97,8 +97,9 @@ class EnginePool:
 
     @property
     def sampled(self) -> int:
-        """Without the lock: a server is asked for its counter, which may take a while."""
-        return self._sampled + sum(member.engine.sampled for member in self.members)
+        with self._lock:
+            gone, engines = self._sampled, [member.engine for member in self.members]
+        return gone + sum(engine.sampled for engine in engines)  # a server is asked, which may take a while
 
     def take_metrics(self) -> dict[str, float]:
         return self.roster.take_metrics()
@@ -299,8 +300,9 @@ class EnginePool:
         self.roster.wake()
 
     def _reopen(self, member: Member) -> None:
+        sampled = member.engine.sampled
         member.engine.close()
-        opened, sampled = self.opens[member.number](), member.engine.sampled
+        opened = self.opens[member.number]()
         with self._lock:
             self._own += _without_time(member.engine.work)
             self._sampled += sampled

@@ -14,9 +14,12 @@ from transformers import PreTrainedModel
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
+from solera.models.merging import WEIGHT, Base
 
 MARK = "lora_"
 """Part of the name of every adapter parameter."""
+WRAPPED = ".base_layer"
+"""What peft adds to the name of a layer that has adapters."""
 
 
 class Adapter:
@@ -32,6 +35,24 @@ class Adapter:
     def merged(self) -> PreTrainedModel:
         """Return a copy of the model with the adapters added into its weights. A, B and W stay unchanged."""
         return copy.deepcopy(self._peft).merge_and_unload()
+
+    def base(self, dtype: torch.dtype) -> Base:
+        """The frozen weights, cast to `dtype`. Refuses adapters that are not of the form W + s·B·A, where W is the
+        weight of one linear layer."""
+        named = {name: p.detach() for name, p in self.module.named_parameters() if MARK not in name}
+        lora, scale = need_peft().tuners.lora, dict[str, float]()
+        for name, layer in self.module.named_modules():
+            if not isinstance(layer, lora.LoraLayer):
+                continue
+            plain = isinstance(layer, lora.Linear) and not layer.fan_in_fan_out and list(layer.scaling) == ["default"]
+            own = name + WRAPPED + WEIGHT in named  # not the one of the embedding
+            if not plain or not own or layer.lora_variant or layer.lora_bias["default"]:
+                raise SoleraError(
+                    f"lora.targets: the adapters of {name} cannot be sent to a server: only plain adapters of linear "
+                    "layers can, and only if no other layer has the same weights"
+                )
+            scale[name] = float(layer.scaling["default"])
+        return Base({name.replace(WRAPPED, ""): tensor.to(dtype) for name, tensor in named.items()}, scale)
 
 
 def add_adapter(module: PreTrainedModel, config: LoraConfig, base: str, seed: int) -> Adapter:

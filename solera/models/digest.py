@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache, reduce
+from hashlib import blake2b
 from itertools import accumulate, islice
 
 import torch
@@ -41,6 +42,11 @@ def describe(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(name, shape, dtype, reduce(_carry, islice(numbers, count), 0)) for name, shape, dtype, count in facts
     )
+
+
+def digest_of(specs: Iterable[TensorSpec]) -> str:
+    """One digest of all these tensors, whatever their order."""
+    return blake2b(repr(sorted(specs)).encode(), digest_size=8).hexdigest()
 
 
 def locate(named: Iterable[tuple[str, Tensor]]) -> tuple[TensorSpec, ...]:

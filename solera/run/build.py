@@ -148,7 +148,9 @@ def _engine(parts: Parts, learner: Learner, folder: Path, count: Callable[[int],
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     if config.engine.name == "vllm":
-        return open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder), False
+        pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder)
+        count(pool.sampled)  # what the servers sampled after the run was killed
+        return pool, False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
     model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)

@@ -1,9 +1,10 @@
 """Connects a run to its vLLM servers, and starts the servers if the run should."""
 
+import dataclasses
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,14 @@ from solera.engines.member import Opened
 from solera.engines.pool import EnginePool
 from solera.engines.vllm import checks, launch
 from solera.engines.vllm.client import VllmEngine
+from solera.engines.vllm.counter import TokenCounter
 from solera.engines.vllm.http import CONTROL, Http
 from solera.engines.vllm.launch import Launched
 from solera.engines.vllm.transport import FileTransport, GroupTransport, IpcTransport, Transport, transfer_folder
+from solera.engines.vllm.updates import Updates, lineage_of
 from solera.folder.paths import SERVER, WEIGHTS
-from solera.models.source import obtain
+from solera.models.language_model import LanguageModel
+from solera.models.source import base_of, obtain
 from solera.protocols import Weights
 from solera.run.parts import Parts
 
@@ -33,54 +37,78 @@ def open_servers(parts: Parts, path: str, longest: int, folder: Path) -> EngineP
     """The run's servers, as one engine. `path` is the model to start them with; its weights are replaced at the first
     sync. `longest` is the number of tokens of the longest prompt, as far as it is known."""
     engine = parts.config.engine
+    if parts.model.adapter is not None:
+        parts.model.adapter.base(parts.compute)  # refuses adapters that a server cannot add, before it is started
     shutil.rmtree(folder / WEIGHTS, ignore_errors=True)  # of a run that was killed
     if engine.launch:
         opens = [partial(_launch, parts, path, longest, folder, number) for number in range(engine.launch)]
     else:
-        opens = [partial(_connect, parts, url, longest, folder, number) for number, url in enumerate(engine.urls)]
+        known = dict[str, TokenCounter]()
+        opens = [partial(_connect, parts, url, longest, folder, n, known) for n, url in enumerate(engine.urls)]
     return EnginePool(opens, timeout=engine.timeout, say=parts.say)
 
 
 def _launch(parts: Parts, path: str, longest: int, folder: Path, number: int) -> Opened:
     """Start a server and connect to it."""
     config, model, ours = parts.config, parts.model, ours_of(parts, longest)
-    size = sum(parameter.numel() * parts.compute.itemsize for parameter in model.parameters().values())
+    size = sum(parameter.numel() * parts.compute.itemsize for parameter in model.module.parameters())
     passing = transfer_folder(folder / WEIGHTS, size * config.engine.launch)
+    source = obtain(path)
     launched = launch.launch(
-        obtain(path), dtype=ours.dtype, max_length=ours.max_length, on_gpu=model.device.type == "cuda",
+        base_of(source) or source, dtype=ours.dtype, max_length=ours.max_length, on_gpu=model.device.type == "cuda",
         gpu_memory=config.engine.gpu_memory or launch.GPU_MEMORY / config.engine.launch, args=config.engine.args,
         folder=folder / SERVER, passing=passing, say=parts.say, number=number,
     )  # fmt: skip
     try:
-        return _opened(parts, launched.url, longest, passing, number, launched)
+        return _named(open_server(parts, launched.url, longest, passing, number, launched))
     except BaseException:
         launched.close()
         raise
 
 
-def _connect(parts: Parts, url: str, longest: int, folder: Path, number: int) -> Opened:
-    return _opened(parts, url, longest, folder / WEIGHTS, number, None)
+def _connect(parts: Parts, url: str, longest: int, folder: Path, number: int, known: dict[str, TokenCounter]) -> Opened:
+    """Connect to a server that runs. Its tokens are counted as long as the run lasts, however often it connects."""
+
+    def counter(http: Http, held: str) -> TokenCounter:
+        if url not in known:
+            known[url] = TokenCounter(http, folder / SERVER / f"counter-{number}.json", held)
+        known[url].connect(http)
+        return known[url]
+
+    return _named(open_server(parts, url, longest, folder / WEIGHTS, number, counter=counter))
 
 
-def _opened(parts: Parts, url: str, longest: int, passing: Path, number: int, launched: Launched | None) -> Opened:
-    engine = open_server(parts, url, longest, passing, number, launched)
+def _named(engine: VllmEngine) -> Opened:
     return Opened(f"vLLM server {engine.http.url}", engine)
 
 
 def open_server(
-    parts: Parts, url: str, longest: int, passing: Path, number: int = 0, launched: Launched | None = None
+    parts: Parts,
+    url: str,
+    longest: int,
+    passing: Path,
+    number: int = 0,
+    launched: Launched | None = None,
+    counter: Callable[[Http, str], TokenCounter] = lambda http, holds: TokenCounter(http),
 ) -> VllmEngine:
-    """One server, checked. Weights are passed on in the folder `passing`."""
+    """One server, checked. Weights are passed on in the folder `passing`. `counter` is given the lineage of the weights
+    that the server holds."""
     http = Http(url, min(CONTROL, parts.config.engine.timeout))
     try:
         release, facts = checks.release_at(http), checks.check(http, ours_of(parts, longest))
         if http.get("/is_paused")["is_paused"]:  # by a trainer that was killed during a sync
             http.post("/resume")
+        adapter = parts.model.adapter
+        updates = Updates(
+            http, release, _transport(parts.config, parts.model.device, http, passing, number),
+            partial(adapter.base, parts.compute) if adapter is not None else None,
+        )  # fmt: skip
+        counted = counter(http, lineage_of(updates.ask_workers("solera_held")["label"]))
     except BaseException:
         http.close()
         raise
     return VllmEngine(
-        http, release, facts, _transport(parts.config, parts.model.device, http, passing, number),
+        http, release, facts, updates, counted,
         end_token_ids=parts.codec.end_token_ids, spell=parts.codec.decode, launched=launched,
     )  # fmt: skip
 
@@ -88,11 +116,13 @@ def open_server(
 @contextmanager
 def serving(parts: Parts, path: str, lineage: str = "", version: int = 0) -> Iterator[EnginePool | None]:
     """Servers with the weights of the parts' model, for as long as the block lasts; `None` if the config has no
-    server. Their logs stay if the block fails."""
+    server. Adapters are merged first. The servers' logs stay if the block fails."""
     if parts.config.engine.name != "vllm":
         yield None
         return
     folder = Path(tempfile.mkdtemp(prefix="solera-"))
+    if parts.model.adapter is not None:
+        parts = dataclasses.replace(parts, model=LanguageModel(parts.model.adapter.merged()))
     longest = max((len(prompt.token_ids) for prompt in parts.task.held_out(1)), default=1)
     engine = open_servers(parts, path, longest, folder)
     try:

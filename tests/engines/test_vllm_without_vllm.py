@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from solera.config import CollectConfig, Config, EngineConfig, LoraConfig, ModelConfig, RunConfig, SyncConfig, check
+from solera.config import CollectConfig, Config, EngineConfig, RunConfig, SyncConfig, check
 from solera.engines.vllm import watchdog
 from solera.engines.vllm.transport import FileTransport
 from solera.engines.vllm.versions import Release24, Release32, release_of
@@ -45,10 +45,6 @@ HERE = ("http://127.0.0.1:8000",)
         (
             Config(RunConfig(device="cpu"), engine=EngineConfig("vllm", launch=1), sync=SyncConfig(transport="ipc")),
             "sync.transport is ipc, which needs a GPU",
-        ),
-        (
-            Config(model=ModelConfig("a/b"), lora=LoraConfig(rank=8), engine=EngineConfig("vllm", urls=HERE)),
-            "adapters cannot be sent to a vLLM server yet",
         ),
     ],
 )

@@ -14,8 +14,9 @@ from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
 from solera.learner.reference import Reference
 from solera.models import loading
-from solera.models.adapter import MARK
+from solera.models.adapter import MARK, Adapter
 from solera.models.language_model import LanguageModel
+from solera.models.merging import merge
 from solera.models.source import EMBEDDED
 from solera.objectives.table import resolve
 from solera.records import Sampling
@@ -94,6 +95,48 @@ def test_merging_adds_the_product_and_leaves_the_model_as_it_was(adapted):
         product = low[f"{name}.lora_B.default.weight"] @ low[f"{name}.lora_A.default.weight"]
         torch.testing.assert_close(merged[f"{name}.weight"], base[f"{name}.base_layer.weight"] + SCALE * product)
     assert torch.equal(adapted.module(input_ids=ids).logits, logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_server_that_has_no_peft_merges_to_the_same_weights(adapted, dtype):
+    """The model is float64; merging is in float32."""
+    base = adapted.adapter.base(dtype)
+    ours = merge(base, {name: p.detach().to(dtype) for name, p in adapted.parameters().items()})
+    theirs = dict(adapted.adapter.merged().named_parameters())
+    assert ours.keys() == theirs.keys() == base.tensors.keys()
+    for name, tensor in ours.items():
+        exact = {torch.float64: 1e-6, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(tensor.double(), theirs[name].double(), rtol=exact, atol=exact)
+        assert tensor.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"target_modules": ["lm_head"]}, "lm_head"),  # it shares its weights with the embedding
+        ({"target_modules": ["embed_tokens"]}, "model.embed_tokens"),
+        ({"target_modules": ["q_proj"], "use_dora": True}, "model.layers.0.self_attn.q_proj"),
+    ],
+    ids=["tied head", "embedding", "DoRA"],
+)
+def test_adapters_that_a_server_cannot_add_are_refused_by_name(tiny, settings, named):
+    import peft
+
+    tiny.module.config.tie_word_embeddings = True
+    tiny.module.tie_weights()
+    adapter = Adapter(peft.get_peft_model(tiny.module, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **settings)))
+    with pytest.raises(SoleraError, match=f"lora.targets: the adapters of {named} cannot be sent to a server"):
+        adapter.base(torch.float32)
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_the_scale_is_that_of_the_adapters(tiny, rslora):
+    """alpha / rank, and alpha / √rank if rank-stabilised (arXiv 2312.03732)."""
+    import peft
+
+    config = peft.LoraConfig(r=4, lora_alpha=6, target_modules=["up_proj"], task_type="CAUSAL_LM", use_rslora=rslora)
+    scale = Adapter(peft.get_peft_model(tiny.module, config)).base(torch.float32).scale
+    assert scale == {f"model.layers.{layer}.mlp.up_proj": 3.0 if rslora else 1.5 for layer in range(2)}
 
 
 def test_the_reference_is_the_adapter_switched_off(tiny):

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from solera.config import Config, EngineConfig, override
 from solera.engines.vllm.client import VllmEngine
 from solera.engines.vllm.launch import Launched, launch
+from solera.models.loading import load_reader
 from solera.models.source import EMBEDDED
 from solera.protocols import Weights
 from solera.run.parts import Parts, load_parts, resolved
@@ -38,8 +39,9 @@ def url(urls: list[str]) -> str:
 
 @pytest.fixture(scope="session")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launched]]:
-    """Both start at the same time."""
+    """Both start at the same time. Neither can import peft: only trainers need it."""
     folder = tmp_path_factory.mktemp("servers")
+    (folder / "peft.py").write_text("raise ImportError('a server needs no peft')\n")
 
     def start(number: int) -> Launched:
         return launch(
@@ -47,7 +49,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launched
             passing=folder / f"passing-{number}", say=print, number=number,
         )  # fmt: skip
 
-    with ThreadPoolExecutor(2) as threads:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         servers = list(threads.map(start, range(2)))
     yield servers
     for server in servers:
@@ -101,3 +104,12 @@ def forward_logp(version: int, prompt: tuple[int, ...], token_ids_T: np.ndarray,
     tokens = torch.tensor([[*prompt, *token_ids_T.tolist()]])
     logits_TV = model_of(version)(tokens).logits[0, len(prompt) - 1 : -1] / temperature
     return torch.log_softmax(logits_TV, -1).gather(1, tokens[0, len(prompt) :, None])[:, 0].numpy()
+
+
+@pytest.fixture(scope="session")
+def rambling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with so much noise that it hardly ever ends a text: responses cross syncs."""
+    folder = tmp_path_factory.mktemp("rambling")
+    model_of(1).save_pretrained(folder)
+    load_reader("embedded").codec.tokenizer.save_pretrained(folder)
+    return folder

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 
 from solera import open_store
 from solera.config import InFlight, parse
-from solera.models.loading import load_reader
 from solera.records import Rollout
 from solera.report.sinks import read_metrics
 from solera.run import running
@@ -42,15 +41,6 @@ report = {{ tensorboard = false, progress = false }}
 def even_digits(prompts: list[str], completions: list[str], **_: object) -> list[float]:
     """A reward with some variance for text without sense."""
     return [sum(letter in "02468" for letter in text) / max(1, len(text)) for text in completions]
-
-
-@pytest.fixture(scope="module")
-def rambling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with so much noise that it hardly ever ends a text: responses cross syncs."""
-    folder = tmp_path_factory.mktemp("rambling")
-    model_of(1).save_pretrained(folder)
-    load_reader("embedded").codec.tokenizer.save_pretrained(folder)
-    return folder
 
 
 def stored(run: Path) -> list[tuple[Rollout, int | None]]:

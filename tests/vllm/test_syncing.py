@@ -141,15 +141,15 @@ def swap(file: Path) -> None:
 def test_what_is_damaged_on_the_way_is_refused(
     engine: VllmEngine, parts: Parts, events: EventLoop, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    engine.transport = Damaging(tmp_path / "damaged", damage)
+    engine.updates.transport = Damaging(tmp_path / "damaged", damage)
     with pytest.raises(SyncFaultError, match="refused the weights and keeps the old ones"):
         engine.load(weights_of(1))
     assert farthest(events, engine, parts, 0) < CLOSE
 
 
 def test_a_broadcast_brings_the_weights_too(engine: VllmEngine, parts: Parts, events: EventLoop) -> None:
-    engine.transport = GroupTransport(torch.device("cpu"), "127.0.0.1")
-    engine._met = False
+    engine.updates.transport = GroupTransport(torch.device("cpu"), "127.0.0.1")
+    engine.updates._met = False
     for version in (1, 2):
         assert set(engine.load(weights_of(version)).tensors) == set(describe(weights_of(version).tensors))
         assert farthest(events, engine, parts, version) < CLOSE

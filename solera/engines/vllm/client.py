@@ -4,26 +4,23 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
 from solera.config import InFlight
-from solera.engines.faults import DivergedError, GarbageError, TakenError
+from solera.engines.faults import DivergedError, GarbageError
 from solera.engines.jobs import Spell, stop_at
 from solera.engines.vllm.checks import Facts
 from solera.engines.vllm.counter import TokenCounter
-from solera.engines.vllm.http import Http, ServerError
+from solera.engines.vllm.http import Http
 from solera.engines.vllm.launch import Launched
-from solera.engines.vllm.transport import Transport
+from solera.engines.vllm.updates import Updates, is_label
 from solera.engines.vllm.versions import Answer, Release, sampling_params
 from solera.errors import SoleraError
-from solera.models.digest import describe
 from solera.protocols import Weights, Work
-from solera.records import Completion, FinishReason, Manifest, Sampling, TensorSpec
+from solera.records import Completion, FinishReason, Manifest, Sampling
 from solera.streams import stream_seed
 from solera.sync.proof import SyncFaultError, tolerance
 
@@ -31,8 +28,6 @@ PAUSE = {"drain": "wait", "keep": "keep", "abort": "abort"}
 """What vLLM calls the ways to treat requests in flight."""
 IMPOSSIBLE = -9000.0
 """vLLM writes -9999 for a log-probability that is not a number."""
-LABEL = "solera"
-"""How the labels of our weights begin."""
 CACHE_SEED = 0
 """Seed of the token that checks the prefix cache."""
 
@@ -50,7 +45,8 @@ class VllmEngine:
         http: Http,
         release: Release,
         facts: Facts,
-        transport: Transport,
+        updates: Updates,
+        counter: TokenCounter,
         *,
         end_token_ids: tuple[int, ...],
         spell: Spell,
@@ -59,25 +55,24 @@ class VllmEngine:
         self.http = http
         self.release = release
         self.facts = facts
-        self.transport = transport
+        self.updates = updates
         self.end_token_ids = end_token_ids
         self.spell = spell
         self.launched = launched
         self.dtype = facts.dtype
         self.max_length = facts.max_length
         self.slots = facts.slots
-        self.counter = TokenCounter(http)
+        self.counter = counter
+        self._counted = counter.total
+        """What an earlier engine for this server has counted."""
         self.work = Work()
         self.held = Manifest(lineage="", version=0, tensors=())
-        self._labels: dict[str, tuple[str, int]] = {}
-        """Lineage and version of all weights that were loaded, by label."""
         self._turn = threading.Condition()
         self._writing = 0
         """Requests in flight."""
         self._since = 0.0
         """When the first of them began."""
         self._draining = False
-        self._met = False
 
     # -- weights -------------------------------------------------------------------------------------------------
 
@@ -88,7 +83,7 @@ class VllmEngine:
     @property
     def sampled(self) -> int:
         """By the server's own counter, and at least what it has returned: a server may end before it is asked."""
-        return max(self.counter.read(), self.work.tokens)
+        return max(self.counter.read() - self._counted, self.work.tokens)
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Send the weights. The server checks them before it touches its model. If it refuses them, the old weights go
@@ -96,25 +91,18 @@ class VllmEngine:
         if in_flight not in self.release.in_flight:
             known = " or ".join(self.release.in_flight)
             raise SoleraError(f"sync.in_flight is {in_flight}, which this release of vLLM cannot do: use {known}")
-        named = dict(weights.tensors)
-        start = time.perf_counter()
-        specs = describe(named.items())
-        self.work += Work(digesting=time.perf_counter() - start)
-        digest = blake2b(repr(sorted(specs)).encode(), digest_size=8).hexdigest()
-        label = f"{LABEL}/{weights.lineage}/{weights.version}/{digest}"
-        source = self.transport.offer(label, named)
-        self._labels[label] = (weights.lineage, weights.version)  # tokens may come before the call returns
+        offer = self.updates.offer(weights)
         with self._paused(in_flight):
-            self._update(label, weights.version, source, specs)
-            self.held = self._manifest()
+            self.held = self.updates.apply(offer)
+        self.counter.belongs_to(weights.lineage)
         start = time.perf_counter()
         self._check_cache(weights.version)
-        self.work += Work(digesting=time.perf_counter() - start)
+        self.work += Work(digesting=offer.digesting + time.perf_counter() - start)
         return self.held
 
     def weights(self) -> Weights:
         """The last weights that the server accepted, from the copy that the transport keeps."""
-        return Weights(self.held.lineage, self.held.version, self.transport.kept())
+        return Weights(self.held.lineage, self.held.version, self.updates.transport.kept())
 
     @contextmanager
     def _paused(self, in_flight: InFlight) -> Iterator[None]:
@@ -139,69 +127,6 @@ class VllmEngine:
             yield
         finally:
             self._draining = False
-
-    def _update(self, label: str, version: int, source: dict[str, Any], specs: tuple[TensorSpec, ...]) -> None:
-        tensors = [[spec.name, list(spec.shape), spec.dtype, spec.digest] for spec in specs]
-        info = {"label": label, "transport": self.transport.name, "source": source, "tensors": tensors}
-        try:
-            self._meet()
-            self._start()
-            with ThreadPoolExecutor(1) as pool:
-                fetched = pool.submit(self.http.post, "/update_weights", {"update_info": info})
-                self.transport.send()
-                fetched.result()
-            self.http.post("/finish_weight_update", self.release.finish(label))
-        except SoleraError as error:
-            self.transport.drop()
-            del self._labels[label]
-            raise self._refused(version, error) from error
-        self.transport.keep()
-
-    def _refused(self, version: int, error: SoleraError) -> SoleraError:
-        """Why an update failed: the server refused it, another run disturbed it, or a call failed."""
-        held = self._ask_workers("solera_held")
-        if held["label"] not in self._labels and is_label(held["label"]):
-            return self._taken(held["label"])
-        if held["refused"] is None:
-            return ServerError(f"{error} (during the sync of version {version})")
-        return SyncFaultError(
-            f"sync of version {version}: vLLM server {self.http.url} refused the weights and keeps the old ones "
-            f"({held['refused']})"
-        )
-
-    def _meet(self) -> None:
-        """Once, with a transport that needs it: bring the server's workers and this process together."""
-        if self._met:
-            return
-        place = self.transport.meeting(self.http.get("/get_world_size")["world_size"])
-        with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(self.http.post, "/init_weight_transfer_engine", {"init_info": {"meeting": place}})
-            self.transport.meet()
-            told.result()
-        self._met = True
-
-    def _start(self) -> None:
-        try:
-            self.http.post("/start_weight_update", self.release.start())
-        except ServerError:  # a trainer that was killed may have left an update open; ours change nothing before theirs
-            self.http.post("/finish_weight_update")
-            self.http.post("/start_weight_update", self.release.start())
-
-    def _manifest(self) -> Manifest:
-        """What the server says it holds, with the digests that its workers computed."""
-        held = self._ask_workers("solera_held")
-        if held["label"] not in self._labels and is_label(held["label"]):
-            raise self._taken(held["label"])
-        lineage, version = self._labels.get(held["label"], (held["label"] or "", -1))
-        specs = (TensorSpec(name, tuple(shape), dtype, digest) for name, shape, dtype, digest in held["tensors"])
-        return Manifest(lineage, version, tuple(specs))
-
-    def _ask_workers(self, method: str) -> dict[str, Any]:
-        """Ask all workers of the server. They must agree."""
-        results = self.http.post("/collective_rpc", {"method": method})["results"]
-        if any(result != results[0] for result in results):
-            raise SyncFaultError(f"the workers of vLLM server {self.http.url} hold different weights")
-        return results[0]
 
     def _check_cache(self, version: int) -> None:
         """Continue a text that was also continued after the last sync: once with the prefix cache, once without. If the
@@ -250,7 +175,7 @@ class VllmEngine:
             answer = self._read(await self.http.post_awaited(self.release.path, body), params["max_tokens"])
             tokens = len(answer.token_ids)
             if answer.spans is None:
-                label = next(label for label, known in self._labels.items() if known == self._now)
+                label = next(label for label, known in self.updates.labels.items() if known == self._now)
                 return answer._replace(spans=[(label, tokens)])
             return answer
         finally:
@@ -300,23 +225,17 @@ class VllmEngine:
         """The version of each run of tokens. Refuses weights that this engine did not load."""
         found = []
         for label, count in answer.spans or ():
-            if label not in self._labels:
+            if label not in self.updates.labels:
                 if is_label(label):
-                    raise self._taken(label)
+                    raise self.updates.taken(label)
                 raise GarbageError(
                     f"vLLM server {self.http.url} generated with weights that this run did not send ({label!r}): it "
                     "was started again, or somebody else has changed them"
                 )
-            found.append((count, self._labels[label][1]))
+            found.append((count, self.updates.labels[label][1]))
         if sum(count for count, _ in found) != len(answer.token_ids):
             raise GarbageError(f"vLLM server {self.http.url} did not say which weights wrote every token")
         return found
-
-    def _taken(self, label: str) -> TakenError:
-        return TakenError(
-            f"vLLM server {self.http.url} holds weights that this run did not send ({label!r}): another run uses it; "
-            "give each run a server of its own"
-        )
 
     def _completion(
         self, ids: list[int], logp: list[float], spans: list[tuple[int, int]], reason: str, sampling: Sampling
@@ -341,18 +260,9 @@ class VllmEngine:
     def close(self) -> None:
         """Close the connections, remove what was sent, and stop the server if this engine started it."""
         self.http.close()
-        self.transport.close()
+        self.updates.transport.close()
         if self.launched is not None:
             self.launched.close()
-
-
-def is_label(label: object) -> bool:
-    """Whether a run of Solera gave weights this label.
-
-    >>> is_label("solera/run/7/c0ffee"), is_label("default"), is_label(None)
-    (True, False, False)
-    """
-    return isinstance(label, str) and label.startswith(f"{LABEL}/")
 
 
 def _cut(spans: list[tuple[int, int]], length: int) -> tuple[tuple[int, int], ...]:

@@ -1,44 +1,129 @@
 """vLLM's own count of the tokens that it has sampled."""
 
+import json
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
 from solera.engines.vllm.http import Http, ServerError
 from solera.errors import SoleraError
 
-NAME = "vllm:generation_tokens_total"
+TOKENS = "vllm:generation_tokens_total"
+STARTED = "process_start_time_seconds"
+
+
+class Reading(NamedTuple):
+    """What a server said."""
+
+    tokens: int
+    """Sampled since it was started."""
+    started: float
+    """When that was, in seconds since 1970; 0 if it does not say."""
+
+
+class Kept(NamedTuple):
+    """What the counter's file holds: the last reading, tokens to leave out of the next one, and whose tokens they
+    were."""
+
+    url: str
+    reading: Reading
+    excluded: int
+    lineage: str
 
 
 class TokenCounter:
-    """Counts the tokens that a server has sampled since this object was made. A server that was restarted begins at 0
-    again; the sum goes on. While a server does not answer, the last reading holds."""
+    """Counts the tokens that one server has sampled for a run. An engine that is opened again for the same server goes
+    on with the same counter. A server that was restarted begins at 0 again; the sum goes on. While a server does not
+    answer, the last reading holds.
 
-    def __init__(self, http: Http) -> None:
-        self.http = http
-        self._last = self._ask()
-        self._total = 0
+    `file` is for a run that is resumed after it was killed: what the server has sampled since the last reading is then
+    counted, too. `holds` is the lineage of the weights that the server holds. If these are not the run's own, somebody
+    else has used the server meanwhile, and counting begins anew.
+    """
 
-    def _ask(self) -> int:
-        return total_of(self.http.text("/metrics"), self.http.url)
+    def __init__(self, http: Http, file: Path | None = None, holds: str = "") -> None:
+        self.total = 0
+        """At the last reading."""
+        self._http = http
+        self._file = file
+        self._lineage = ""
+        self._excluded = 0
+        self._lock = threading.Lock()
+        now, kept = self._ask(), _kept(file)
+        goes_on = kept is not None and (kept.url, kept.lineage, kept.reading.started) == (http.url, holds, now.started)
+        self._last = now
+        if kept is not None and goes_on:
+            self._lineage = kept.lineage
+            self._last = Reading(min(kept.reading.tokens + kept.excluded, now.tokens), now.started)
+
+    def _ask(self) -> Reading:
+        page, url = self._http.text("/metrics"), self._http.url
+        return Reading(total_of(page, url), float(next(iter(_values(page, STARTED)), 0)))
+
+    def connect(self, http: Http) -> None:
+        """Use this connection from now on."""
+        self._http = http
 
     def read(self) -> int:
-        try:
-            now = self._ask()
-        except ServerError:
-            return self._total
-        self._total += now - self._last if now >= self._last else now
-        self._last = now
-        return self._total
+        with self._lock:
+            try:
+                now = self._ask()
+            except ServerError:
+                return self.total
+            again = now.started != self._last.started or now.tokens < self._last.tokens
+            self.total += now.tokens if again else now.tokens - self._last.tokens
+            self._last, self._excluded = now, 0
+            self._keep()
+            return self.total
 
     def exclude(self, tokens: int) -> None:
-        """Take out tokens with which the engine has checked its server."""
-        self._total -= tokens
+        """Leave out tokens with which the engine has checked its server."""
+        with self._lock:
+            self.total -= tokens
+            self._excluded += tokens
+            self._keep()
+
+    def belongs_to(self, lineage: str) -> None:
+        """The server holds weights of this lineage now."""
+        with self._lock:
+            self._lineage = lineage
+            self._keep()
+
+    def _keep(self) -> None:
+        if self._file is not None:
+            kept = Kept(self._http.url, self._last, self._excluded, self._lineage)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_suffix(".part")
+            part.write_text(json.dumps(kept))
+            part.replace(self._file)
+
+
+def _kept(file: Path | None) -> Kept | None:
+    if file is None or not file.is_file():
+        return None
+    try:
+        url, reading, excluded, lineage = json.loads(file.read_text())
+        return Kept(url, Reading(*reading), excluded, lineage)
+    except (ValueError, TypeError) as error:
+        raise SoleraError(
+            f"{file}: the file is damaged; delete it, and what the server has sampled since is not counted"
+        ) from error
 
 
 def total_of(metrics: str, url: str) -> int:
     """The counter in a page of metrics, summed over the server's engines.
 
-    >>> total_of("# HELP\\n" + "".join(f'{NAME}{{engine="{n}"}} {count}\\n' for n, count in enumerate([12.0, 3.0])), "")
+    >>> page = "".join(f'{TOKENS}{{engine="{n}"}} {count}\\n' for n, count in enumerate([12.0, 3.0]))
+    >>> total_of("# HELP\\n" + page, "")
     15
     """
-    values = [line.rpartition(" ")[2] for line in metrics.splitlines() if line.startswith((f"{NAME}{{", f"{NAME} "))]
+    values = _values(metrics, TOKENS)
     if not values:
-        raise SoleraError(f"vLLM server {url} does not count its tokens ({NAME}): start it without --disable-log-stats")
+        raise SoleraError(
+            f"vLLM server {url} does not count its tokens ({TOKENS}): start it without --disable-log-stats"
+        )
     return round(sum(map(float, values)))
+
+
+def _values(metrics: str, name: str) -> list[str]:
+    return [line.rpartition(" ")[2] for line in metrics.splitlines() if line.startswith((f"{name}{{", f"{name} "))]

@@ -104,6 +104,8 @@ class Http:
     def text(self, path: str) -> str:
         """Get a page that is not JSON."""
         httpx = _httpx()
+        if self._client.is_closed:
+            raise ServerError(f"vLLM server {self.url}{path}: the connection is closed")
         try:
             response = self._client.get(path, timeout=CONNECTING)
         except httpx.HTTPError as error:
