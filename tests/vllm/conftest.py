@@ -1,4 +1,4 @@
-"""Two real vLLM servers on the embedded model, shared by all tests of this folder. `test_faults.py` uses both."""
+"""Two real vLLM servers on the embedded model, shared by all tests of this folder."""
 
 import copy
 import os
@@ -32,6 +32,22 @@ def urls(request: pytest.FixtureRequest) -> list[str]:
     return running or [server.url for server in request.getfixturevalue("launched")]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that kills a server comes last."""
+    items.sort(key=lambda item: "doomed" in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture
+def second(urls: list[str]) -> str:
+    return urls[1]
+
+
+@pytest.fixture
+def doomed(second: str) -> str:
+    """The second server, for a test that kills it."""
+    return second
+
+
 @pytest.fixture(scope="session")
 def url(urls: list[str]) -> str:
     return urls[0]
@@ -51,6 +67,8 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launched
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # both would compute on the same core
+        patch.setenv("OMP_NUM_THREADS", "1")
         servers = list(threads.map(start, range(2)))
     yield servers
     for server in servers:

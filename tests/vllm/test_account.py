@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +15,13 @@ import pytest
 
 from tests.command import start
 from tests.test_account import assert_the_checkpoint_agrees, counted_in, sums, verified
-from tests.vllm.proxy import GENERATE, Proxy
+from tests.vllm.counters import Checks, counters_of
+from tests.vllm.proxy import Proxy
 
 pytestmark = pytest.mark.vllm
-CHECK = 62
-"""Tokens of the text with which the prefix cache is checked: no prompt of the task is as long."""
 
 RUN = """
-run = {{ root = "{root}", name = "run", steps = 14, device = "cpu" }}
+run = {{ root = "{root}", name = "run", steps = 10, device = "cpu" }}
 model = {{ path = "{model}" }}
 engine = {{ name = "vllm", urls = {urls}, timeout = 60 }}
 sampling = {{ max_tokens = 24, temperature = 1.0 }}
@@ -35,33 +33,6 @@ evaluate = {{ every = 4, problems = 8 }}
 checkpoint = {{ every = 3 }}
 report = {{ tensorboard = false, progress = false }}
 """
-
-
-def counter_of(url: str) -> int:
-    """The server's own count, when nothing is being written any more."""
-    before = -1
-    while True:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=30) as page:
-            lines = page.read().decode().splitlines()
-        now = sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total{"))
-        if now == before:
-            return round(now)
-        before = now
-        time.sleep(1.5)
-
-
-class Checks:
-    """Counts the tokens with which Solera checked the prefix cache. They are not the run's."""
-
-    def __init__(self, proxies: list[Proxy]) -> None:
-        self.tokens = 0
-        for proxy in proxies:
-            proxy.spoil = self.watch
-
-    def watch(self, path: str, request: bytes, answer: bytes | None) -> bytes | None:
-        if path == GENERATE and answer is not None and len(json.loads(request)["token_ids"]) == CHECK:
-            self.tokens += len(json.loads(answer)["choices"][0]["token_ids"])
-        return answer
 
 
 @pytest.fixture
@@ -91,13 +62,13 @@ def test_two_servers_and_a_run_that_is_killed(
     file.write_text(
         RUN.format(root=tmp_path, model=rambling, urls=names, collect=collect, reward=tmp_path / "reward.py")
     )
-    checks, first = Checks(proxies), [counter_of(url) for url in urls]
+    checks, first = Checks(proxies), counters_of(urls)
 
     def sampled() -> int:
-        return sum(counter_of(url) for url in urls) - sum(first) - checks.tokens
+        return sum(counters_of(urls)) - sum(first) - checks.tokens
 
-    process, lost, said = start("train", file), 0, ""
-    for kill in (2, 8):
+    process, lost = start("train", file), 0
+    for kill in (2, 6):
         while rows_in(run) < kill and process.poll() is None:
             time.sleep(0.01)
         assert process.poll() is None, process.stderr and process.stderr.read()

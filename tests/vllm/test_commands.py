@@ -82,7 +82,7 @@ def test_a_killed_server_is_started_again_and_nothing_lives_ten_seconds_after_th
         "--run.steps", "1000", "--collect.prompts", "4", "--sync.period", "5", "--evaluate.problems", "20",
         "--reward.functions", f"{tmp_path / 'reward.py'}:at_leisure",
     ]  # fmt: skip
-    said, leisure = tmp_path / "said", "    time.sleep(0.5)  # leaves the processor to the server that starts again\n"
+    said, leisure = tmp_path / "said", "    time.sleep(2)  # leaves the processor to the server that starts again\n"
     (tmp_path / "reward.py").write_text(
         f"import time\n\n\ndef at_leisure(completions, **_):\n{leisure}    return [0.0] * len(completions)\n"
     )
@@ -92,7 +92,7 @@ def test_a_killed_server_is_started_again_and_nothing_lives_ten_seconds_after_th
     )  # fmt: skip
 
     def wait_for(holds: Callable[[list[dict[str, float]]], bool]) -> list[dict[str, float]]:
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + 900
         while run.poll() is None and time.monotonic() < deadline:
             found = rows(tmp_path / "run") if (tmp_path / "run" / "metrics.jsonl").is_file() else []
             if holds(found):

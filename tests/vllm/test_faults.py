@@ -21,13 +21,16 @@ import pytest
 from rich.console import Console
 
 from solera.config import parse
+from solera.engines.faults import TakenError
 from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.run.parts import Parts
 from solera.run.serving import open_server
 from tests.command import solera
+from tests.test_account import assert_the_checkpoint_agrees
 from tests.vllm.conftest import weights_of
+from tests.vllm.counters import Checks, counters_of
 from tests.vllm.proxy import GENERATE, Proxy, Spoil, SwallowError, TruncateError, choice
 from tests.vllm.test_streaming import GROUP, PROMPTS, even_digits, no_rollout_lost_or_used_twice
 
@@ -85,11 +88,6 @@ def proxy(url: str) -> Iterator[Proxy]:
     made = Proxy(url)
     yield made
     made.stop()
-
-
-@pytest.fixture
-def second(urls: list[str]) -> str:
-    return urls[1]
 
 
 def processes(url: str) -> dict[str, list[int]]:
@@ -266,6 +264,24 @@ def test_weights_that_are_not_applied_are_noticed(
     no_rollout_lost_or_used_twice(tmp_path / "run", 12)
 
 
+def test_a_second_trainer_in_the_middle_of_a_check_is_no_stale_cache(url: str, parts: Parts, tmp_path: Path) -> None:
+    """Another run sends its weights between the two requests that check the prefix cache."""
+    other, once = open_server(parts, url, 8, tmp_path / "other"), iter([True])
+    proxy = Proxy(url)
+    ours = open_server(parts, proxy.url, 8, tmp_path / "ours")
+
+    def spoil(path: str, request: bytes, answer: bytes | None) -> bytes | None:
+        if path == GENERATE and answer is None and "cache_salt" in json.loads(request) and next(once, False):
+            other.load(weights_of(1, "another"))
+        return answer
+
+    proxy.spoil = spoil
+    with pytest.raises(TakenError, match="another run uses it; give each run a server of its own"):
+        ours.load(weights_of(2))
+    for each in (ours, other, proxy):
+        (each.stop if isinstance(each, Proxy) else each.close)()
+
+
 def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
     url: str, second: str, parts: Parts, tmp_path: Path
 ) -> None:
@@ -364,20 +380,26 @@ def test_a_stopped_server_is_set_aside_and_comes_back_when_it_goes_on(url: str, 
     assert "set aside" not in again and total(tmp_path / "again", "engine/1/tokens") > 0
 
 
-def test_a_server_that_is_killed_during_a_sync_is_one(url: str, second: str, tmp_path: Path) -> None:
-    """The last test with the second server."""
-    proxy, updates = Proxy(second), [0]
+def test_a_server_that_is_killed_during_a_sync_is_one(url: str, doomed: str, tmp_path: Path) -> None:
+    """All that both servers sampled is in the account. During a sync, nothing is in flight."""
+    proxies, updates, died = [Proxy(url), Proxy(doomed)], [0], [0]
+    checks, first = Checks(proxies), counters_of([url, doomed])
 
     def spoil(path: str, request: bytes, answer: bytes | None) -> bytes | None:
         if path == "/update_weights" and answer is None:
             updates[0] += 1
             if updates[0] == 2:
-                signalled(second, signal.SIGKILL, ("server", "below"))
-        return answer
+                died[0] = counters_of([doomed])[0]
+                signalled(doomed, signal.SIGKILL, ("server", "below"))
+        return checks.watch(path, request, answer)
 
-    proxy.spoil = spoil
-    said = train(tmp_path, [url, proxy.url])
-    assert f"vLLM server {proxy.url} is set aside: it missed the sync of version 2" in said, said
+    proxies[1].spoil = spoil
+    said = train(tmp_path, [proxy.url for proxy in proxies])
+    assert f"vLLM server {proxies[1].url} is set aside: it missed the sync of version 2" in said, said
     assert total(tmp_path, "engine/1/set_aside") == 1
     no_rollout_lost_or_used_twice(tmp_path / "run", STEPS)
-    proxy.stop()
+    sampled = counters_of([url])[0] + died[0] - sum(first) - checks.tokens
+    account = assert_the_checkpoint_agrees(tmp_path / "run")
+    assert 0 <= sampled - account.generated < PROMPTS * GROUP * 24 * 2  # by the stream, after the last account
+    for proxy in proxies:
+        proxy.stop()

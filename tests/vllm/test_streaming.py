@@ -1,5 +1,6 @@
 """A run that streams from a real server while its weights change: what the store says about every token."""
 
+import json
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -92,9 +93,12 @@ def test_every_stored_token_was_written_by_the_version_that_the_store_names(
 
 
 def no_rollout_lost_or_used_twice(run: Path, steps: int) -> None:
-    """Every step used whole groups, the first in the order of the task, each once."""
+    """Every step used whole groups, the first in the order of the task, each once. The account of tokens balances."""
     with closing(sqlite3.connect(run / "store.db")) as store:
         uses = Counter(id_ for (id_,) in store.execute("select rollout_id from uses"))
     groups = Counter(rollout.admission for rollout, used in stored(run) if used is not None)
     assert set(uses.values()) == {1}
     assert groups == Counter(dict.fromkeys(range(steps * PROMPTS), GROUP))
+    for line in (run / "account.jsonl").read_text().splitlines():
+        tokens = {name: count for name, count in json.loads(line).items() if name.startswith("tokens/")}
+        assert tokens.pop("tokens/generated") == sum(tokens.values())

@@ -1,0 +1,39 @@
+"""vLLM's own count of sampled tokens, read from outside the run."""
+
+import json
+import time
+import urllib.request
+
+from tests.vllm.proxy import GENERATE, Proxy
+
+CHECK = 62
+"""Tokens of the text with which the prefix cache is checked. No prompt of the task is as long."""
+
+
+def counters_of(urls: list[str]) -> list[int]:
+    """The servers' counts, once they do not change any more."""
+    before: list[int] = []
+    while (now := [_counter(url) for url in urls]) != before:
+        before = now
+        time.sleep(1.5)
+    return now
+
+
+def _counter(url: str) -> int:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as page:
+        lines = page.read().decode().splitlines()
+    return round(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total{")))
+
+
+class Checks:
+    """Counts the tokens with which Solera checked the prefix cache. They are not the run's."""
+
+    def __init__(self, proxies: list[Proxy]) -> None:
+        self.tokens = 0
+        for proxy in proxies:
+            proxy.spoil = self.watch
+
+    def watch(self, path: str, request: bytes, answer: bytes | None) -> bytes | None:
+        if path == GENERATE and answer is not None and len(json.loads(request)["token_ids"]) == CHECK:
+            self.tokens += len(json.loads(answer)["choices"][0]["token_ids"])
+        return answer
