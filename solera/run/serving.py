@@ -58,6 +58,7 @@ def _launch(parts: Parts, path: str, longest: int, folder: Path, number: int) ->
         base_of(source) or source, dtype=ours.dtype, max_length=ours.max_length, on_gpu=model.device.type == "cuda",
         gpu_memory=config.engine.gpu_memory or launch.GPU_MEMORY / config.engine.launch, args=config.engine.args,
         folder=folder / SERVER, passing=passing, say=parts.say, number=number,
+        together=config.engine.launch,
     )  # fmt: skip
     try:
         return _named(open_server(parts, launched.url, longest, passing, number, launched))

@@ -62,13 +62,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Launched
     def start(number: int) -> Launched:
         return launch(
             str(EMBEDDED), dtype="float32", max_length=64, on_gpu=False, gpu_memory=None, args=SMALL, folder=folder,
-            passing=folder / f"passing-{number}", say=print, number=number,
+            passing=folder / f"passing-{number}", say=print, number=number, together=2,
         )  # fmt: skip
 
     with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as threads:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # both would compute on the same core
-        patch.setenv("OMP_NUM_THREADS", "1")
         servers = list(threads.map(start, range(2)))
     yield servers
     for server in servers:

@@ -25,8 +25,10 @@ from solera.engines.faults import TakenError
 from solera.errors import SoleraError
 from solera.report.sinks import read_metrics
 from solera.run import running
+from solera.run.build import CANARY_PROMPTS
 from solera.run.parts import Parts
 from solera.run.serving import open_server
+from solera.training.delivery import CANARY_TOKENS
 from tests.command import solera
 from tests.test_account import assert_the_checkpoint_agrees
 from tests.vllm.conftest import weights_of
@@ -170,6 +172,28 @@ def test_an_answer_that_cannot_be_right_is_not_used(
     assert f"vLLM server {proxy.url} is set aside: " in said and complaint in said, said
     assert total(tmp_path, "engine/0/set_aside") >= 1 and total(tmp_path, "engine/1/set_aside") == 0
     no_rollout_lost_or_used_twice(tmp_path / "run", STEPS)
+
+
+def test_every_server_writes_the_canary_of_every_sync_and_is_in_the_metrics(urls: list[str], tmp_path: Path) -> None:
+    proxies = [Proxy(url) for url in urls]
+    asked = [0, 0]
+
+    def counting(number: int) -> Spoil:
+        def spoil(path: str, request: bytes, answer: bytes | None) -> bytes | None:
+            if path == GENERATE and answer is None:
+                asked[number] += json.loads(request)["sampling_params"]["max_tokens"] == CANARY_TOKENS
+            return answer
+
+        return spoil
+
+    for number, proxy in enumerate(proxies):
+        proxy.spoil = counting(number)
+    train(tmp_path, [proxy.url for proxy in proxies])
+    for proxy in proxies:
+        proxy.stop()
+    syncs = 1 + STEPS // 2  # period 2: before steps 0, 2 and 4, and before the last evaluation
+    assert asked == [CANARY_PROMPTS * syncs] * 2
+    assert total(tmp_path, "engine/0/tokens") > 0 and total(tmp_path, "engine/1/tokens") > 0
 
 
 def test_a_truncated_answer_is_asked_for_again(proxy: Proxy, second: str, tmp_path: Path) -> None:

@@ -99,8 +99,10 @@ def launch(
     passing: Path,
     say: Say,
     number: int = 0,
+    together: int = 1,
 ) -> Launched:
     """Start a server with its log in `folder`. Returns when it has continued a text. `number` tells several apart.
+    `together` is how many servers share this machine.
 
     `passing` is the folder through which weights are passed on. It is removed when the server ends.
     """
@@ -112,7 +114,7 @@ def launch(
         process = subprocess.Popen(
             [sys.executable, watchdog.__file__, str(os.getpid()), str(passing), *words],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-            env=_environment(on_gpu, folder),
+            env=_environment(on_gpu, folder, together),
         )  # fmt: skip
     launched = Launched(process, f"http://127.0.0.1:{port}", log)
     say(f"starting a vLLM server on port {port} (this takes a minute; its log is {log})")
@@ -172,12 +174,19 @@ def _last_lines(log: Path) -> str:
     return f"{one_line(' | '.join((errors or lines)[-LAST_LINES:]), 1000)} (see {log})"
 
 
-def _environment(on_gpu: bool, folder: Path) -> dict[str, str]:
+def _environment(on_gpu: bool, folder: Path, together: int) -> dict[str, str]:
     """Our environment, what a server needs in addition, and where it finds this package and its own name."""
     here = str(Path(__file__).parents[3])
     paths = [*_name_of_vllm(folder), here, *filter(None, [os.environ.get("PYTHONPATH")])]
-    defaults = ENVIRONMENT | ({} if on_gpu else dict([CPU_CACHE]))
+    defaults = ENVIRONMENT | ({} if on_gpu else dict([CPU_CACHE]) | _cores(together))
     return {**defaults, **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _cores(together: int) -> dict[str, str]:
+    """One server of several on a CPU gets its share of the cores. vLLM would bind them all to the same ones."""
+    if together == 1:
+        return {}
+    return {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // together))}
 
 
 def _name_of_vllm(folder: Path) -> list[str]:
