@@ -19,6 +19,8 @@ from tests.vllm.counters import Checks, counters_of
 from tests.vllm.proxy import Proxy
 
 pytestmark = pytest.mark.vllm
+CHECKING = 8
+"""Requests with which a sync is checked: two for the cache and two canaries, on two servers."""
 
 RUN = """
 run = {{ root = "{root}", name = "run", steps = 10, device = "cpu" }}
@@ -71,6 +73,9 @@ def test_two_servers_and_a_run_that_is_killed(
     for kill in (2, 6):
         while rows_in(run) < kill and process.poll() is None:
             time.sleep(0.01)
+        asked = sum(proxy.generated for proxy in proxies)
+        while sum(proxy.generated for proxy in proxies) < asked + CHECKING + 2 and process.poll() is None:
+            time.sleep(0.001)  # until responses are being written
         assert process.poll() is None, process.stderr and process.stderr.read()
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -81,10 +86,11 @@ def test_two_servers_and_a_run_that_is_killed(
     said, errors = process.communicate()
     assert process.returncode == 0, errors
     account = assert_the_checkpoint_agrees(run)
-    assert account.lost == lost > 0
+    cut = 0 if mode == "lock_step" else 2 * CHECKING  # a check of the cache that a kill interrupts counts as lost
+    assert 0 <= account.lost - lost <= cut and lost > 0
     assert account.difference == 0 and "does not balance" not in said
     flying = sampled() - account.generated  # sampled after the last account, by a stream that goes on
-    assert flying == 0 if mode == "lock_step" else 0 <= flying < 4 * 16 * 24
+    assert flying == 0 if mode == "lock_step" else -cut <= flying < 4 * 16 * 24
     assert verified(run).returncode == 0
     shares = [sum(json.loads(line)[f"engine/{n}/tokens"] for line in metrics(run)) for n in range(2)]
     assert min(shares) > 0  # both have served
