@@ -16,7 +16,7 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
-	.venv-vllm/bin/python -m pytest tests/vllm -m vllm
+	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
 check: .venv/dev
 	$(BIN)/ruff check .
