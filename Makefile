@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test test-vllm check model results clean
+.PHONY: demo test test-vllm test-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -17,6 +17,9 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	.venv-vllm/bin/python -m pytest tests/vllm -m vllm
+
+test-cluster: .venv/dev  ## tests that start several processes which train together
+	$(BIN)/python -m pytest tests/cluster -m cluster
 
 check: .venv/dev
 	$(BIN)/ruff check .

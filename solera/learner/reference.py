@@ -15,10 +15,16 @@ class Reference:
     reference needs none: it is the same model with them switched off."""
 
     def __init__(
-        self, model: LanguageModel, period: int | None, ema: float | None, compute: torch.dtype = torch.float32
+        self,
+        model: LanguageModel,
+        period: int | None,
+        ema: float | None,
+        compute: torch.dtype = torch.float32,
+        own: LanguageModel | None = None,
     ) -> None:
+        """`own` is a copy of the model that is not trained; without it, one is made."""
         self.switched_off = model.adapter is not None and not (period or ema)
-        self.model = model if self.switched_off else model.copy(model.module.dtype)
+        self.model = model if self.switched_off else own or model.copy(model.module.dtype)
         self.model.can_take_plans = model.can_take_plans
         self.compute_weights = None if self.switched_off else ComputeWeights(self.model, compute, trained=False)
         self.period = period

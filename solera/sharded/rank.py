@@ -1,0 +1,152 @@
+"""What one rank of a sharded learner does. How ranks are started and called is in `processes.py`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from solera.batch import FloatArray
+from solera.config import LearnConfig
+from solera.learner.learner import Learner
+from solera.learner.portions import Findings, Portion
+from solera.learner.reference import Reference
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import Objective
+from solera.records import Manifest, Rollout
+from solera.sharded.model import ShardedModel, part_of
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a rank among all ranks."""
+
+    rank: int
+    count: int
+    address: str
+    """Where the ranks meet: `file://…` or `tcp://host:port`."""
+    timeout: float
+    """Seconds after which a collective operation fails."""
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """What every rank must know to make its part of the learner."""
+
+    load: Callable[[], LanguageModel]
+    """Returns the whole model with float32 weights. Every call and every rank must get the same weights."""
+    objective: Objective
+    config: LearnConfig
+    lineage: str
+    temperature: float
+    limit: int
+    steps: int
+    compute: torch.dtype
+
+
+class GroupPeers:
+    """The ranks of a process group."""
+
+    def __init__(self, seat: Seat) -> None:
+        torch.set_num_threads(seat.threads)
+        dist.init_process_group(
+            "gloo", init_method=seat.address, rank=seat.rank, world_size=seat.count,
+            timeout=timedelta(seconds=seat.timeout),
+        )  # fmt: skip
+        self.rank, self.count = seat.rank, seat.count
+
+    def most(self, number: int) -> int:
+        return self._agree(number, dist.ReduceOp.MAX)
+
+    def least(self, number: int) -> int:
+        return self._agree(number, dist.ReduceOp.MIN)
+
+    def gather(self, mine: list[T]) -> list[T]:
+        each: list[Any] = [None] * self.count
+        dist.all_gather_object(each, mine)
+        return [one for several in each for one in several]
+
+    def _agree(self, number: int, how: Any) -> int:
+        agreed = torch.tensor(number)
+        dist.all_reduce(agreed, how)
+        return int(agreed)
+
+
+class Rank:
+    """All ranks get the same calls in the same order. What is gathered is returned by rank 0."""
+
+    def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
+        self.first = peers.rank == 0
+        mesh = init_device_mesh("cpu", (peers.count,))
+        model = ShardedModel(spec.load(), mesh)
+        reference = None
+        if spec.objective.uses_reference:
+            frozen = spec.load()
+            frozen.module.requires_grad_(False)
+            own = ShardedModel(frozen, mesh)
+            reference = Reference(model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, own)
+        self.learner = Learner(
+            model, spec.objective, spec.config, lineage=spec.lineage, temperature=spec.temperature, limit=spec.limit,
+            steps=spec.steps, compute=spec.compute, reference=reference, peers=peers,
+        )  # fmt: skip
+
+    def learn(self, portions: list[Portion]) -> Findings:
+        return self.learner.learn(portions)
+
+    def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
+        return self.learner.score(rollouts).logp_T
+
+    def names(self) -> list[str]:
+        return list(self.learner.model.parameters())
+
+    def tensor(self, name: str, dtype: str) -> Tensor | None:
+        """One weight, gathered completely."""
+        model = self.learner.model
+        gathered = model.whole(model.parameters()[name].detach().to(getattr(torch, dtype.removeprefix("torch."))))
+        return gathered if self.first else None
+
+    def manifest(self, dtype: str) -> Manifest | None:
+        """Describe the weights, one gathered tensor after the other."""
+        manifest = self.learner.manifest(dtype)
+        return manifest if self.first else None
+
+    def state(self) -> dict[str, Any] | None:
+        """The learner's state as a learner in one process has it, gathered."""
+        gathered = _each_tensor(self.learner.state(), self.learner.model.whole)
+        return gathered if self.first else None
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
+        parameters = list(self.learner.model.parameters().values())
+        moments = {
+            number: {
+                name: part_of(value, parameters[number]) if value.shape == parameters[number].shape else value
+                for name, value in of_one.items()
+            }
+            for number, of_one in state["optimiser"]["state"].items()
+        }
+        reference = state["reference"]
+        if reference is not None:
+            named = self.learner.model.parameters()
+            reference = {name: part_of(value, named[name]) for name, value in reference.items()}
+        optimiser = {**state["optimiser"], "state": moments}
+        self.learner.restore(lineage, version, {"optimiser": optimiser, "reference": reference})
+
+
+def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:
+    """What a process or an actor does to become a rank."""
+    return Rank(spec, GroupPeers(seat))
+
+
+def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value.detach())
+    if isinstance(value, dict):
+        return {key: _each_tensor(inner, change) for key, inner in value.items()}
+    return value

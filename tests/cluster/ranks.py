@@ -1,0 +1,76 @@
+"""Ranks for tests: they stay up while one learner after the other is made on them, and they show their gradient."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from solera.config import LearnConfig, ObjectiveConfig
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import compose
+from solera.objectives.table import resolve
+from solera.sharded.learner import ShardedLearner
+from solera.sharded.processes import Processes
+from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat
+from tests.conftest import END, VOCABULARY
+from tests.learner.test_invariance import TEMPERATURE
+
+
+def llama(tied: bool = False, dtype: torch.dtype = torch.float64, state: dict[str, Any] | None = None) -> LanguageModel:
+    """A random Llama, the same in every process. Eleven tokens cannot be divided evenly by two or three ranks."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, initializer_range=0.3, eos_token_id=END,
+        bos_token_id=None, pad_token_id=0, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = LanguageModel(LlamaForCausalLM(config).to(dtype).eval())
+    if state is not None:
+        with torch.no_grad():
+            for name, parameter in model.parameters().items():
+                parameter.copy_(state[name])
+    return model
+
+
+def spec_of(objective: ObjectiveConfig, load=llama, **learn) -> LearnerSpec:
+    config = LearnConfig(**{"lr": 0.0, "grad_clip": 1e9, "warmup": 0, **learn})
+    return LearnerSpec(load, compose(resolve(objective)), config, "test", TEMPERATURE, 8, 10, torch.float32)
+
+
+class Reusable:
+    """A rank that becomes a new learner with each `begin`."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.peers = GroupPeers(seat)
+
+    def begin(self, spec: LearnerSpec) -> None:
+        self.rank = Rank(spec, self.peers)
+
+    def gradient(self) -> torch.Tensor:
+        model = self.rank.learner.model
+        return torch.cat([model.whole(p.grad).flatten() for p in model.parameters().values()])
+
+    def parts(self) -> int:
+        """Elements of the weights that this rank holds."""
+        return sum(p.to_local().numel() for p in self.rank.learner.model.parameters().values())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rank, name)
+
+
+def start(count: int, timeout: float = 60.0) -> Processes:
+    return Processes(count, Reusable, timeout)
+
+
+def begin(ranks: Processes, spec: LearnerSpec) -> ShardedLearner:
+    ranks.call("begin", [(spec,)] * ranks.count)
+    return ShardedLearner(spec, ranks)
+
+
+def gradient(ranks: Processes) -> torch.Tensor:
+    return ranks.call("gradient", [()] * ranks.count)[0]
+
+
+tied_llama = partial(llama, True)
+float32_llama = partial(llama, True, torch.float32)
