@@ -17,7 +17,7 @@ from solera.models import attention, siblings, wide
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
-T = TypeVar("T")
+T = TypeVar("T", bound=tuple[Tensor, ...])
 SHORT = (torch.bfloat16, torch.float16)
 
 

@@ -51,8 +51,11 @@ class ShardedLearner:
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score responses, none of them empty, under the current policy."""
         sizes = [sum(len(sequence.token_ids_T) for sequence in rollout.sequences) for rollout in rollouts]
-        owner_B = np.array(balance(sizes, self.ranks.count), np.int64)
-        given = [tuple(rollouts[b] for b in np.flatnonzero(owner_B == rank)) for rank in range(self.ranks.count)]
+        owner_B = balance(sizes, self.ranks.count)
+        given: list[tuple[Rollout, ...]] = [
+            tuple(rollout for rollout, owner in zip(rollouts, owner_B, strict=True) if owner == rank)
+            for rank in range(self.ranks.count)
+        ]
         scored = self.ranks.call("score", [(own,) for own in given])
         lengths = [np.cumsum([rollout.length for rollout in own])[:-1] for own in given]
         responses = [iter(np.split(logp_T, ends)) for logp_T, ends in zip(scored, lengths, strict=True)]

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from solera.models.language_model import LanguageModel
 
-T = TypeVar("T")
+T = TypeVar("T", bound=tuple[Tensor, ...])
 ENTRY = "run_with_weights"
 """Name of the method of the outermost module around which FSDP gathers the embedding, the last norm and the head."""
 
@@ -51,5 +51,6 @@ def _shard(module: nn.Module, body: nn.Module, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(module, ENTRY)
 
 
-def _call(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    return function(*arguments, **named)
+def _call(function: Callable[..., tuple[Tensor, ...]], *arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """FSDP watches what is returned, and would lose sight of a view that is changed in place."""
+    return tuple(tensor.clone() for tensor in function(*arguments, **named))

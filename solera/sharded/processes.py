@@ -17,13 +17,11 @@ from typing import Any
 import torch
 
 from solera.errors import SoleraError, one_line
-from solera.sharded.rank import Seat
+from solera.sharded.rank import STARTING, Seat
 
 GRACE = 3.0
 """Seconds after a rank's failure in which the others may report theirs, before all are ended. The first to report is
 often not the one that caused it."""
-STARTING = 300.0
-"""Seconds in which a rank must have started and loaded its model."""
 
 
 class RankError(SoleraError):
@@ -79,14 +77,16 @@ class Processes:
         failures: dict[int, tuple[str, str]] = {}
         died: list[int] = []
         while len(results) + len(failures) + len(died) < self.count:
-            open_ = {c: rank for rank, c in enumerate(self._connections) if rank not in {*results, *failures, *died}}
-            ready = wait(list(open_), None if deadline is None else max(0.0, deadline - time.monotonic()))
+            waiting = [rank for rank in range(self.count) if rank not in {*results, *failures, *died}]
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait([self._connections[rank] for rank in waiting], left)
             if not ready:
                 break
-            for connection in ready:
-                rank = open_[connection]
+            for rank in waiting:
+                if self._connections[rank] not in ready:
+                    continue
                 try:
-                    kind, value = pickle.loads(connection.recv_bytes())
+                    kind, value = pickle.loads(self._connections[rank].recv_bytes())
                 except (EOFError, OSError):
                     died.append(rank)
                     continue

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from solera.batch import FloatArray
 from solera.config import LearnConfig
@@ -21,6 +21,8 @@ from solera.records import Manifest, Rollout
 from solera.sharded.model import ShardedModel, part_of
 
 T = TypeVar("T")
+STARTING = 300.0
+"""Seconds in which all ranks must have started."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,10 @@ class GroupPeers:
         torch.set_num_threads(seat.threads)
         dist.init_process_group(
             "gloo", init_method=seat.address, rank=seat.rank, world_size=seat.count,
-            timeout=timedelta(seconds=seat.timeout),
+            timeout=timedelta(seconds=STARTING),
         )  # fmt: skip
+        # Ranks may start long after each other, so the short time limit belongs to a group of its own.
+        self.group = dist.new_group(timeout=timedelta(seconds=seat.timeout))
         self.rank, self.count = seat.rank, seat.count
 
     def most(self, number: int) -> int:
@@ -70,12 +74,12 @@ class GroupPeers:
 
     def gather(self, mine: list[T]) -> list[T]:
         each: list[Any] = [None] * self.count
-        dist.all_gather_object(each, mine)
+        dist.all_gather_object(each, mine, self.group)
         return [one for several in each for one in several]
 
     def _agree(self, number: int, how: Any) -> int:
         agreed = torch.tensor(number)
-        dist.all_reduce(agreed, how)
+        dist.all_reduce(agreed, how, self.group)
         return int(agreed)
 
 
@@ -84,7 +88,7 @@ class Rank:
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
         self.first = peers.rank == 0
-        mesh = init_device_mesh("cpu", (peers.count,))
+        mesh = DeviceMesh.from_group(peers.group, "cpu")
         model = ShardedModel(spec.load(), mesh)
         reference = None
         if spec.objective.uses_reference:

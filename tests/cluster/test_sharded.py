@@ -94,11 +94,7 @@ def test_passes_minibatches_checkpointing_and_clipping(ranks, learn):
 
 def test_tied_embeddings_stay_tied(ranks):
     spec = spec_of(GRPO, tied_llama, lr=1e-2)
-    sharded, single = begin(ranks, spec), alone(spec)
-    for seed in range(3):
-        batch = batch_of(make_groups(seed), single, spec)
-        single.update(batch), sharded.update(batch)
-    compare(ranks, spec, make_groups())
+    compare(ranks, spec, make_groups(), updates=3)
     begun = begin(ranks, spec)
     assert "lm_head.weight" not in dict(begun.weights("float64").tensors)
     assert sum(ranks.call("parts", [()] * ranks.count)) == sum(p.numel() for p in llama(True).parameters().values())
@@ -150,26 +146,6 @@ def test_nothing_to_learn_advances_the_version_only(ranks):
     after = sharded.manifest("float64")
     assert (sharded.version, after.version) == (1, 1)
     assert after.tensors == before.tensors
-
-
-def test_a_state_moves_to_one_process_and_to_other_ranks(ranks):
-    """Here to the same number of ranks and to one process; `test_moving.py` changes the number of ranks."""
-    spec = spec_of(ObjectiveConfig("grpo", beta=0.05, ref_ema=0.5), lr=1e-3)
-    sharded = begin(ranks, spec)
-    for step in range(2):
-        sharded.update(batch_of(make_groups(step), sharded, spec))
-    state, weights = sharded.state(), dict(sharded.weights("float64").tensors)
-    continued = spec_of(ObjectiveConfig("grpo", beta=0.05, ref_ema=0.5), partial(llama, state=weights), lr=1e-3)
-    single = alone(continued)
-    single.restore("test", 2, state)
-    sharded.update(batch_of(make_groups(2), sharded, spec))
-    single.update(batch_of(make_groups(2), single, continued))
-    resumed = begin(ranks, continued)
-    resumed.restore("test", 2, state)
-    resumed.update(batch_of(make_groups(2), resumed, continued))
-    assert resumed.manifest("float64") == sharded.manifest("float64")
-    for name, tensor in sharded.weights("float64").tensors:
-        assert torch.allclose(tensor, single.model.parameters()[name], rtol=0, atol=1e-9), name
 
 
 def test_a_gradient_that_is_not_finite_is_the_users_error():
