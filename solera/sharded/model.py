@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
@@ -19,6 +20,8 @@ class ShardedModel(LanguageModel):
     """Every rank makes it from the same model, and then keeps its own part of each weight."""
 
     def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
+        if model.adapter is not None:
+            raise SoleraError("lora.rank: LoRA adapters cannot be trained by several ranks; train in one process")
         _shard(model.module, model.body, mesh)
         super().__init__(model.module)  # lists the parameters, which are others now
         self.takes_any_mask = model.takes_any_mask
