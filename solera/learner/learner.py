@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.learner.shards import read_shards, write_shards
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
@@ -117,12 +119,22 @@ class Learner:
         """What a checkpoint needs beside the weights."""
         return {"optimiser": self._optimiser.state_dict(), "reference": self.reference and self.reference.state()}
 
-    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
-        """Continue from `state`. The weights are loaded already."""
+    def save(self, folder: Path) -> None:
+        """Write `state()` to a folder. Each rank writes its own part."""
+        write_shards(folder, self.state(), self.model.parameters(), self.peers.group)
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from `state`, or from the folder that ranks saved it to. The weights are loaded already."""
         self.lineage, self.version = lineage, version
+        if isinstance(state, Path):
+            state = read_shards(state, self.model.parameters(), self.peers.group)
+            state["optimiser"]["param_groups"] = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict(state["optimiser"])
         if self.reference is not None:
             self.reference.restore(state["reference"])
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def update(self, batch: Batch) -> Update:
         """Learn from a batch and advance the version; without anything left in the batch, advance it only."""

@@ -1,6 +1,6 @@
 """The other processes that train the same model. Whatever all of them must decide alike goes through here."""
 
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -9,6 +9,8 @@ class Peers(Protocol):
     """All ranks of a learner. Every rank must make the same calls in the same order."""
 
     count: int
+    group: Any
+    """Their process group; `None` for a learner in one process."""
 
     def most(self, number: int) -> int:
         """The largest number that a rank gave."""
@@ -27,6 +29,7 @@ class Alone:
     """A learner in one process."""
 
     count = 1
+    group = None
 
     def most(self, number: int) -> int:
         return number

@@ -28,7 +28,7 @@ from solera.protocols import SupplyState, Weights
 from solera.records import PolicyVersion, Rollout
 from solera.report.result import Result, result_of
 from solera.report.sinks import TeeSink, need_wandb
-from solera.run.build import build_loop, sinks_of
+from solera.run.build import build_loop, fetch_weights, sinks_of
 from solera.run.importing import check_shares, import_data, read_data
 from solera.run.interruption import Interruption
 from solera.run.own_code import own_code
@@ -189,13 +189,17 @@ def _learn(
         closing.callback(sink.close)
         with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
+            closing.callback(loop.learner.close)
             closing.callback(loop.engine.close)
             closing.callback(loop.supply.close)
             say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumption is not None:
                 resumption.tell(parts.say)
-            return loop.run(sync), loop.learner.version
+            finished = loop.run(sync)
+            if finished:
+                fetch_weights(loop.learner, parts.model)
+            return finished, loop.learner.version
 
 
 def _wants_to_stop(interruption: Interruption, console: Console) -> bool:
@@ -209,7 +213,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
     try:
-        loop.learner.restore(state.lineage, state.version, tensors["learner"])
+        loop.learner.restore(state.lineage, state.version, checkpoint.learner)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.folder}: does not match the run: {one_line(error)}") from error
     loop.supply.restore(SupplyState(state.position, state.running, state.ready))

@@ -4,28 +4,20 @@ The controller computes what belongs to the whole minibatch and gives each rank 
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from solera.batch import Batch, Scored, Update
 from solera.learner.portions import balance, conclude, portions_of
+from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
 from solera.sharded.rank import LearnerSpec
-
-
-class Ranks(Protocol):
-    """All ranks, wherever they run. Each is a `solera.sharded.rank.Rank`."""
-
-    count: int
-
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call a method on every rank, each with its own arguments; return what each returned."""
-        ...
-
-    def close(self) -> None: ...
+from solera.sharded.ranks import Ranks
 
 
 class ShardedLearner:
@@ -37,6 +29,8 @@ class ShardedLearner:
         self.lineage = spec.lineage
         self.version = 0
         self.compute = str(spec.compute).removeprefix("torch.")
+        self._copied: dict[LanguageModel, int] = {}
+        """The version that each model has which was given to `copy_to`."""
 
     def update(self, batch: Batch) -> Update:
         """Learn from a batch and advance the version."""
@@ -72,13 +66,27 @@ class ShardedLearner:
         return self._all("manifest", dtype)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the weights, gathered. A learner in one process can continue from it."""
-        return self._all("state")
+        """Nothing: the ranks write their state themselves, with `save`."""
+        return {}
 
-    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
-        """Continue from the state of a learner over any number of ranks. The ranks have loaded its weights."""
-        self._all("restore", lineage, version, state)
+    def save(self, folder: Path) -> None:
+        """Write what a checkpoint needs beside the weights. Each rank writes its own part."""
+        self._all("save", str(folder.absolute()))
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from a folder that any number of ranks saved, or from the state of a learner in one process. The
+        ranks have loaded its weights."""
+        self._all("restore", lineage, version, state.absolute() if isinstance(state, Path) else state)
         self.lineage, self.version = lineage, version
+
+    @torch.no_grad()
+    def copy_to(self, model: LanguageModel) -> None:
+        """Put the current weights into a model of this process."""
+        if self._copied.get(model) != self.version:
+            own = model.parameters()
+            for name, tensor in self._tensors(str(model.module.dtype)):
+                own[name].copy_(tensor)
+            self._copied[model] = self.version
 
     def close(self) -> None:
         self.ranks.close()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -121,12 +122,15 @@ class Rank:
         manifest = self.learner.manifest(dtype)
         return manifest if self.first else None
 
-    def state(self) -> dict[str, Any] | None:
-        """The learner's state as a learner in one process has it, gathered."""
-        gathered = _each_tensor(self.learner.state(), self.learner.model.whole)
-        return gathered if self.first else None
+    def save(self, folder: str) -> None:
+        self.learner.save(Path(folder))
 
-    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from a folder that ranks saved, or from the state of a learner in one process."""
+        self.learner.restore(lineage, version, state if isinstance(state, Path) else self._part_of(state))
+
+    def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of a state that every rank has."""
         parameters = list(self.learner.model.parameters().values())
         moments = {
             number: {
@@ -136,21 +140,12 @@ class Rank:
             for number, of_one in state["optimiser"]["state"].items()
         }
         reference = state["reference"]
-        if reference is not None:
+        if reference:
             named = self.learner.model.parameters()
             reference = {name: part_of(value, named[name]) for name, value in reference.items()}
-        optimiser = {**state["optimiser"], "state": moments}
-        self.learner.restore(lineage, version, {"optimiser": optimiser, "reference": reference})
+        return {"optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
 
 
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:
     """What a process or an actor does to become a rank."""
     return Rank(spec, GroupPeers(seat))
-
-
-def _each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value.detach())
-    if isinstance(value, dict):
-        return {key: _each_tensor(inner, change) for key, inner in value.items()}
-    return value

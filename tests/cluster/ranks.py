@@ -13,6 +13,7 @@ from solera.objectives.table import resolve
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.processes import Processes
 from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat
+from solera.sharded.ranks import Ranks
 from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import TEMPERATURE
 
@@ -59,16 +60,16 @@ class Reusable:
         return getattr(self.rank, name)
 
 
-def start(count: int, timeout: float = 60.0) -> Processes:
-    return Processes(count, Reusable, timeout)
+def start(count: int, timeout: float = 60.0) -> Ranks:
+    return Ranks(Processes(count, Reusable, timeout), timeout)
 
 
-def begin(ranks: Processes, spec: LearnerSpec) -> ShardedLearner:
+def begin(ranks: Ranks, spec: LearnerSpec) -> ShardedLearner:
     ranks.call("begin", [(spec,)] * ranks.count)
     return ShardedLearner(spec, ranks)
 
 
-def gradient(ranks: Processes) -> torch.Tensor:
+def gradient(ranks: Ranks) -> torch.Tensor:
     return ranks.call("gradient", [()] * ranks.count)[0]
 
 

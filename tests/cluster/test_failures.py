@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from solera.sharded.processes import RankError
+from solera.sharded.ranks import RankError
 from tests.cluster.ranks import begin, spec_of, start
 from tests.cluster.test_sharded import batch_of
 from tests.learner.test_invariance import GRPO, make_groups
@@ -25,12 +25,12 @@ def test_a_rank_that_dies_or_hangs_is_named_within_the_time_limit(sent, says):
     sharded = begin(ranks, spec)
     batch = batch_of(make_groups(), sharded, spec)
     sharded.update(batch)
-    os.kill(ranks.processes[1].pid, sent)
+    os.kill(ranks.host.processes[1].pid, sent)
     began = time.monotonic()
     with pytest.raises(RankError, match=says):
         sharded.update(batch)
     assert time.monotonic() - began < 30  # 5 s, 3 s for the others to report, and a busy machine
-    assert not any(process.is_alive() for process in ranks.processes)
+    assert not any(process.is_alive() for process in ranks.host.processes)
     with pytest.raises(RankError, match="have ended"):
         sharded.update(batch)
 
@@ -44,7 +44,7 @@ from tests.learner.test_invariance import GRPO, make_groups
 if __name__ == "__main__":
     ranks, spec = start(2), spec_of(GRPO, micro_batch_tokens=1, passes=100_000)
     sharded = begin(ranks, spec)
-    print(*(process.pid for process in ranks.processes), flush=True)
+    print(*(process.pid for process in ranks.host.processes), flush=True)
     if sys.argv[1] == "learning":
         sharded.update(batch_of(make_groups(), sharded, spec))
     else:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solera.config import ObjectiveConfig
-from solera.sharded.processes import Processes
+from solera.sharded.ranks import Ranks
 from tests.cluster.ranks import begin, llama, spec_of, start
 from tests.cluster.test_sharded import alone, batch_of
 from tests.learner.test_invariance import make_groups
@@ -18,48 +18,64 @@ OBJECTIVE = ObjectiveConfig("grpo", beta=0.05, ref_ema=0.5)
 
 
 @pytest.fixture
-def two_and_three() -> Iterator[tuple[Processes, Processes]]:
+def two_and_three() -> Iterator[tuple[Ranks, Ranks]]:
     two, three = start(2), start(3)
     yield two, three
     two.close()
     three.close()
 
 
-def learn(learner, spec, steps: range) -> tuple[dict[str, torch.Tensor], dict]:
+def learn(learner, spec, steps: range) -> dict[str, torch.Tensor]:
     for step in steps:
         learner.update(batch_of(make_groups(step), learner, spec))
-    weights = {name: tensor.clone() for name, tensor in learner.weights("float64").tensors}
-    return weights, copy.deepcopy(learner.state())
+    return {name: tensor.clone() for name, tensor in learner.weights("float64").tensors}
 
 
-def test_two_ranks_then_one_process_then_three_ranks(two_and_three):
+def resumed(learner, version: int, folder):
+    learner.restore("test", version, folder)
+    return learner
+
+
+def test_two_ranks_then_one_process_then_three_ranks(two_and_three, tmp_path):
     two, three = two_and_three
     spec = spec_of(OBJECTIVE, lr=1e-3)
-    expected, _ = learn(alone(spec), spec, range(6))
-    weights, state = learn(begin(two, spec), spec, range(2))
+    expected = learn(alone(spec), spec, range(6))
+    first = begin(two, spec)
+    weights = learn(first, spec, range(2))
+    first.save(tmp_path / "two")
 
     spec = spec_of(OBJECTIVE, partial(llama, state=weights), lr=1e-3)
-    single = alone(spec)
-    single.restore("test", 2, state)
-    weights, state = learn(single, spec, range(2, 4))
+    second = resumed(alone(spec), 2, tmp_path / "two")
+    weights = learn(second, spec, range(2, 4))
+    second.save(tmp_path / "one")
 
-    spec = spec_of(OBJECTIVE, partial(llama, state=weights), lr=1e-3)
-    sharded = begin(three, spec)
-    sharded.restore("test", 4, state)
-    weights, _ = learn(sharded, spec, range(4, 6))
-    assert sharded.manifest("float64").version == sharded.version == 6
-    for name, tensor in weights.items():
-        assert torch.allclose(tensor, expected[name], rtol=0, atol=1e-9), name
-
-
-def test_a_resumed_learner_goes_on_bit_for_bit(two_and_three):
-    for ranks in two_and_three:
-        spec = spec_of(OBJECTIVE, lr=1e-3)
-        sharded = begin(ranks, spec)
-        weights, state = learn(sharded, spec, range(2))
-        expected, _ = learn(sharded, spec, range(2, 4))
+    for state in (tmp_path / "one", copy.deepcopy(second.state())):  # ranks also read what a single process writes
         spec = spec_of(OBJECTIVE, partial(llama, state=weights), lr=1e-3)
-        resumed = begin(ranks, spec)
-        resumed.restore("test", 2, state)
-        found, _ = learn(resumed, spec, range(2, 4))
+        third = resumed(begin(three, spec), 4, state)
+        found = learn(third, spec, range(4, 6))
+        assert third.manifest("float64").version == third.version == 6
+        for name, tensor in found.items():
+            assert torch.allclose(tensor, expected[name], rtol=0, atol=1e-9), name
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(two_and_three, tmp_path):
+    for ranks in two_and_three:
+        spec, folder = spec_of(OBJECTIVE, lr=1e-3), tmp_path / str(ranks.count)
+        sharded = begin(ranks, spec)
+        weights = learn(sharded, spec, range(2))
+        sharded.save(folder)
+        expected = learn(sharded, spec, range(2, 4))
+        spec = spec_of(OBJECTIVE, partial(llama, state=weights), lr=1e-3)
+        found = learn(resumed(begin(ranks, spec), 2, folder), spec, range(2, 4))
         assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_state_before_the_first_step_can_be_saved(two_and_three, tmp_path):
+    """Nothing was learned, so the optimiser has no moments yet."""
+    two, three = two_and_three
+    spec = spec_of(OBJECTIVE, lr=1e-3)
+    expected = learn(alone(spec), spec, range(1))
+    begin(two, spec).save(tmp_path / "two")
+    found = learn(resumed(begin(three, spec), 0, tmp_path / "two"), spec, range(1))
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, expected[name], rtol=0, atol=1e-9), name

@@ -14,8 +14,8 @@ from solera.learner.learner import Learner
 from solera.learner.reference import Reference
 from solera.objectives.table import TABLE
 from solera.records import Group
-from solera.sharded.processes import Processes
 from solera.sharded.rank import LearnerSpec
+from solera.sharded.ranks import Ranks
 from solera.training.collation import collate
 from tests.cluster.ranks import begin, float32_llama, gradient, llama, spec_of, start, tied_llama
 from tests.learner.test_invariance import GRPO, make_groups
@@ -25,7 +25,7 @@ CUTS = ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}, {"mi
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest) -> Iterator[Processes]:
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
     started = start(request.param)
     yield started
     started.close()
@@ -52,7 +52,7 @@ def by_response(update) -> dict[int, list[float]]:
     return {int(b): update.log_ratio_T[update.response_T == b].tolist() for b in np.unique(update.response_T)}
 
 
-def compare(ranks: Processes, spec: LearnerSpec, groups: list[Group], updates: int = 1) -> None:
+def compare(ranks: Ranks, spec: LearnerSpec, groups: list[Group], updates: int = 1) -> None:
     """Gradient, metrics and log ratios of both learners. In float64 only the order of sums differs."""
     single, sharded = alone(spec), begin(ranks, spec)
     for _ in range(updates):
