@@ -18,7 +18,7 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	.venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
-test-cluster: .venv/dev  ## tests that start several processes which train together
+test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
 	$(BIN)/python -m pytest tests/cluster -m cluster
 
 check: .venv/dev
@@ -49,6 +49,10 @@ model: .venv/base  ## make the embedded model anew (minutes)
 
 .venv/dev: .venv/base
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/cluster: .venv/dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cluster]'
 	@touch $@
 
 # vLLM's CPU build brings packages that do not match the CPU build of torch and break its import.

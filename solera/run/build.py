@@ -136,7 +136,7 @@ def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
         source.absolute().model, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature,
         config.sampling.max_tokens, config.run.steps, parts.compute,
     )  # fmt: skip
-    return ShardedLearner(spec, open_ranks(cluster, spec))
+    return ShardedLearner(spec, open_ranks(cluster, spec, parts.say))
 
 
 def fetch_weights(learner: protocols.Learner, model: LanguageModel) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console
 from solera.config import Config, ModelConfig
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError, counted, one_line
 from solera.folder.beginning import Beginning, make_run_folder, new_folder, read_beginning
 from solera.folder.checkpoint import Checkpoint
 from solera.folder.files import UNFINISHED, alone, publish
@@ -44,6 +44,7 @@ from solera.run.resuming import (
     take_back,
 )
 from solera.run.saying import say, say_if_fewer
+from solera.sharded.ranks import RankError
 from solera.store.database import place_of, refuse_taken
 from solera.store.exchange import ReadLines
 from solera.store.ledger import Ledger
@@ -160,7 +161,7 @@ def _train(
     """Train a run whose folder exists and is locked, from the beginning or from where it is resumed."""
     start, command = time.perf_counter(), how_to_go_on(folder, parts.own.names())
     with _advised(folder, command):
-        finished, version = _learn(parts, read, folder, console, resumption)
+        parts, finished, version = _learn_to_the_end(parts, read, folder, console, resumption)
     if not finished:
         raise InterruptedRunError(f"stopped after batch {version}; continue with: {command}")
     with _advised(folder, command):
@@ -169,6 +170,26 @@ def _train(
         publish(unfinished, folder / MODEL)
     with _advised(folder, f"solera report {folder}"):
         return result_of(folder, time.perf_counter() - start, parts.say)
+
+
+def _learn_to_the_end(
+    parts: Parts, read: Sequence[ReadLines[Rollout]], folder: Path, console: Console, resumption: Resumption | None
+) -> tuple[Parts, bool, int]:
+    """Run the loop. If a rank is lost, resume from the last checkpoint with new ranks (`cluster.restarts`).
+
+    Returns the parts that the run ended with, whether it finished, and the version it reached.
+    """
+    for left in reversed(range(parts.config.cluster.restarts + 1)):
+        try:
+            return parts, *_learn(parts, read, folder, console, resumption)
+        except RankError as error:
+            if not left:
+                raise
+            parts.say(f"{error}; starting all ranks again, {counted(left - 1, 'further restart')} allowed after this")
+        checkpoint = checkpoint_of(folder, parts.config, None, parts.say)
+        parts = load_parts(parts.config, parts.own, parts.say, checkpoint)
+        resumption = Resumption(checkpoint, ())
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _learn(

@@ -48,6 +48,9 @@ class Processes:
         code = self.processes[rank].exitcode
         return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
 
+    def where(self) -> str:
+        return f"processes {', '.join(str(process.pid) for process in self.processes)}"
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()

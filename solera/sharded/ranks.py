@@ -39,6 +39,10 @@ class Host(Protocol):
         """How a rank that died ended, such as `was ended by signal 9`."""
         ...
 
+    def where(self) -> str:
+        """Where the ranks run, in words."""
+        ...
+
     def close(self) -> None:
         """End all ranks."""
         ...
