@@ -4,7 +4,6 @@ import math
 import re
 from typing import get_type_hints
 
-from solera.config.cluster import ClusterConfig
 from solera.config.fields import LARGEST_REWARD, check_types, shown
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url, is_server_url
 from solera.config.sections import (
@@ -232,13 +231,8 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
 
 
 def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
-    cluster = config.cluster
-    unused = [
-        n for n in ("runtime", "address", "timeout", "restarts") if getattr(cluster, n) != getattr(ClusterConfig, n)
-    ]
+    cluster = config.cluster  # learners = 0 switches it off, and the other settings may stay
     return [
-        (cluster.learners > 0 or not unused,
-         f"cluster.{'/'.join(unused)} has no effect without cluster.learners above 0: set that or remove it"),
         (cluster.learners == 0 or config.run.device != "cuda",
          "cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it"),
         (cluster.address is None or cluster.runtime == "ray",

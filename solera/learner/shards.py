@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 OPTIMISER, REFERENCE = "optimiser", "reference"
@@ -17,6 +16,8 @@ OPTIMISER, REFERENCE = "optimiser", "reference"
 
 def write_shards(folder: Path, state: dict[str, Any], like: Mapping[str, Tensor], group: Any) -> None:
     """Write `Learner.state()`. `like` are the parameters; `group` are the ranks, `None` for a single process."""
+    import torch.distributed.checkpoint as dcp  # most runs do not need it, and it takes time to import
+
     names = list(like)
     tensors = {
         f"{OPTIMISER}/{names[number]}/{key}": value
@@ -30,6 +31,8 @@ def write_shards(folder: Path, state: dict[str, Any], like: Mapping[str, Tensor]
 
 def read_shards(folder: Path, like: Mapping[str, Tensor], group: Any) -> dict[str, Any]:
     """Read what `write_shards` wrote, divided like the parameters `like`. Only `param_groups` is missing."""
+    import torch.distributed.checkpoint as dcp
+
     known = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
     tensors = {key: _room_for(key, described, like) for key, described in known.items()}
     dcp.load(tensors, checkpoint_id=folder, process_group=group, no_dist=group is None)

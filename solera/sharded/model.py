@@ -8,7 +8,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
@@ -20,10 +19,8 @@ class ShardedModel(LanguageModel):
     """Every rank makes it from the same model, and then keeps its own part of each weight."""
 
     def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
-        if model.adapter is not None:
-            raise SoleraError("lora.rank: LoRA adapters cannot be trained by several ranks; train in one process")
         _shard(model.module, model.body, mesh)
-        super().__init__(model.module)  # lists the parameters, which are others now
+        super().__init__(model.module, model.adapter)  # lists the parameters, which are others now
         self.takes_any_mask = model.takes_any_mask
 
     def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -93,10 +93,9 @@ class Rank:
         model = ShardedModel(spec.load(), mesh)
         reference = None
         if spec.objective.uses_reference:
-            frozen = spec.load()
-            frozen.module.requires_grad_(False)
-            own = ShardedModel(frozen, mesh)
-            reference = Reference(model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, own)
+            reference = Reference(
+                model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, lambda: _frozen(spec, mesh)
+            )
         self.learner = Learner(
             model, spec.objective, spec.config, lineage=spec.lineage, temperature=spec.temperature, limit=spec.limit,
             steps=spec.steps, compute=spec.compute, reference=reference, peers=peers,
@@ -144,6 +143,13 @@ class Rank:
             named = self.learner.model.parameters()
             reference = {name: part_of(value, named[name]) for name, value in reference.items()}
         return {"optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
+
+
+def _frozen(spec: LearnerSpec, mesh: DeviceMesh) -> ShardedModel:
+    """A second copy of the weights, for the reference policy."""
+    model = spec.load()
+    model.module.requires_grad_(False)
+    return ShardedModel(model, mesh)
 
 
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from solera.config import LearnConfig, ObjectiveConfig
+from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
+from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
@@ -31,6 +32,18 @@ def llama(tied: bool = False, dtype: torch.dtype = torch.float64, state: dict[st
         with torch.no_grad():
             for name, parameter in model.parameters().items():
                 parameter.copy_(state[name])
+    return model
+
+
+def adapted_llama() -> LanguageModel:
+    """The same with LoRA adapters that change its output."""
+    model = loading.with_adapter(llama(), LoraConfig(rank=2, alpha=4.0), "nowhere", seed=0)
+    model.module.double()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.parameters().items():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
     return model
 
 

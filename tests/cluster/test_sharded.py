@@ -17,7 +17,7 @@ from solera.records import Group
 from solera.sharded.rank import LearnerSpec
 from solera.sharded.ranks import Ranks
 from solera.training.collation import collate
-from tests.cluster.ranks import begin, float32_llama, gradient, llama, spec_of, start, tied_llama
+from tests.cluster.ranks import adapted_llama, begin, float32_llama, gradient, llama, spec_of, start, tied_llama
 from tests.learner.test_invariance import GRPO, make_groups
 
 pytestmark = pytest.mark.cluster
@@ -90,6 +90,15 @@ def test_a_rank_without_work_takes_part(ranks, groups):
 def test_passes_minibatches_checkpointing_and_clipping(ranks, learn):
     objective = ObjectiveConfig("off_policy_grpo", beta=0.1, entropy_bonus=0.05, epsilon=2.0, ref_ema=0.5)
     compare(ranks, spec_of(objective, **learn, micro_batch_tokens=40), make_groups())
+
+
+@pytest.mark.parametrize("reference", [{}, {"ref_ema": 0.5}], ids=["adapters off", "a copy"])
+def test_adapters_alone_are_trained(ranks, reference):
+    objective = ObjectiveConfig("grpo", beta=0.1, **reference)
+    spec = spec_of(objective, adapted_llama, lr=1e-2, passes=2, gradient_checkpointing=True, micro_batch_tokens=40)
+    compare(ranks, spec, make_groups(), updates=2)
+    names = [name for name, _ in begin(ranks, spec).weights("float64").tensors]
+    assert names and all("lora_" in name for name in names)
 
 
 def test_tied_embeddings_stay_tied(ranks):
