@@ -21,6 +21,7 @@ from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, with_capped_scores, without_dropout
 from solera.models.source import ADAPTER, base_of, obtain
+from solera.models.unloaded import Unloaded, open_unloaded
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
@@ -63,9 +64,10 @@ class Source:
             model = with_adapter(model, self.adapters, self.path, self.seed)
         return model, codec
 
-    def model(self) -> LanguageModel:
-        """The model alone, on a CPU."""
-        return self.load(torch.device("cpu"))[0]
+    def for_rank(self, takes_any_mask: bool) -> LanguageModel | Unloaded:
+        """The model on a CPU for a process that keeps a part of it. Its weights are left in their files if possible."""
+        unloaded = None if self.adapters else open_unloaded(Path(obtain(self.path)), takes_any_mask)
+        return unloaded or self.load(torch.device("cpu"))[0]
 
     def absolute(self) -> "Source":
         """For processes with another working directory."""

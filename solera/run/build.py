@@ -132,9 +132,10 @@ def learner_of(parts: Parts, objective: Objective) -> Learner | ShardedLearner:
 def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
     config, cluster, source = parts.config, parts.config.cluster, parts.source
     assert source is not None, "load_parts says where the model came from"
+    load = partial(source.absolute().for_rank, parts.model.takes_any_mask)
     spec = LearnerSpec(
-        source.absolute().model, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature,
-        config.sampling.max_tokens, config.run.steps, parts.compute,
+        load, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature, config.sampling.max_tokens,
+        config.run.steps, parts.compute,
     )  # fmt: skip
     return ShardedLearner(spec, open_ranks(cluster, spec, parts.say))
 

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
 
 from solera.models.language_model import LanguageModel
+from solera.models.unloaded import Unloaded
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
 ENTRY = "run_with_weights"
@@ -16,11 +18,15 @@ ENTRY = "run_with_weights"
 
 
 class ShardedModel(LanguageModel):
-    """Every rank makes it from the same model, and then keeps its own part of each weight."""
+    """Every rank makes it from the same model, and then keeps its own part of each weight. Of a model that is not
+    loaded yet, it never holds more than one layer, or the embedding and the head."""
 
-    def __init__(self, model: LanguageModel, mesh: DeviceMesh) -> None:
-        _shard(model.module, model.body, mesh)
-        super().__init__(model.module, model.adapter)  # lists the parameters, which are others now
+    def __init__(self, model: LanguageModel | Unloaded, mesh: DeviceMesh, trained: bool = True) -> None:
+        adapter, fill = (None, model.fill) if isinstance(model, Unloaded) else (model.adapter, _nothing_to_load)
+        _shard(model.module, mesh, fill)
+        if not trained:
+            model.module.requires_grad_(False)
+        super().__init__(model.module, adapter)  # lists the parameters, which are others now
         self.takes_any_mask = model.takes_any_mask
 
     def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
@@ -36,11 +42,14 @@ def part_of(whole: Tensor, like: nn.Parameter) -> Tensor:
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _shard(module: nn.Module, body: nn.Module, mesh: DeviceMesh) -> None:
-    """Each layer is gathered alone. The rest is one unit: sharded alone, tied embeddings would come untied."""
-    layers: Any = getattr(body, "layers", ())
+def _shard(module: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[nn.Module], None]) -> None:
+    """Each layer is gathered alone. The rest is one unit: sharded alone, tied embeddings would come untied. `fill`
+    loads the weights of a unit."""
+    layers: Any = getattr(module.base_model, "layers", ())
     for layer in layers:
+        fill(layer)
         fully_shard(layer, mesh=mesh)
+    fill(module)
     # Gathered weights that outlived a forward pass without gradients would be stale after the next step.
     fully_shard(module, mesh=mesh, reshard_after_forward=True)
     for part in module.modules():
@@ -49,6 +58,10 @@ def _shard(module: nn.Module, body: nn.Module, mesh: DeviceMesh) -> None:
             part.set_force_sum_reduction_for_comms(True)
     setattr(module, ENTRY, _call)
     register_fsdp_forward_method(module, ENTRY)
+
+
+def _nothing_to_load(part: nn.Module) -> None:
+    """The weights are there already."""
 
 
 def _call(function: Callable[..., tuple[Tensor, ...]], *arguments: Any, **named: Any) -> tuple[Tensor, ...]:

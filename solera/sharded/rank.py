@@ -17,6 +17,7 @@ from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
 from solera.models.language_model import LanguageModel
+from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout
 from solera.sharded.model import ShardedModel, part_of
@@ -43,8 +44,9 @@ class Seat:
 class LearnerSpec:
     """What every rank must know to make its part of the learner."""
 
-    load: Callable[[], LanguageModel]
-    """Returns the whole model with float32 weights. Every call and every rank must get the same weights."""
+    load: Callable[[], LanguageModel | Unloaded]
+    """Returns the model with float32 weights, or where they are. Every call and every rank must get the same weights.
+    """
     objective: Objective
     config: LearnConfig
     lineage: str
@@ -147,9 +149,7 @@ class Rank:
 
 def _frozen(spec: LearnerSpec, mesh: DeviceMesh) -> ShardedModel:
     """A second copy of the weights, for the reference policy."""
-    model = spec.load()
-    model.module.requires_grad_(False)
-    return ShardedModel(model, mesh)
+    return ShardedModel(spec.load(), mesh, trained=False)
 
 
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:

@@ -1,6 +1,8 @@
 """Ranks for tests: they stay up while one learner after the other is made on them, and they show their gradient."""
 
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,6 +66,15 @@ class Reusable:
     def gradient(self) -> torch.Tensor:
         model = self.rank.learner.model
         return torch.cat([model.whole(p.grad).flatten() for p in model.parameters().values()])
+
+    def peak(self) -> int:
+        """Most bytes of memory that this process has held since `forget_peak`."""
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+
+    def forget_peak(self) -> int:
+        """Returns the bytes of memory that it holds now."""
+        Path("/proc/self/clear_refs").write_text("5")
+        return self.peak()
 
     def parts(self) -> int:
         """Elements of the weights that this rank holds."""

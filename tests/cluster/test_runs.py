@@ -160,7 +160,7 @@ def test_after_a_rank_is_lost_all_ranks_begin_again_in_the_same_run(tmp_path, un
     reached(folder, 6, process)
     ranks = ranks_of(process)
     os.kill(ranks[1], sent)
-    _, said = process.communicate()
+    said = " ".join(" ".join(process.communicate()).split())
     assert process.returncode == 0, said
     assert "starting all ranks again, 1 further restart allowed after this" in said
     assert "rank " in said and ("died" in said or "signal 9" in said or "did not answer" in said)

@@ -6,18 +6,23 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera import protocols
 from solera.config import ObjectiveConfig
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
+from solera.models.digest import describe
+from solera.models.language_model import LanguageModel
+from solera.models.loading import Source
 from solera.objectives.table import TABLE
 from solera.records import Group
 from solera.sharded.rank import LearnerSpec
 from solera.sharded.ranks import Ranks
 from solera.training.collation import collate
 from tests.cluster.ranks import adapted_llama, begin, float32_llama, gradient, llama, spec_of, start, tied_llama
+from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import GRPO, make_groups
 
 pytestmark = pytest.mark.cluster
@@ -107,6 +112,25 @@ def test_tied_embeddings_stay_tied(ranks):
     begun = begin(ranks, spec)
     assert "lm_head.weight" not in dict(begun.weights("float64").tensors)
     assert sum(ranks.call("parts", [()] * ranks.count)) == sum(p.numel() for p in llama(True).parameters().values())
+
+
+def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
+    """108 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+        tie_word_embeddings=True, eos_token_id=END, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    size = 4 * sum(p.numel() for p in whole.parameters())
+    assert size > 400e6
+    spec = spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True))
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec)
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.2 * size  # its part, one layer, and what torch and gloo need
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole).parameters().items())
 
 
 def test_weights_come_one_by_one_with_the_digests_of_one_process(ranks):
