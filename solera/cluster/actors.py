@@ -64,6 +64,7 @@ class Actors:
         self.count = count
         self._ray = need_ray()
         self._connected = _connect(self._ray, count, address)
+        self._here = _address_of_node(self._ray)
         try:
             self._actors = self._create()
             self.places: list[Place] = self._ray.get([actor.place.remote() for actor in self._actors])
@@ -73,8 +74,10 @@ class Actors:
                 actor.start.remote(make, Seat(rank, count, meeting, timeout, threads))
                 for rank, actor in enumerate(self._actors)
             ]
-        except BaseException:
+        except BaseException as error:
             self._leave()
+            if isinstance(error, self._ray.exceptions.RayError):
+                raise SoleraError(f"cluster: Ray cannot start the ranks: {one_line(error)}") from error
             raise
 
     def send(self, rank: int, call: bytes) -> None:
@@ -91,12 +94,13 @@ class Actors:
         return f"Ray actors, {', '.join(f'process {place.pid} on {place.node}' for place in self.places)}"
 
     def close(self) -> None:
-        for actor in self._actors:
-            self._ray.kill(actor)
         for place in self.places:  # a process that was stopped does not hear Ray
-            if place.node == _address_of_node(self._ray):
+            if place.node == self._here:
                 _kill(place.pid)
-        self._ray.util.remove_placement_group(self._bundles)
+        with suppress(self._ray.exceptions.RayError):  # if Ray has died, its actors have too
+            for actor in self._actors:
+                self._ray.kill(actor)
+            self._ray.util.remove_placement_group(self._bundles)
         self._leave()
 
     def _create(self) -> list[Any]:

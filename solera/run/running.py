@@ -34,6 +34,7 @@ from solera.run.interruption import Interruption
 from solera.run.own_code import own_code
 from solera.run.parts import Parts, load_parts, resolved
 from solera.run.process import rare_garbage_collection, torch_for
+from solera.run.ranking import check_runtime
 from solera.run.resuming import (
     checkpoint_of,
     how_to_go_on,
@@ -148,6 +149,7 @@ def _checked(parts: Parts) -> tuple[Beginning, list[ReadLines[Rollout]]]:
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, parts.model.max_length)
     if config.report.wandb is not None:
         need_wandb()
+    check_runtime(config.cluster)
     return beginning, read_data(parts)
 
 

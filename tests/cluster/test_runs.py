@@ -82,6 +82,32 @@ def test_ray_actors_train_the_same_run_as_processes(tmp_path, undisturbed):
     assert_same(train(tmp_path, "ray", runtime="ray"), undisturbed)
 
 
+def test_ranks_join_a_ray_cluster_of_two_nodes_and_leave_it_as_it_was(tmp_path, undisturbed):
+    """Two nodes of one CPU on this machine, so that each has one rank."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        folder = train(tmp_path, "joined", runtime="ray", address=f'"{cluster.address}"')
+        assert_same(folder, undisturbed)
+        assert [node.any_processes_alive() for node in cluster.list_all_nodes()] == [True, True]
+    finally:
+        cluster.shutdown()
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path):
+    broken = tmp_path / "packages" / "ray"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(broken.parent), os.environ.get("PYTHONPATH", os.getcwd())])
+    ended = solera("train", write(tmp_path, "no_ray", runtime="ray"), PYTHONPATH=path)
+    assert ended.returncode == 2 and not (tmp_path / "no_ray").exists()
+    (said,) = ended.stderr.strip().splitlines()
+    assert "cluster.runtime = ray needs the package ray: pip install 'solera[cluster]'" in said
+
+
 @pytest.mark.parametrize("runtime", HOSTS)
 def test_a_run_that_was_killed_continues_bit_for_bit_and_leaves_nothing_running(tmp_path, undisturbed, runtime):
     folder, process = tmp_path / "killed", start("train", write(tmp_path, "killed", runtime=runtime), fresh=True)
