@@ -19,7 +19,7 @@ test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment
 	.venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
-	$(BIN)/python -m pytest tests/cluster -m cluster
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster
 
 check: .venv/dev
 	$(BIN)/ruff check .

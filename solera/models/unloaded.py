@@ -8,7 +8,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from solera.models.language_model import without_dropout
+from solera.models.language_model import with_capped_scores, without_dropout
 from solera.models.source import ADAPTER
 
 
@@ -49,7 +49,8 @@ def open_unloaded(folder: Path, takes_any_mask: bool) -> Unloaded | None:
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     if any(files.get(name, (None, None))[1] != shape for name, shape in shapes.items()) or not _fill_buffers(module):
         return None
-    return Unloaded(without_dropout(module).eval(), takes_any_mask, {name: files[name][0] for name in shapes})
+    ready = with_capped_scores(without_dropout(module)).eval()
+    return Unloaded(ready, takes_any_mask, {name: files[name][0] for name in shapes})
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:

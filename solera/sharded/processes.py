@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -70,6 +71,7 @@ class Processes:
 def _serve(connection: Connection, make: Callable[[], Any]) -> None:
     """Run a rank: answer calls until the controller closes the connection or dies."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its name resolves to
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller finishes its step
     threading.Thread(target=_end_with_the_controller, daemon=True).start()
     served = Served()
     try:

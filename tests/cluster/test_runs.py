@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -194,6 +196,23 @@ def test_after_a_rank_is_lost_all_ranks_begin_again_in_the_same_run(tmp_path, un
     assert_same(folder, undisturbed)
     account = assert_the_checkpoint_agrees(folder)
     assert account.difference == 0 and account.dropped["superseded"] > 0
+
+
+@pytest.mark.parametrize("runtime", HOSTS)
+def test_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, undisturbed, runtime):
+    """A terminal sends the signal to the ranks as well."""
+    command = [sys.executable, "-m", "solera.cli", "train", str(write(tmp_path, "stopped", runtime=runtime))]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    folder = tmp_path / "stopped"
+    reached(folder, 5, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "stopped after batch" in said
+    assert solera("train", "--resume", folder).returncode == 0
+    assert_same(folder, undisturbed)
 
 
 def test_without_restarts_a_lost_rank_stops_the_run_in_one_line(tmp_path, undisturbed):
