@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test test-vllm check model results clean
+.PHONY: demo test test-vllm test-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -17,6 +17,9 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
+
+test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -46,6 +49,10 @@ model: .venv/base  ## make the embedded model anew (minutes)
 
 .venv/dev: .venv/base
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/cluster: .venv/dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[cluster]'
 	@touch $@
 
 # vLLM's CPU build brings packages that do not match the CPU build of torch and break its import.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from solera.config import (
         CheckpointConfig,
+        ClusterConfig,
         CollectConfig,
         Config,
         DiagnoseConfig,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Agent",
     "CheckpointConfig",
+    "ClusterConfig",
     "Codec",
     "CollectConfig",
     "Completion",

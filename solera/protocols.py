@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -249,8 +250,13 @@ class Learner(Protocol):
         """What a checkpoint needs beside the weights, such as the state of the optimiser: nested dicts of tensors."""
         ...
 
-    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
-        """Continue from a checkpoint's `state`. Its weights are loaded already."""
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from a checkpoint's `state`, or from the folder in which ranks wrote it. The checkpoint's weights
+        are loaded already."""
+        ...
+
+    def close(self) -> None:
+        """End what it runs outside this process."""
         ...
 
 

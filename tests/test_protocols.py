@@ -130,6 +130,9 @@ class PlainLearner:
         logp = torch.log_softmax(self.module(tokens, use_cache=False).logits[:, :-1], -1)
         return logp.gather(2, tokens[:, 1:, None])[..., 0][mask[:, 1:]]
 
+    def close(self) -> None:
+        pass
+
     @torch.no_grad()
     def score(self, rollouts) -> Scored:
         return Scored.of(rollouts, self._logp(rollouts).numpy())

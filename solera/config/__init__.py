@@ -4,6 +4,7 @@ A TOML file has one table per class of `sections`. Command-line options have the
 override the file. The string under a field is its help text. Nothing here imports torch.
 """
 
+from solera.config.cluster import ClusterConfig
 from solera.config.fields import LARGEST, LARGEST_REWARD, SYNONYMS, Text, alike, check_types, help_of, perhaps
 from solera.config.objective import AdvantageName, AggregationName, ClipName, KLName, ObjectiveConfig
 from solera.config.reading import (
@@ -58,6 +59,7 @@ __all__ = [
     "AggregationName",
     "CheckpointConfig",
     "ClipName",
+    "ClusterConfig",
     "CollectConfig",
     "Config",
     "DiagnoseConfig",

@@ -36,7 +36,8 @@ SAFE = (
     "learn.gradient_checkpointing", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
     "engine.gpu_memory", "engine.timeout", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every",
     "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
-    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress",
+    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "cluster.learners", "cluster.runtime",
+    "cluster.address", "cluster.timeout", "cluster.restarts",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -98,6 +99,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
+        ("cluster.learners", c.cluster.learners, 0), ("cluster.restarts", c.cluster.restarts, 0),
     ]  # fmt: skip
     return [
         *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
@@ -135,6 +137,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.lora.alpha > 0, f"lora.alpha is {c.lora.alpha}; use a value above 0"),
         (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or use all-linear"),
         *_store_rules(c),
+        *_cluster_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
@@ -222,6 +225,17 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
          "VLLM_API_KEY instead"),
         (engine.gpu_memory is None or (engine.launch > 0 and 0 < engine.gpu_memory < 1),
          f"engine.gpu_memory is {engine.gpu_memory}; it needs engine.launch and a share between 0 and 1"),
+    ]  # fmt: skip
+
+
+def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
+    cluster = config.cluster  # learners = 0 switches it off, and the other settings may stay
+    return [
+        (cluster.learners == 0 or config.run.device != "cuda",
+         "cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it"),
+        (cluster.address is None or cluster.runtime == "ray",
+         "cluster.address has no effect with cluster.runtime = processes: remove one of them"),
+        (cluster.timeout > 0, f"cluster.timeout is {cluster.timeout:g}; use a number of seconds above 0"),
     ]  # fmt: skip
 
 

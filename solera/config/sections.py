@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from solera.config.cluster import ClusterConfig
 from solera.config.fields import Text, short
 from solera.config.objective import ObjectiveConfig
 
@@ -443,3 +444,4 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)

@@ -1,5 +1,6 @@
 """Accuracy on held-out problems during training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from solera.evaluate.attempts import Exam
@@ -18,6 +19,8 @@ class Evaluator:
     every: int
     on_engine: bool = False
     """Whether the exam's engine is the run's own (a server), with the weights that were published last."""
+    refresh: Callable[[], None] = lambda: None
+    """Gives the exam's engine the learner's current weights, if it has a copy of them."""
 
     def due(self, version: int) -> bool:
         """Whether to evaluate before the first batch, and then at every period. After the last batch the loop always
@@ -27,6 +30,8 @@ class Evaluator:
     def evaluate(self) -> dict[str, float]:
         """Share of attempts that pass, with its interval, the mean reward, the share of identical responses and, with
         several attempts, pass@n."""
+        if not self.on_engine:
+            self.refresh()
         attempts = self.exam.attempt(self.sampling, self.samples)
         accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
         reward = estimate(attempts.reward_P(), yes_or_no=False)

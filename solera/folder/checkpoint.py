@@ -18,7 +18,7 @@ from typing import Any
 from solera.errors import SoleraError, one_line
 from solera.folder.account import Account, account_of
 from solera.folder.files import UNFINISHED, check_sealed, publish, seal
-from solera.folder.paths import DIGESTS, MODEL
+from solera.folder.paths import DIGESTS, LEARNER, MODEL
 from solera.sync.rules import SyncState
 
 
@@ -73,6 +73,11 @@ class Checkpoint:
     def model(self) -> Path:
         return self.folder / MODEL
 
+    @property
+    def learner(self) -> dict[str, Any] | Path:
+        """The learner's state, or the folder in which several ranks wrote it."""
+        return self.folder / LEARNER if (self.folder / LEARNER).is_dir() else self.tensors["learner"]
+
 
 @dataclass(frozen=True)
 class Saver:
@@ -82,6 +87,8 @@ class Saver:
     every: int
     keep: int
     save_model: Callable[[Path], None]
+    save_ranks: Callable[[Path], None] | None = None
+    """Lets the ranks of a learner write their state to a folder, if there are several."""
 
     def due(self, version: int) -> bool:
         return self.every > 0 and version % self.every == 0
@@ -94,6 +101,8 @@ class Saver:
         self.folder.mkdir(exist_ok=True)  # no parents: do not recreate a run's folder that was deleted
         unfinished.mkdir()
         self.save_model(unfinished / MODEL)
+        if self.save_ranks is not None:
+            self.save_ranks(unfinished / LEARNER)
         _save_tensors(tensors, unfinished / "tensors.pt")
         (unfinished / "state.json").write_text(json.dumps(dataclasses.asdict(state)), encoding="utf-8")
         seal(unfinished)

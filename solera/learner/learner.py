@@ -1,71 +1,45 @@
 """One update: `i` passes over a batch, each cut into minibatches of whole groups and micro-batches by token budget."""
 
 import dataclasses
-import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.batch import Batch, FloatArray, Parts, Scored, Update
+from solera.batch import Batch, Scored, Update
 from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
-from solera.learner.contribution import QUANTITIES, contribution, shares
+from solera.learner.contribution import contribution
+from solera.learner.peers import Alone, Peers
+from solera.learner.portions import Findings, Portion, conclude, portions_of
+from solera.learner.prepared import Minibatch, TrainingMicroBatch, contributions, log_ratios, prepare
 from solera.learner.reference import Reference
 from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
+from solera.learner.shards import read_shards, write_shards
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
 from solera.models.memory import RECORDING
 from solera.objectives.objective import Objective
 from solera.objectives.token_statistics import TokenStatistics
-from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Responses, Tokens
+from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Tokens
 from solera.protocols import Weights
-from solera.records import Manifest, Rollout
+from solera.records import Manifest, Rollout, Span
+from solera.records import Sequence as Text
 
 LARGE_REWARD = 1000.0
 """From which on a reward is the first to be suspected where a gradient is not finite."""
-
-
-@dataclass(eq=False)
-class TrainingMicroBatch:
-    """A micro-batch and what the objective needs beside the model. All of it is constant through the passes.
-
-    `number_B` are the numbers of the minibatch's responses in `Batch.scored`.
-    """
-
-    micro: MicroBatch
-    responses: Responses
-    number_B: Tensor
-    taking_T: Tensor | None
-    """Places of the tokens that take part, where some are only watched."""
-    part_T: Tensor
-    """The part of the batch's responses (`batch.Parts`) that each token that takes part belongs to."""
-    turn_advantage_T: Tensor | None
-    """Of all its tokens, if turns have their own advantages."""
-    proximal_logp_T: Tensor | None = None
-    ref_logp_T: Tensor | None = None
-    contribution: Tensor | None = None
-    """What its responses have done to the policy (`learner/contribution.py`)."""
-
-    @property
-    def only_watched(self) -> bool:
-        return self.taking_T is not None and not len(self.taking_T)
-
-    def take(self, value_T: Tensor) -> Tensor:
-        """Of the tokens that take part."""
-        return value_T if self.taking_T is None else value_T[self.taking_T]
 
 
 @dataclass(eq=False)
@@ -95,6 +69,7 @@ class Learner:
         reference: Reference | None,
         compiled: bool = False,
         say: Callable[[str], None] = lambda sentence: None,
+        peers: Peers | None = None,
     ) -> None:
         assert objective.uses_reference == (reference is not None)
         self.model = model
@@ -108,6 +83,7 @@ class Learner:
         self.compute = str(compute).removeprefix("torch.")
         self.compute_weights = ComputeWeights(model, compute, trained=True, compiled=compiled)
         self.reference = reference
+        self.peers: Peers = peers or Alone()
         self._say = say
         self._moved = False
         """Whether the present update cannot be begun again: it has taken a step, or is counted."""
@@ -137,21 +113,37 @@ class Learner:
         kind = getattr(torch, dtype.removeprefix("torch."))
         own = self.compute_weights.model
         named = (own if own.module.dtype == kind else self.model).parameters()
-        return ((name, p.to(kind)) for name, p in named.items())
+        return ((name, self.model.whole(p.detach().to(kind))) for name, p in named.items())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
         return {"optimiser": self._optimiser.state_dict(), "reference": self.reference and self.reference.state()}
 
-    def restore(self, lineage: str, version: int, state: dict[str, Any]) -> None:
-        """Continue from `state`. The weights are loaded already."""
+    def save(self, folder: Path) -> None:
+        """Write `state()` to a folder. Each rank writes its own part."""
+        write_shards(folder, self.state(), self.model.parameters(), self.peers.group)
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from `state`, or from the folder that ranks saved it to. The weights are loaded already."""
         self.lineage, self.version = lineage, version
+        if isinstance(state, Path):
+            state = read_shards(state, self.model.parameters(), self.peers.group)
+            state["optimiser"]["param_groups"] = self._optimiser.state_dict()["param_groups"]
         self._optimiser.load_state_dict(state["optimiser"])
         if self.reference is not None:
             self.reference.restore(state["reference"])
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     def update(self, batch: Batch) -> Update:
-        """Learn from a batch and advance the version; without anything left in the batch, advance it only.
+        """Learn from a batch and advance the version; without anything left in the batch, advance it only."""
+        version = self.version
+        (portions,) = portions_of(batch, self.objective, self.config.minibatches, self.limit, ranks=1)
+        return conclude(batch, [self.learn(portions)], version, self.lineage)
+
+    def learn(self, portions: list[Portion]) -> Findings:
+        """Learn from this rank's portions of a batch, together with the other ranks.
 
         Where a GPU's memory ends before the weights have moved, the batch is learned from in smaller parts.
         """
@@ -160,78 +152,66 @@ class Learner:
             tokens = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
             try:
                 with RECORDING:
-                    return self._update(batch)
+                    return self._learn(portions)
             except torch.OutOfMemoryError:
-                if self._moved or not self.compute_weights.take_less(tokens):
+                # The other ranks are in the middle of a pass, in which this one has to take part.
+                if self._moved or self.peers.count > 1 or not self.compute_weights.take_less(tokens):
                     raise
             self._say(f"a GPU's memory ended in batch {self.version}: {tokens // 2} tokens at a time from now on")
 
-    def _update(self, batch: Batch) -> Update:
-        ranges = list(_split(batch, self.config.minibatches)) or [range(0)]
-        written = Parts.of(batch.rollouts)
-        prepared = [self._prepare(batch, written, chosen) for chosen in ranges]
-        parts = [part for minibatch in prepared for part in minibatch]
-        minibatches = [trained for several in prepared if (trained := [p for p in several if not p.only_watched])]
+    def _learn(self, portions: list[Portion]) -> Findings:
+        prepared = [self._prepare(portion) for portion in portions]
+        parts = [part for several in prepared for part in several]
+        minibatches = [
+            self._minibatch(part_of, trained)
+            for part_of, trained in zip(portions, prepared, strict=True)
+            if len(part_of.responses.length_B)
+        ]
         rate = learning_rate(self.config, self.version, self.steps)
         for group in self._optimiser.param_groups:
             group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) > 1)
         statistics: list[TokenStatistics] = []
-        passes, count = range(self.config.passes), len(written.response_P)
+        passes, count = range(self.config.passes), portions[0].parts
         steps = [self._step(minibatch, count, statistics) for _ in passes for minibatch in minibatches]
-        metrics = self._shares(written, parts)
         self._moved = True
         self.version += 1
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
-        metrics |= reduce(operator.add, statistics).metrics() if statistics else {}
-        if steps:
-            metrics["learn/loss"], metrics["learn/grad_norm"] = (
-                sum(each) / len(steps) for each in zip(*steps, strict=True)
-            )
-        metrics |= {"learn/lr": rate, "tokens/computed": sum(part.micro.token_RL.numel() for part in parts)}
-        return Update(metrics, *self._log_ratios(parts))
+        return Findings(
+            rate,
+            steps,
+            reduce(operator.add, statistics).on_host() if statistics else None,
+            contributions(parts, count),
+            sum(part.micro.token_RL.numel() for part in parts),
+            *log_ratios(parts),
+        )
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score responses, none of them empty, under the current policy. Nothing is learned."""
         micros = self._cut(tuple(rollouts))
         with RECORDING:
-            logps = [self._score(self.compute_weights, micro.to(self.model.device))[0].cpu() for micro in micros]
+            moved = [micro.to(self.model.device) for micro in micros]
+            logps = [logp_T.cpu() for logp_T in self._score_all(self.compute_weights, moved)]
+        if not logps:
+            return Scored.of(rollouts, np.zeros(0, np.float32))
         order_T = torch.cat([micro.response_T for micro in micros]).argsort(stable=True)
         return Scored.of(rollouts, torch.cat(logps)[order_T].numpy())  # a response never spans two micro-batches
 
-    def _prepare(self, batch: Batch, written: Parts, chosen: range) -> list[TrainingMicroBatch]:
-        """Micro-batches of one minibatch; the loss's denominators are counted over all of it before it is cut.
+    def _prepare(self, portion: Portion) -> list[TrainingMicroBatch]:
+        """This rank's micro-batches of one minibatch, watched responses included."""
+        return prepare(portion, self._cut(portion.rollouts), self.model.device)
 
-        The first minibatch brings along the watched responses, which are scored with it and kept from the objective.
-        """
-        watched = batch.watched if chosen.start == 0 else ()
-        rollouts, device = batch.rollouts[chosen.start : chosen.stop] + watched, self.model.device
-        length_B = torch.tensor([rollout.length for rollout in rollouts[: len(chosen)]], dtype=torch.float64)
-        advantage_B, reward_B, group_B = (
-            torch.from_numpy(value_B[chosen.start : chosen.stop])
-            for value_B in (batch.advantage_B, batch.reward_B, batch.group_B)
-        )
-        responses = Responses(
-            advantage_B=advantage_B.to(device),
-            reward_B=reward_B.float().to(device),
-            length_B=length_B.float().to(device),
-            group_B=group_B.to(device),
-            groups=batch.groups,
-            weight_B=self.objective.aggregation(length_B, group_B, self.limit).float().to(device),
-        )
-        number_B = _numbers(batch, chosen, len(watched))
-        return [
-            TrainingMicroBatch(
-                micro.to(device), responses, number_B, _taking(micro, len(chosen), device),
-                _parts_taking(micro, chosen, written).to(device), _turn_advantages(batch, chosen, micro, device),
-            )
-            for micro in self._cut(rollouts)
-        ]  # fmt: skip
+    def _minibatch(self, portion: Portion, parts: list[TrainingMicroBatch]) -> Minibatch:
+        trained = [part for part in parts if not part.only_watched]
+        return Minibatch(portion.responses, trained, self.peers.most(len(trained)))
 
     def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
-        budget = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
+        budget = self.peers.least(self.compute_weights.tokens_at_once(self.config.micro_batch_tokens))
+        return self._lay_out(rollouts, budget)
+
+    def _lay_out(self, rollouts: tuple[Rollout, ...], budget: int) -> list[MicroBatch]:
         if self.compute_weights.model.takes_plans:
             return flat_micro_batches(rollouts, budget)
         return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
@@ -239,34 +219,44 @@ class Learner:
     @torch.no_grad()
     def _score_constants(self, parts: list[TrainingMicroBatch], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
-        for part in parts:
-            if proximal or part.only_watched:
-                with nullcontext() if proximal else self.compute_weights.uncompiled():
-                    part.proximal_logp_T = self._score(self.compute_weights, part.micro)[0]
-            if self.reference is not None and not part.only_watched:
-                with self.reference.scoring(self.compute_weights) as weights:
-                    part.ref_logp_T = self._score(weights, part.micro)[0]
+        chosen = [part for part in parts if proximal or part.only_watched]
+        with nullcontext() if proximal else self.compute_weights.uncompiled():
+            scored = self._score_all(self.compute_weights, [part.micro for part in chosen])
+        for part, logp_T in zip(chosen, scored, strict=True):
+            part.proximal_logp_T = logp_T
+        if self.reference is not None:
+            trained = [part for part in parts if not part.only_watched]
+            with self.reference.scoring(self.compute_weights) as weights:
+                scored = self._score_all(weights, [part.micro for part in trained])
+            for part, logp_T in zip(trained, scored, strict=True):
+                part.ref_logp_T = logp_T
 
-    def _step(
-        self, minibatch: list[TrainingMicroBatch], parts: int, statistics: list[TokenStatistics]
-    ) -> tuple[float, float]:  # fmt: skip
-        """One optimiser step; returns the loss, and the gradient's norm before clipping."""
+    def _score_all(self, weights: ComputeWeights, micros: list[MicroBatch]) -> list[Tensor]:
+        """`log π(token)` of each micro-batch. All ranks make equally many forward passes."""
+        rounds = self.peers.most(len(micros))
+        scored = [self._score(weights, micro)[0] for micro in micros]
+        for _ in range(rounds - len(micros)):
+            self._score(weights, self._idle())
+        return scored
+
+    def _step(self, minibatch: Minibatch, count: int, statistics: list[TokenStatistics]) -> tuple[float, float]:
+        """One optimiser step; returns this rank's part of the loss, and the gradient's norm before clipping."""
         with self._checkpointing():
             scale = self.compute_weights.loss_scale
-            found = self._differentiate(minibatch, parts, scale)
+            found = self._differentiate(minibatch, count, scale)
             while scale > 1 and not math.isfinite(found.norm):
                 scale /= 16
-                found = self._differentiate(minibatch, parts, scale)
+                found = self._differentiate(minibatch, count, scale)
             self.compute_weights.keep_scale(scale)
         statistics += found.statistics
-        for part, moved in zip(minibatch, found.contributions, strict=True):
+        for part, moved in zip(minibatch.parts, found.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved
         norm, size = found.norm, float(found.norm)
         if size > self.config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
         if not math.isfinite(size):
             wider = WIDER.get(self.compute_weights.compute)
-            largest = max(float(part.responses.reward_B.abs().max()) for part in minibatch)
+            largest = float(minibatch.responses.reward_B.abs().max())
             too_large = f"scale the rewards down, the largest is {largest:g}"
             raise SoleraError(
                 f"the gradient of batch {self.version} is not finite: "
@@ -276,7 +266,7 @@ class Learner:
         self._moved = True
         self._optimiser.step()
         self.compute_weights.follow()
-        return float(torch.stack(found.losses).sum()), size
+        return float(torch.stack(found.losses).sum()) if found.losses else 0.0, size
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
@@ -290,30 +280,46 @@ class Learner:
             if self.config.gradient_checkpointing:
                 module.eval()
 
-    def _differentiate(self, minibatch: list[TrainingMicroBatch], parts: int, scale: float) -> BackwardPass:
+    def _differentiate(self, minibatch: Minibatch, count: int, scale: float) -> BackwardPass:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""
         self._optimiser.zero_grad(set_to_none=True)
         statistic, found = self._statistic(minibatch), BackwardPass()
-        for part in minibatch:
+        for part in minibatch.parts:
             tokens = self._tokens(part)
             tokens.logp_T.retain_grad()
-            if len(minibatch) == 1:
+            if self._seen_at_once(minibatch):
                 statistic = self.objective.statistic_of([tokens])
             loss, statistics = self.objective.loss(dataclasses.replace(tokens, statistic=statistic))
             (loss if scale == 1 else loss * scale).backward()
             self.compute_weights.pass_on_gradients(scale)
             found.losses.append(loss.detach())
             found.statistics.append(statistics)
-            found.contributions.append(contribution(tokens, part.part_T, parts, statistics.silenced_T, scale))
-        found.norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+            found.contributions.append(contribution(tokens, part.part_T, count, statistics.silenced_T, scale))
+        for _ in range(minibatch.rounds - len(minibatch.parts)):
+            (self._score(self.compute_weights, self._idle())[0].sum() * 0).backward()
+            self.compute_weights.pass_on_gradients(scale)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        found.norm = self.model.whole(norm)
         return found
 
+    def _seen_at_once(self, minibatch: Minibatch) -> bool:
+        return self.peers.count == 1 and len(minibatch.parts) == 1
+
     @torch.no_grad()
-    def _statistic(self, minibatch: list[TrainingMicroBatch]) -> Tensor | None:
+    def _statistic(self, minibatch: Minibatch) -> Tensor | None:
         """What the objective must know of the policy on the whole minibatch; of a single part, its own pass tells."""
-        if self.objective.statistic is None or len(minibatch) == 1:
+        if self.objective.statistic is None or self._seen_at_once(minibatch):
             return None
-        return self.objective.statistic_of([self._tokens(part) for part in minibatch])
+        tokens = [self._tokens(part) for part in minibatch.parts]
+        for _ in range(minibatch.rounds - len(tokens)):
+            self._score(self.compute_weights, self._idle())
+        return self.objective.statistic_of(self.peers.gather(tokens))
+
+    def _idle(self) -> MicroBatch:
+        """A text of two tokens, for a rank that has no micro-batch while others have. Its weight is 0."""
+        text = Text(np.zeros(2, np.int32), (Span(1, 2, 0),), None)
+        (micro,) = self._lay_out((Rollout("idle", (text,)),), budget=2)
+        return micro.to(self.model.device)
 
     def _tokens(self, part: TrainingMicroBatch) -> Tokens:
         """What the objective sees of a part under the current policy, which is π_k at the first look."""
@@ -336,69 +342,10 @@ class Learner:
 
     def _score(self, weights: ComputeWeights, micro: MicroBatch) -> tuple[Tensor, Tensor]:
         with weights.autocast():
-            return score(
-                weights.model,
+            return weights.model.run(
+                score,
                 micro,
                 self.temperature,
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
             )
-
-    def _shares(self, written: Parts, parts: list[TrainingMicroBatch]) -> dict[str, float]:
-        """Who moved the policy, in all passes together."""
-        sums = torch.zeros(len(QUANTITIES), len(written.response_P))
-        for part in parts:
-            if part.contribution is not None:
-                sums += part.contribution.float().cpu()
-        return shares(written, sums, self.version, self.lineage)
-
-    def _log_ratios(self, parts: list[TrainingMicroBatch]) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """`log π_k − log α` of every token and the number of its response; responses with an unknown α are left out."""
-        ratios, numbers = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
-        for part in parts:
-            assert part.proximal_logp_T is not None
-            ratios.append((part.proximal_logp_T - part.micro.behaviour_logp_T).cpu())
-            numbers.append(part.number_B[part.micro.response_T.cpu()])
-        ratio_T, number_T = torch.cat(ratios).numpy(), torch.cat(numbers).numpy()
-        if np.isnan(ratio_T).any():
-            known_T = ~np.isin(number_T, number_T[np.isnan(ratio_T)])
-            ratio_T, number_T = ratio_T[known_T], number_T[known_T]
-        return ratio_T, number_T
-
-
-def _split(batch: Batch, minibatches: int) -> Iterator[range]:
-    """Responses of each minibatch: whole groups, as even as they go."""
-    if not batch.groups:
-        return
-    count = min(minibatches, batch.groups)
-    starts = [*np.searchsorted(batch.group_B, np.arange(batch.groups)).tolist(), len(batch.rollouts)]
-    edges = [starts[round(m * batch.groups / count)] for m in range(count + 1)]
-    for start, stop in itertools.pairwise(edges):
-        yield range(start, stop)
-
-
-def _taking(micro: MicroBatch, trained: int, device: torch.device) -> Tensor | None:
-    taking_T = micro.response_T < trained
-    return None if taking_T.all() else taking_T.nonzero().flatten().to(device)
-
-
-def _parts_taking(micro: MicroBatch, chosen: range, written: Parts) -> Tensor:
-    """The part of each token of the responses `chosen`. The others are only watched."""
-    response_T = micro.response_T[micro.response_T < len(chosen)].numpy()
-    return torch.from_numpy(written.number_T(response_T + chosen.start))
-
-
-def _turn_advantages(batch: Batch, chosen: range, micro: MicroBatch, device: torch.device) -> Tensor | None:
-    """The advantage of each token's turn; 0 for responses that are only watched."""
-    if batch.turn_advantages is None:
-        return None
-    value_T = np.zeros(len(micro.response_T))
-    for response in micro.response_T.unique().tolist():
-        if response < len(chosen):  # the tokens of a response are in the order in which they were written
-            value_T[(micro.response_T == response).numpy()] = batch.turn_advantages[chosen.start + response]
-    return torch.from_numpy(value_T).to(device)
-
-
-def _numbers(batch: Batch, chosen: range, watched: int) -> Tensor:
-    trained = len(batch.rollouts)
-    return torch.cat([torch.arange(chosen.start, chosen.stop), torch.arange(trained, trained + watched)])

@@ -1,6 +1,6 @@
 """The reference policy π_ref: frozen, swapped for the current policy every so many batches, or mixed with it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -15,10 +15,16 @@ class Reference:
     reference needs none: it is the same model with them switched off."""
 
     def __init__(
-        self, model: LanguageModel, period: int | None, ema: float | None, compute: torch.dtype = torch.float32
+        self,
+        model: LanguageModel,
+        period: int | None,
+        ema: float | None,
+        compute: torch.dtype = torch.float32,
+        copy: Callable[[], LanguageModel] | None = None,
     ) -> None:
+        """`copy` returns a copy of the model that is not trained. A sharded model cannot be copied as others can."""
         self.switched_off = model.adapter is not None and not (period or ema)
-        self.model = model if self.switched_off else model.copy(model.module.dtype)
+        self.model = model if self.switched_off else copy() if copy else model.copy(model.module.dtype)
         self.model.can_take_plans = model.can_take_plans
         self.compute_weights = None if self.switched_off else ComputeWeights(self.model, compute, trained=False)
         self.period = period

@@ -82,8 +82,11 @@ def read_adapter(module: PreTrainedModel, folder: Path) -> Adapter:
 def switched_off(module: PreTrainedModel) -> Iterator[None]:
     """Switch the model's adapters off while the context is active."""
     layers = [part for part in module.modules() if isinstance(part, need_peft().tuners.tuners_utils.BaseTunerLayer)]
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
+    for parameter in trained:  # peft would freeze them, and a sharded model keeps what it sees at its first pass
+        parameter.requires_grad_(True)
     try:
         yield
     finally:

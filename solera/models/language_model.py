@@ -4,9 +4,9 @@ The split allows logits to be computed for a few tokens at a time. Only this fil
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from solera.models import attention, siblings, wide
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
+T = TypeVar("T", bound=tuple[Tensor, ...])
 SHORT = (torch.bfloat16, torch.float16)
 
 
@@ -90,6 +91,14 @@ class LanguageModel:
         """Whether logits are just a product of 16-bit matrices on a GPU, which can be summed in float32."""
         plain = isinstance(self.head, nn.Linear) and self.head.bias is None and self._softcap is None
         return plain and hidden.is_cuda and hidden.dtype == self.head.weight.dtype and hidden.dtype in SHORT
+
+    def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        """Call `function(self, …)`, which may use body and head. A sharded model has its weights at hand only here."""
+        return function(self, *arguments, **named)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """The whole of a parameter, or of what was computed from parameters. A sharded model gathers it."""
+        return tensor
 
     @property
     def takes_plans(self) -> bool:

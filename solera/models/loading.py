@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from solera.models.adapter import add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, with_capped_scores, without_dropout
 from solera.models.source import ADAPTER, base_of, obtain
+from solera.models.unloaded import Unloaded, open_unloaded
 
 
 def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
@@ -44,6 +45,33 @@ def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec
     codec = _codec(path, tokenizer, module.generation_config, model.max_length)
     model.check()
     return model, codec
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from. Every process that loads it gets the same weights."""
+
+    path: str
+    """A folder, a hub name, or `embedded`."""
+    adapters: LoraConfig | None = None
+    """New adapters to add."""
+    seed: int = 0
+    """Of new adapters."""
+
+    def load(self, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
+        model, codec = load(self.path, device)
+        if self.adapters is not None:
+            model = with_adapter(model, self.adapters, self.path, self.seed)
+        return model, codec
+
+    def for_rank(self, takes_any_mask: bool) -> LanguageModel | Unloaded:
+        """The model on a CPU for a process that keeps a part of it. Its weights are left in their files if possible."""
+        unloaded = None if self.adapters else open_unloaded(Path(obtain(self.path)), takes_any_mask)
+        return unloaded or self.load(torch.device("cpu"))[0]
+
+    def absolute(self) -> "Source":
+        """For processes with another working directory."""
+        return replace(self, path=os.path.abspath(self.path)) if os.path.isdir(self.path) else self
 
 
 JSON_FILES = (

@@ -46,6 +46,10 @@ class TokenStatistics:
         assert self.names == other.names, "statistics of one objective"
         return TokenStatistics(self.names, self.sums + other.sums, self.seen, self.acts, self.clips)
 
+    def on_host(self) -> "TokenStatistics":
+        """The sums alone, for another process."""
+        return TokenStatistics(self.names, self.sums.cpu(), self.seen, self.acts, self.clips)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics that docs/metrics.md explains. A metric whose denominator is 0 is left out."""
         lines = dict(zip(self.names, self.sums.tolist(), strict=True))

@@ -36,6 +36,10 @@ class Responses:
         for name in ("reward_B", "length_B", "group_B", "weight_B"):
             assert getattr(self, name).shape == self.advantage_B.shape, f"{name} and advantage_B differ in shape"
 
+    def to(self, device: torch.device) -> "Responses":
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return Responses(**moved, groups=self.groups)
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:

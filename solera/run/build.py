@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from solera import config as configuration
+from solera import protocols
 from solera.config import Config, DiagnoseConfig, DrawConfig, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
@@ -34,7 +35,10 @@ from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
 from solera.run.parts import Parts
+from solera.run.ranking import open_ranks
 from solera.run.serving import open_servers
+from solera.sharded.learner import ShardedLearner
+from solera.sharded.rank import LearnerSpec
 from solera.store.deferred import Deferred
 from solera.store.drawing import new_per_batch, quotas_of
 from solera.store.ledger import Ledger
@@ -56,10 +60,20 @@ CANARY_PROMPTS = 2
 
 def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool] = lambda: False) -> Loop:
     """Build the loop and everything it needs. After every step the loop asks `stop` whether to end."""
+    learner = learner_of(parts, parts.objective)
+    try:
+        return _loop(parts, learner, store, sink, folder, stop)
+    except BaseException:
+        learner.close()
+        raise
+
+
+def _loop(
+    parts: Parts, learner: Learner | ShardedLearner, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool]
+) -> Loop:
     config, objective = parts.config, parts.objective
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
-    learner = _learner(parts, objective)
     counts = Counts(folder / TOKENS)
     engine, shared = _engine(parts, learner, folder, counting(counts, "engine"))
     drawn_from = store_of(config, store)
@@ -67,7 +81,7 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     served = isinstance(engine, EnginePool)
     if served:
         parts.say("evaluation runs on the server, with the weights that were published last (eval/version)")
-    examined = dataclasses.replace(parts, model=learner.compute_weights.model)
+    examined = dataclasses.replace(parts, model=_own_model(parts, learner))
     examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
     exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
     return Loop(
@@ -95,12 +109,13 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
         evaluator=Evaluator(
-            exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every, on_engine=served
+            exam, evaluation_sampling(config), config.evaluate.samples, config.evaluate.every, on_engine=served,
+            refresh=partial(fetch_weights, learner, parts.model),
         ),
         sink=sink,
         saver=Saver(
             folder / CHECKPOINTS, config.checkpoint.every, config.checkpoint.keep,
-            lambda target: loading.save(parts.model, parts.codec, target),
+            partial(_save_model, parts, learner), learner.save if isinstance(learner, ShardedLearner) else None,
         ),
         stop=stop,
         mask_truncated=config.reward.truncated == "mask",
@@ -109,7 +124,39 @@ def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Call
     )  # fmt: skip
 
 
-def _learner(parts: Parts, objective: Objective) -> Learner:
+def learner_of(parts: Parts, objective: Objective) -> Learner | ShardedLearner:
+    """The learner, in this process or over the ranks of `[cluster]`."""
+    return _sharded(parts, objective) if parts.config.cluster.learners else _single(parts, objective)
+
+
+def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
+    config, cluster, source = parts.config, parts.config.cluster, parts.source
+    assert source is not None, "load_parts says where the model came from"
+    load = partial(source.absolute().for_rank, parts.model.takes_any_mask)
+    spec = LearnerSpec(
+        load, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature, config.sampling.max_tokens,
+        config.run.steps, parts.compute,
+    )  # fmt: skip
+    return ShardedLearner(spec, open_ranks(cluster, spec, parts.say))
+
+
+def fetch_weights(learner: protocols.Learner, model: LanguageModel) -> None:
+    """Let `model`, which this process loaded, have the learner's weights. A learner in one process trains it."""
+    if isinstance(learner, ShardedLearner):
+        learner.copy_to(model)
+
+
+def _save_model(parts: Parts, learner: Learner | ShardedLearner, folder: Path) -> None:
+    fetch_weights(learner, parts.model)
+    loading.save(parts.model, parts.codec, folder)
+
+
+def _own_model(parts: Parts, learner: Learner | ShardedLearner) -> LanguageModel:
+    """The model of this process that has the learner's weights, if `fetch_weights` is called first."""
+    return parts.model if isinstance(learner, ShardedLearner) else learner.compute_weights.model
+
+
+def _single(parts: Parts, objective: Objective) -> Learner:
     config, reference = parts.config, None
     if objective.uses_reference:
         reference = Reference(parts.model, objective.ref_period, objective.ref_ema, parts.compute)
@@ -142,7 +189,9 @@ def counting(counts: Counts, name: str) -> Callable[[int], None]:
     return lambda sampled: counts.raise_to(name, before + sampled)
 
 
-def _engine(parts: Parts, learner: Learner, folder: Path, count: Callable[[int], None]) -> tuple[Engine, bool]:
+def _engine(
+    parts: Parts, learner: Learner | ShardedLearner, folder: Path, count: Callable[[int], None]
+) -> tuple[Engine, bool]:
     """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
@@ -152,8 +201,9 @@ def _engine(parts: Parts, learner: Learner, folder: Path, count: Callable[[int],
         count(pool.sampled)  # what the servers sampled after the run was killed
         return pool, False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
-    shared = fresh and learner.compute_weights.model.module.dtype == parts.compute
-    model = learner.compute_weights.model.sharing() if shared else learner.model.for_compute(parts.compute, copied=True)
+    own = _own_model(parts, learner)
+    shared = fresh and not isinstance(learner, ShardedLearner) and own.module.dtype == parts.compute
+    model = own.sharing() if shared else parts.model.for_compute(parts.compute, copied=True)
     engine = InProcessEngine(
         model, parts.codec.end_token_ids, config.engine.max_rows, parts.compute, config.model.compile,
         beside=_overlaps(parts) and not shared, shared=shared,

@@ -13,10 +13,10 @@ from solera.config import Config
 from solera.errors import SoleraError
 from solera.folder.checkpoint import Checkpoint, UnreadableCheckpointError
 from solera.folder.files import DamagedError
-from solera.models import loading
 from solera.models.codec import TokenizerCodec
 from solera.models.extent import fits_float16, largest
 from solera.models.language_model import LanguageModel
+from solera.models.loading import Source
 from solera.objectives.objective import Objective, compose
 from solera.objectives.table import resolve_config
 from solera.protocols import Task
@@ -40,6 +40,8 @@ class Parts:
     own: OwnCode = NO_OWN_CODE
     say: Callable[[str], None] = lambda sentence: None
     """Prints a note for the user."""
+    source: Source | None = None
+    """Where the model was loaded from, for other processes that need it."""
 
     @property
     def objective(self) -> Objective:
@@ -53,12 +55,13 @@ def load_parts(
     checkpoint: Checkpoint | None = None,
 ) -> Parts:
     """Load the model of a resolved config, or of the checkpoint, and build its task."""
-    model, codec = _load_model(config, device_of(config), checkpoint)
+    source = source_of(config, checkpoint)
+    model, codec = _load_model(source, device_of(config), checkpoint)
     if model.plain_because:
         say(f"{type(model.module).__name__}: {model.plain_because}, so texts are padded, not packed, which is slower")
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
     compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
-    return Parts(config, model, codec, task, compute, own, say)
+    return Parts(config, model, codec, task, compute, own, say, source)
 
 
 def resolved(config: Config) -> Config:
@@ -71,18 +74,21 @@ def resolved(config: Config) -> Config:
     return config
 
 
+def source_of(config: Config, checkpoint: Checkpoint | None) -> Source:
+    """The model of the checkpoint, or the model that the run begins with."""
+    if checkpoint is not None:
+        return Source(str(checkpoint.model))
+    return Source(config.model.path, config.lora if config.lora.rank else None, config.run.seed)
+
+
 def _load_model(
-    config: Config, device: torch.device, checkpoint: Checkpoint | None
+    source: Source, device: torch.device, checkpoint: Checkpoint | None
 ) -> tuple[LanguageModel, TokenizerCodec]:
-    """Load the model of the checkpoint, or the model that the run begins with."""
-    if checkpoint is None:
-        model, codec = loading.load(config.model.path, device)
-        if config.lora.rank:
-            model = loading.with_adapter(model, config.lora, config.model.path, config.run.seed)
-        return model, codec
     try:
-        return loading.load(str(checkpoint.model), device)
+        return source.load(device)
     except SoleraError as error:
+        if checkpoint is None:
+            raise
         if checkpoint.sealed and not isinstance(error, DamagedError):  # a base model or a package that is missing
             raise SoleraError(f"{checkpoint.folder}: {error}") from error
         raise UnreadableCheckpointError(checkpoint.folder, str(error)) from error
@@ -93,6 +99,8 @@ def device_of(config: Config) -> torch.device:
     if config.run.device == "cuda" and not available:
         raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
+    if device.type == "cuda" and config.cluster.learners:
+        raise SoleraError("cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it")
     if device.type == "cpu":
         configuration.refuse_without_gpu(config)
     return device

@@ -16,7 +16,7 @@ from rich.console import Console
 from solera.config import Config, ModelConfig
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
-from solera.errors import SoleraError, one_line
+from solera.errors import SoleraError, counted, one_line
 from solera.folder.beginning import Beginning, make_run_folder, new_folder, read_beginning
 from solera.folder.checkpoint import Checkpoint
 from solera.folder.files import UNFINISHED, alone, publish
@@ -28,12 +28,13 @@ from solera.protocols import SupplyState, Weights
 from solera.records import PolicyVersion, Rollout
 from solera.report.result import Result, result_of
 from solera.report.sinks import TeeSink, need_wandb
-from solera.run.build import build_loop, sinks_of
+from solera.run.build import build_loop, fetch_weights, sinks_of
 from solera.run.importing import check_shares, import_data, read_data
 from solera.run.interruption import Interruption
 from solera.run.own_code import own_code
 from solera.run.parts import Parts, load_parts, resolved
 from solera.run.process import rare_garbage_collection, torch_for
+from solera.run.ranking import check_runtime
 from solera.run.resuming import (
     checkpoint_of,
     how_to_go_on,
@@ -44,6 +45,7 @@ from solera.run.resuming import (
     take_back,
 )
 from solera.run.saying import say, say_if_fewer
+from solera.sharded.ranks import RankError
 from solera.store.database import place_of, refuse_taken
 from solera.store.exchange import ReadLines
 from solera.store.ledger import Ledger
@@ -147,6 +149,7 @@ def _checked(parts: Parts) -> tuple[Beginning, list[ReadLines[Rollout]]]:
     refuse_too_long(len(task.prompt(0).token_ids), config.sampling.max_tokens, parts.model.max_length)
     if config.report.wandb is not None:
         need_wandb()
+    check_runtime(config.cluster)
     return beginning, read_data(parts)
 
 
@@ -160,7 +163,7 @@ def _train(
     """Train a run whose folder exists and is locked, from the beginning or from where it is resumed."""
     start, command = time.perf_counter(), how_to_go_on(folder, parts.own.names())
     with _advised(folder, command):
-        finished, version = _learn(parts, read, folder, console, resumption)
+        parts, finished, version = _learn_to_the_end(parts, read, folder, console, resumption)
     if not finished:
         raise InterruptedRunError(f"stopped after batch {version}; continue with: {command}")
     with _advised(folder, command):
@@ -169,6 +172,26 @@ def _train(
         publish(unfinished, folder / MODEL)
     with _advised(folder, f"solera report {folder}"):
         return result_of(folder, time.perf_counter() - start, parts.say)
+
+
+def _learn_to_the_end(
+    parts: Parts, read: Sequence[ReadLines[Rollout]], folder: Path, console: Console, resumption: Resumption | None
+) -> tuple[Parts, bool, int]:
+    """Run the loop. If a rank is lost, resume from the last checkpoint with new ranks (`cluster.restarts`).
+
+    Returns the parts that the run ended with, whether it finished, and the version it reached.
+    """
+    for left in reversed(range(parts.config.cluster.restarts + 1)):
+        try:
+            return parts, *_learn(parts, read, folder, console, resumption)
+        except RankError as error:
+            if not left:
+                raise
+            parts.say(f"{error}; starting all ranks again, {counted(left - 1, 'further restart')} allowed after this")
+        checkpoint = checkpoint_of(folder, parts.config, None, parts.say)
+        parts = load_parts(parts.config, parts.own, parts.say, checkpoint)
+        resumption = Resumption(checkpoint, ())
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _learn(
@@ -189,13 +212,17 @@ def _learn(
         closing.callback(sink.close)
         with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
+            closing.callback(loop.learner.close)
             closing.callback(loop.engine.close)
             closing.callback(loop.supply.close)
             say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumption is not None:
                 resumption.tell(parts.say)
-            return loop.run(sync), loop.learner.version
+            finished = loop.run(sync)
+            if finished:
+                fetch_weights(loop.learner, parts.model)
+            return finished, loop.learner.version
 
 
 def _wants_to_stop(interruption: Interruption, console: Console) -> bool:
@@ -209,7 +236,7 @@ def restore(loop: Loop, checkpoint: Checkpoint | None) -> SyncState:
         return SyncState(due=not isinstance(loop.engine, NoEngine))
     state, tensors = checkpoint.state, checkpoint.tensors
     try:
-        loop.learner.restore(state.lineage, state.version, tensors["learner"])
+        loop.learner.restore(state.lineage, state.version, checkpoint.learner)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise SoleraError(f"{checkpoint.folder}: does not match the run: {one_line(error)}") from error
     loop.supply.restore(SupplyState(state.position, state.running, state.ready))

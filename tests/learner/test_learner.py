@@ -8,7 +8,7 @@ import torch
 
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.errors import SoleraError
-from solera.learner.learner import _split
+from solera.learner.portions import split
 from solera.learner.schedule import learning_rate
 from solera.models.language_model import LanguageModel
 from solera.records import Group, Reward, Sampling, Sequence
@@ -37,7 +37,7 @@ def test_passes_times_minibatches_optimiser_steps_and_one_version(tiny, passes, 
 def test_minibatches_are_whole_groups(tiny):
     batch = collate(make_groups(), make_learner(tiny).objective, now=0, lineage="test", seed=0)
     for minibatches in range(1, 9):
-        ranges = list(_split(batch, minibatches))
+        ranges = list(split(batch, minibatches))
         assert [i for chosen in ranges for i in chosen] == list(range(len(batch.rollouts)))
         keys = [{batch.rollouts[i].prompt_key for i in chosen} for chosen in ranges]
         assert sum(map(len, keys)) == len(set().union(*keys)) == 6

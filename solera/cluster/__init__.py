@@ -1,0 +1,1 @@
+"""Ray: where the ranks of a learner run if they are not plain processes. Needs the extra `cluster`."""

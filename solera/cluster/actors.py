@@ -1,0 +1,200 @@
+"""Ranks as Ray actors, one in each bundle of a placement group. This is the only file that imports Ray.
+
+Ray ends the actors when the controller dies. If Solera started Ray, Ray ends as well.
+"""
+
+import fcntl
+import logging
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from solera.errors import SoleraError, one_line
+from solera.sharded.rank import STARTING, Seat
+from solera.sharded.ranks import Served
+
+QUICK_CHECKS = {
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""A lost machine is noticed after 9 seconds. Ray's own settings need more than a minute."""
+
+
+class Place(NamedTuple):
+    """Where an actor runs, and a port that was free there."""
+
+    node: str
+    pid: int
+    port: int
+
+
+class Actor:
+    """What runs inside a Ray actor."""
+
+    def __init__(self) -> None:
+        self._served = Served()
+
+    def place(self) -> Place:
+        node = _address_of_node(need_ray())
+        if name := _interface(node):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        with socket.socket() as found:
+            found.bind((node, 0))
+            return Place(node, os.getpid(), found.getsockname()[1])
+
+    def start(self, make: Callable[[Seat], Any], seat: Seat) -> bytes:
+        return self._served.start(lambda: make(seat))
+
+    def call(self, call: bytes) -> bytes:
+        return self._served.call(call)
+
+
+class Actors:
+    """One Ray actor for each rank. `make(seat)` runs in each of them; its result is the object that is called."""
+
+    def __init__(self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None) -> None:
+        self.count = count
+        self._ray = need_ray()
+        self._connected = _connect(self._ray, count, address)
+        self._here = _address_of_node(self._ray)
+        try:
+            self._actors = self._create()
+            self.places: list[Place] = self._ray.get([actor.place.remote() for actor in self._actors])
+            meeting = f"tcp://{self.places[0].node}:{self.places[0].port}"
+            threads = max(1, torch.get_num_threads() // count)
+            self._pending = [
+                actor.start.remote(make, Seat(rank, count, meeting, timeout, threads))
+                for rank, actor in enumerate(self._actors)
+            ]
+        except BaseException as error:
+            self._leave()
+            if isinstance(error, self._ray.exceptions.RayError):
+                raise SoleraError(f"cluster: Ray cannot start the ranks: {one_line(error)}") from error
+            raise
+
+    def send(self, rank: int, call: bytes) -> None:
+        self._pending[rank] = self._actors[rank].call.remote(call)
+
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+        ready, _ = self._ray.wait([self._pending[rank] for rank in ranks], timeout=seconds)
+        return {rank: self._received(rank) for rank in ranks if self._pending[rank] in ready}
+
+    def how_it_ended(self, rank: int) -> str:
+        return f"died (process {self.places[rank].pid} on {self.places[rank].node})"
+
+    def where(self) -> str:
+        return f"Ray actors, {', '.join(f'process {place.pid} on {place.node}' for place in self.places)}"
+
+    def close(self) -> None:
+        for place in self.places:  # a process that was stopped does not hear Ray
+            if place.node == self._here:
+                _kill(place.pid)
+        with suppress(self._ray.exceptions.RayError):  # if Ray has died, its actors have too
+            for actor in self._actors:
+                self._ray.kill(actor)
+            self._ray.util.remove_placement_group(self._bundles)
+        self._leave()
+
+    def _create(self) -> list[Any]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._bundles = self._ray.util.placement_group([{"CPU": 1}] * self.count, strategy="PACK")
+        if not self._bundles.wait(STARTING):
+            cores = self._ray.cluster_resources().get("CPU", 0)
+            raise SoleraError(
+                f"cluster.learners is {self.count}, but the Ray cluster of {cores:g} CPUs has no room for that many "
+                "ranks of one CPU each: lower it, or add machines"
+            )
+        made = self._ray.remote(Actor)
+        return [
+            made.options(
+                num_cpus=1,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=rank),
+            ).remote()
+            for rank in range(self.count)
+        ]
+
+    def _received(self, rank: int) -> bytes | None:
+        try:
+            return self._ray.get(self._pending[rank])
+        except self._ray.exceptions.RayError:  # the rank's own errors are part of its answer
+            return None
+
+    def _leave(self) -> None:
+        if self._connected:
+            self._ray.shutdown()
+
+
+def _connect(ray: Any, count: int, address: str | None) -> bool:
+    """Join the Ray cluster at `address`, or start Ray here. False if this process is in a cluster already."""
+    if ray.is_initialized():
+        return False
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray would report its use over the network
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        here = {"num_cpus": max(count, os.cpu_count() or 1), "include_dashboard": False}
+        for name, value in QUICK_CHECKS.items():
+            os.environ.setdefault(name, value)
+    try:
+        with _same_signals():
+            ray.init(**({"address": "local", **here} if address is None else {"address": address}), **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "Ray cannot be started" if address is None else f"cluster.address: no Ray cluster at {address}"
+        raise SoleraError(f"{where}: {one_line(error)}") from error
+    return True
+
+
+@contextmanager
+def _same_signals() -> Iterator[None]:
+    """Ray replaces the handler of SIGTERM, which ends a run after its checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _address_of_node(ray: Any) -> str:
+    """The address by which other nodes of the cluster know this one."""
+    own = ray.get_runtime_context().get_node_id()
+    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
+
+
+def _interface(node: str) -> str | None:
+    """The network interface with this address. gloo would take the one that the machine's name resolves to."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
+            except OSError:  # an interface without an address
+                continue
+            if socket.inet_ntoa(found[20:24]) == node:
+                return name
+    return None
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def need_ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise SoleraError(
+            "cluster.runtime = ray needs the package ray: pip install 'solera[cluster]', or use --cluster.runtime "
+            "processes on this machine"
+        ) from None
+    return ray

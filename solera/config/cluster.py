@@ -1,0 +1,23 @@
+"""The section `[cluster]`: several processes that train one model together."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Train with several processes, called ranks, which divide the model's weights among them (docs/cluster.md)."""
+
+    learners: int = 0
+    """Number of ranks. 0 trains in the main process, without ranks."""
+    runtime: Literal["ray", "processes"] = "ray"
+    """What runs the ranks. `ray`: Ray actors (needs the extra `cluster`). `processes`: processes on this machine,
+    without Ray."""
+    address: str | None = None
+    """For `ray`: the address of a running Ray cluster, such as 10.0.0.1:6379, or `auto` for the cluster that this
+    machine belongs to. If unset, Solera starts Ray on this machine and stops it at the end."""
+    timeout: float = 120.0
+    """Seconds that a rank waits for the others before the update fails."""
+    restarts: int = 3
+    """How often all ranks are started again from the last checkpoint after one of them died or hung. After that, the
+    run stops."""

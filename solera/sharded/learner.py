@@ -1,0 +1,100 @@
+"""The `Learner` of a run whose weights are divided among several ranks.
+
+The controller computes what belongs to the whole minibatch and gives each rank its portion. It holds no weights.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from solera.batch import Batch, Scored, Update
+from solera.learner.portions import balance, conclude, portions_of
+from solera.models.language_model import LanguageModel
+from solera.protocols import Weights
+from solera.records import Manifest, Rollout
+from solera.sharded.rank import LearnerSpec
+from solera.sharded.ranks import Ranks
+
+
+class ShardedLearner:
+    """The policy being trained, over several ranks. The ranks were started with the same `spec`."""
+
+    def __init__(self, spec: LearnerSpec, ranks: Ranks) -> None:
+        self.spec = spec
+        self.ranks = ranks
+        self.lineage = spec.lineage
+        self.version = 0
+        self.compute = str(spec.compute).removeprefix("torch.")
+        self._copied: dict[LanguageModel, int] = {}
+        """The version that each model has which was given to `copy_to`."""
+
+    def update(self, batch: Batch) -> Update:
+        """Learn from a batch and advance the version."""
+        portions = portions_of(
+            batch, self.spec.objective, self.spec.config.minibatches, self.spec.limit, self.ranks.count
+        )
+        found = self.ranks.call("learn", [(own,) for own in portions])
+        update = conclude(batch, found, self.version, self.lineage)
+        self.version += 1
+        return update
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scored:
+        """Score responses, none of them empty, under the current policy."""
+        sizes = [sum(len(sequence.token_ids_T) for sequence in rollout.sequences) for rollout in rollouts]
+        owner_B = balance(sizes, self.ranks.count)
+        given: list[tuple[Rollout, ...]] = [
+            tuple(rollout for rollout, owner in zip(rollouts, owner_B, strict=True) if owner == rank)
+            for rank in range(self.ranks.count)
+        ]
+        scored = self.ranks.call("score", [(own,) for own in given])
+        lengths = [np.cumsum([rollout.length for rollout in own])[:-1] for own in given]
+        responses = [iter(np.split(logp_T, ends)) for logp_T, ends in zip(scored, lengths, strict=True)]
+        ordered = [next(responses[rank]) for rank in owner_B]
+        return Scored.of(rollouts, np.concatenate([np.zeros(0, np.float32), *ordered]))
+
+    def weights(self, dtype: str) -> Weights:
+        """The current weights, gathered one tensor at a time, each completely before it is passed on."""
+        return Weights(self.lineage, self.version, self._tensors(dtype))
+
+    def manifest(self, dtype: str, shared: bool = False) -> Manifest:
+        """What `weights(dtype)` are. No engine can share memory with weights that are divided."""
+        assert not shared, "the weights of a sharded learner cannot be shared"
+        return self._all("manifest", dtype)
+
+    def state(self) -> dict[str, Any]:
+        """Nothing: the ranks write their state themselves, with `save`."""
+        return {}
+
+    def save(self, folder: Path) -> None:
+        """Write what a checkpoint needs beside the weights. Each rank writes its own part."""
+        self._all("save", str(folder.absolute()))
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from a folder that any number of ranks saved, or from the state of a learner in one process. The
+        ranks have loaded its weights."""
+        self._all("restore", lineage, version, state.absolute() if isinstance(state, Path) else state)
+        self.lineage, self.version = lineage, version
+
+    @torch.no_grad()
+    def copy_to(self, model: LanguageModel) -> None:
+        """Put the current weights into a model of this process."""
+        if self._copied.get(model) != self.version:
+            own = model.parameters()
+            for name, tensor in self._tensors(str(model.module.dtype)):
+                own[name].copy_(tensor)
+            self._copied[model] = self.version
+
+    def close(self) -> None:
+        self.ranks.close()
+
+    def _tensors(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
+        for name in self._all("names"):
+            yield name, self._all("tensor", name, dtype)
+
+    def _all(self, method: str, *arguments: Any) -> Any:
+        """The same call for every rank; returns what rank 0 returned."""
+        return self.ranks.call(method, [arguments] * self.ranks.count)[0]

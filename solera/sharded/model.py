@@ -1,0 +1,69 @@
+"""A language model whose weights are divided among ranks with FSDP2."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from solera.models.language_model import LanguageModel
+from solera.models.unloaded import Unloaded
+
+T = TypeVar("T", bound=tuple[Tensor, ...])
+ENTRY = "run_with_weights"
+"""Name of the method of the outermost module around which FSDP gathers the embedding, the last norm and the head."""
+
+
+class ShardedModel(LanguageModel):
+    """Every rank makes it from the same model, and then keeps its own part of each weight. Of a model that is not
+    loaded yet, it never holds more than one layer, or the embedding and the head."""
+
+    def __init__(self, model: LanguageModel | Unloaded, mesh: DeviceMesh, trained: bool = True) -> None:
+        adapter, fill = (None, model.fill) if isinstance(model, Unloaded) else (model.adapter, _nothing_to_load)
+        _shard(model.module, mesh, fill)
+        if not trained:
+            model.module.requires_grad_(False)
+        super().__init__(model.module, adapter)  # lists the parameters, which are others now
+        self.takes_any_mask = model.takes_any_mask
+
+    def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        return getattr(self.module, ENTRY)(function, self, *arguments, **named)
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_of(whole: Tensor, like: nn.Parameter) -> Tensor:
+    """This rank's part of a tensor that every rank has, divided like a parameter."""
+    assert isinstance(like, DTensor)
+    return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _shard(module: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[nn.Module], None]) -> None:
+    """Each layer is gathered alone. The rest is one unit: sharded alone, tied embeddings would come untied. `fill`
+    loads the weights of a unit."""
+    layers: Any = getattr(module.base_model, "layers", ())
+    for layer in layers:
+        fill(layer)
+        fully_shard(layer, mesh=mesh)
+    fill(module)
+    # Gathered weights that outlived a forward pass without gradients would be stale after the next step.
+    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):  # by default, gradients are means over ranks
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+    setattr(module, ENTRY, _call)
+    register_fsdp_forward_method(module, ENTRY)
+
+
+def _nothing_to_load(part: nn.Module) -> None:
+    """The weights are there already."""
+
+
+def _call(function: Callable[..., tuple[Tensor, ...]], *arguments: Any, **named: Any) -> tuple[Tensor, ...]:
+    """FSDP watches what is returned, and would lose sight of a view that is changed in place."""
+    return tuple(tensor.clone() for tensor in function(*arguments, **named))

@@ -1,0 +1,90 @@
+"""Ranks as processes on this machine. When the controller dies, they end themselves."""
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from solera.sharded.rank import Seat
+from solera.sharded.ranks import GRACE, Served
+
+
+class Processes:
+    """One process for each rank. `make(seat)` runs in each of them; its result is the object that is called."""
+
+    def __init__(self, count: int, make: Callable[[Seat], Any], timeout: float) -> None:
+        self.count = count
+        self._folder = tempfile.TemporaryDirectory(prefix="solera-ranks-")
+        address = (Path(self._folder.name) / "meeting").as_uri()
+        threads = max(1, torch.get_num_threads() // count)
+        context = multiprocessing.get_context("spawn")
+        self._connections: list[Connection] = []
+        self.processes: list[Any] = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            made = partial(make, Seat(rank, count, address, timeout, threads))
+            process = context.Process(target=_serve, args=(theirs, made), name=f"rank {rank}", daemon=True)
+            process.start()
+            theirs.close()  # otherwise the end of the process would not be the end of the connection
+            self._connections.append(ours)
+            self.processes.append(process)
+
+    def send(self, rank: int, call: bytes) -> None:
+        self._connections[rank].send_bytes(call)
+
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+        ready = wait([self._connections[rank] for rank in ranks], seconds)
+        return {rank: self._received(rank) for rank in ranks if self._connections[rank] in ready}
+
+    def how_it_ended(self, rank: int) -> str:
+        self.processes[rank].join(GRACE)
+        code = self.processes[rank].exitcode
+        return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+
+    def where(self) -> str:
+        return f"processes {', '.join(str(process.pid) for process in self.processes)}"
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._folder.cleanup()
+
+    def _received(self, rank: int) -> bytes | None:
+        try:
+            return self._connections[rank].recv_bytes()
+        except (EOFError, OSError):
+            return None
+
+
+def _serve(connection: Connection, make: Callable[[], Any]) -> None:
+    """Run a rank: answer calls until the controller closes the connection or dies."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its name resolves to
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller finishes its step
+    threading.Thread(target=_end_with_the_controller, daemon=True).start()
+    served = Served()
+    try:
+        connection.send_bytes(served.start(make))
+        while True:
+            connection.send_bytes(served.call(connection.recv_bytes()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the controller has ended
+    os._exit(0)  # not through torch's end of a process group, which may wait for ranks that are gone
+
+
+def _end_with_the_controller() -> None:
+    controller = multiprocessing.parent_process()
+    assert controller is not None
+    wait([controller.sentinel])
+    os._exit(1)

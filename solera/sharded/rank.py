@@ -1,0 +1,157 @@
+"""What one rank of a sharded learner does. How ranks are started and called is in `processes.py`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from solera.batch import FloatArray
+from solera.config import LearnConfig
+from solera.learner.learner import Learner
+from solera.learner.portions import Findings, Portion
+from solera.learner.reference import Reference
+from solera.models.language_model import LanguageModel
+from solera.models.unloaded import Unloaded
+from solera.objectives.objective import Objective
+from solera.records import Manifest, Rollout
+from solera.sharded.model import ShardedModel, part_of
+
+T = TypeVar("T")
+STARTING = 300.0
+"""Seconds in which all ranks must have started."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The place of a rank among all ranks."""
+
+    rank: int
+    count: int
+    address: str
+    """Where the ranks meet: `file://…` or `tcp://host:port`."""
+    timeout: float
+    """Seconds after which a collective operation fails."""
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """What every rank must know to make its part of the learner."""
+
+    load: Callable[[], LanguageModel | Unloaded]
+    """Returns the model with float32 weights, or where they are. Every call and every rank must get the same weights.
+    """
+    objective: Objective
+    config: LearnConfig
+    lineage: str
+    temperature: float
+    limit: int
+    steps: int
+    compute: torch.dtype
+
+
+class GroupPeers:
+    """The ranks of a process group."""
+
+    def __init__(self, seat: Seat) -> None:
+        torch.set_num_threads(seat.threads)
+        dist.init_process_group(
+            "gloo", init_method=seat.address, rank=seat.rank, world_size=seat.count,
+            timeout=timedelta(seconds=STARTING),
+        )  # fmt: skip
+        # Ranks may start long after each other, so the short time limit belongs to a group of its own.
+        self.group = dist.new_group(timeout=timedelta(seconds=seat.timeout))
+        self.rank, self.count = seat.rank, seat.count
+
+    def most(self, number: int) -> int:
+        return self._agree(number, dist.ReduceOp.MAX)
+
+    def least(self, number: int) -> int:
+        return self._agree(number, dist.ReduceOp.MIN)
+
+    def gather(self, mine: list[T]) -> list[T]:
+        each: list[Any] = [None] * self.count
+        dist.all_gather_object(each, mine, self.group)
+        return [one for several in each for one in several]
+
+    def _agree(self, number: int, how: Any) -> int:
+        agreed = torch.tensor(number)
+        dist.all_reduce(agreed, how, self.group)
+        return int(agreed)
+
+
+class Rank:
+    """All ranks get the same calls in the same order. What is gathered is returned by rank 0."""
+
+    def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
+        self.first = peers.rank == 0
+        mesh = DeviceMesh.from_group(peers.group, "cpu")
+        model = ShardedModel(spec.load(), mesh)
+        reference = None
+        if spec.objective.uses_reference:
+            reference = Reference(
+                model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, lambda: _frozen(spec, mesh)
+            )
+        self.learner = Learner(
+            model, spec.objective, spec.config, lineage=spec.lineage, temperature=spec.temperature, limit=spec.limit,
+            steps=spec.steps, compute=spec.compute, reference=reference, peers=peers,
+        )  # fmt: skip
+
+    def learn(self, portions: list[Portion]) -> Findings:
+        return self.learner.learn(portions)
+
+    def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
+        return self.learner.score(rollouts).logp_T
+
+    def names(self) -> list[str]:
+        return list(self.learner.model.parameters())
+
+    def tensor(self, name: str, dtype: str) -> Tensor | None:
+        """One weight, gathered completely."""
+        model = self.learner.model
+        gathered = model.whole(model.parameters()[name].detach().to(getattr(torch, dtype.removeprefix("torch."))))
+        return gathered if self.first else None
+
+    def manifest(self, dtype: str) -> Manifest | None:
+        """Describe the weights, one gathered tensor after the other."""
+        manifest = self.learner.manifest(dtype)
+        return manifest if self.first else None
+
+    def save(self, folder: str) -> None:
+        self.learner.save(Path(folder))
+
+    def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
+        """Continue from a folder that ranks saved, or from the state of a learner in one process."""
+        self.learner.restore(lineage, version, state if isinstance(state, Path) else self._part_of(state))
+
+    def _part_of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """This rank's part of a state that every rank has."""
+        parameters = list(self.learner.model.parameters().values())
+        moments = {
+            number: {
+                name: part_of(value, parameters[number]) if value.shape == parameters[number].shape else value
+                for name, value in of_one.items()
+            }
+            for number, of_one in state["optimiser"]["state"].items()
+        }
+        reference = state["reference"]
+        if reference:
+            named = self.learner.model.parameters()
+            reference = {name: part_of(value, named[name]) for name, value in reference.items()}
+        return {"optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
+
+
+def _frozen(spec: LearnerSpec, mesh: DeviceMesh) -> ShardedModel:
+    """A second copy of the weights, for the reference policy."""
+    return ShardedModel(spec.load(), mesh, trained=False)
+
+
+def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:
+    """What a process or an actor does to become a rank."""
+    return Rank(spec, GroupPeers(seat))

@@ -1,0 +1,150 @@
+"""All ranks of a learner: how they are called, and how a rank that died or hangs is found.
+
+A rank that dies or hangs ends all ranks, and the error names it. Where the ranks run is the business of a `Host`.
+"""
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from solera.errors import SoleraError, one_line
+from solera.sharded.rank import STARTING
+
+GRACE = 3.0
+"""Seconds after a rank's failure in which the others may report theirs, before all are ended. The first to report is
+often not the one that caused it."""
+
+
+class RankError(SoleraError):
+    """A rank died, hangs, or failed. All ranks have ended."""
+
+
+class Host(Protocol):
+    """Where the ranks run. They were started, and each answers the first time when it is ready."""
+
+    count: int
+
+    def send(self, rank: int, call: bytes) -> None:
+        """Give a rank its next call. Raises an `OSError` if it has ended."""
+        ...
+
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+        """Wait until one of these ranks answers or dies. Returns the answers; `None` for a rank that died."""
+        ...
+
+    def how_it_ended(self, rank: int) -> str:
+        """How a rank that died ended, such as `was ended by signal 9`."""
+        ...
+
+    def where(self) -> str:
+        """Where the ranks run, in words."""
+        ...
+
+    def close(self) -> None:
+        """End all ranks."""
+        ...
+
+
+class Ranks:
+    """The ranks of a host, called together."""
+
+    def __init__(self, host: Host, timeout: float) -> None:
+        self.host, self.count, self.timeout = host, host.count, timeout
+        self._open = True
+        self._answers("start", time.monotonic() + STARTING)
+
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Call a method on every rank, each with its own arguments; return what each returned."""
+        if not self._open:
+            raise RankError("the learner's ranks have ended: resume the run to start them again")
+        for rank, given in enumerate(arguments):
+            try:
+                self.host.send(rank, pickle.dumps((method, given)))
+            except OSError:
+                self._fail(RankError(f"rank {rank} of {self.count} {self.host.how_it_ended(rank)} before {method}"))
+        return self._answers(method, None)
+
+    def close(self) -> None:
+        """End all ranks. Their work is lost."""
+        if self._open:
+            self._open = False
+            self.host.close()
+
+    def _answers(self, method: str, deadline: float | None) -> list[Any]:
+        """Every rank's result. After the first result the other ranks have `timeout` seconds."""
+        results: dict[int, Any] = {}
+        failures: dict[int, tuple[str, str]] = {}
+        died: list[int] = []
+        while waiting := [rank for rank in range(self.count) if rank not in {*results, *failures, *died}]:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            answers = self.host.wait(waiting, left)
+            if not answers:
+                break
+            for rank, answer in answers.items():
+                if answer is None:
+                    died.append(rank)
+                    continue
+                kind, value = pickle.loads(answer)
+                (results if kind == "result" else failures)[rank] = value
+            soon = time.monotonic() + (min(GRACE, self.timeout) if failures or died else self.timeout)
+            deadline = soon if deadline is None or failures or died else min(deadline, soon)
+        if len(results) < self.count:
+            self._fail(self._blame(method, failures, died, waiting))
+        return [results[rank] for rank in range(self.count)]
+
+    def _blame(
+        self, method: str, failures: dict[int, tuple[str, str]], died: list[int], silent: list[int]
+    ) -> SoleraError:
+        """What happened, as far as the ranks tell. A rank that lost contact to another is not the one to blame."""
+        told = {}
+        for rank, (cause, text) in failures.items():
+            told[cause] = text if cause == "user" else f"rank {rank} of {self.count} failed in {method}: {text}"
+        if "user" in told:
+            return SoleraError(told["user"])
+        if "own" in told:
+            return RankError(told["own"])
+        if died:
+            return RankError(f"rank {died[0]} of {self.count} {self.host.how_it_ended(died[0])} in {method}")
+        if silent:
+            named = " and ".join(f"rank {rank}" for rank in silent)
+            return RankError(f"{named} of {self.count} did not answer in {method} (time limit {self.timeout:g} s)")
+        return RankError(told["contact"])
+
+    def _fail(self, error: SoleraError) -> NoReturn:
+        self.close()
+        raise error
+
+
+class Served:
+    """A rank's side: makes the rank at the first call and answers calls."""
+
+    def __init__(self) -> None:
+        self.rank: Any = None
+
+    def start(self, make: Callable[[], Any]) -> bytes:
+        def begin() -> None:
+            self.rank = make()
+
+        return _answer(begin)
+
+    def call(self, call: bytes) -> bytes:
+        method, given = pickle.loads(call)
+        return _answer(getattr(self.rank, method), *given)
+
+
+def _answer(function: Callable[..., Any], *given: Any) -> bytes:
+    try:
+        return pickle.dumps(("result", function(*given)))
+    except Exception as error:
+        return pickle.dumps(("failure", (_cause(error), one_line(error))))
+
+
+def _cause(error: Exception) -> str:
+    """`user` is an error with a message for users. `contact` means that another rank was not heard of in time."""
+    if isinstance(error, SoleraError):
+        return "user"
+    of_group = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+    return "contact" if of_group else "own"

@@ -1,0 +1,101 @@
+"""Ranks for tests: they stay up while one learner after the other is made on them, and they show their gradient."""
+
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
+from solera.models import loading
+from solera.models.language_model import LanguageModel
+from solera.objectives.objective import compose
+from solera.objectives.table import resolve
+from solera.sharded.learner import ShardedLearner
+from solera.sharded.processes import Processes
+from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat
+from solera.sharded.ranks import Ranks
+from tests.conftest import END, VOCABULARY
+from tests.learner.test_invariance import TEMPERATURE
+
+
+def llama(tied: bool = False, dtype: torch.dtype = torch.float64, state: dict[str, Any] | None = None) -> LanguageModel:
+    """A random Llama, the same in every process. Eleven tokens cannot be divided evenly by two or three ranks."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=128, initializer_range=0.3, eos_token_id=END,
+        bos_token_id=None, pad_token_id=0, tie_word_embeddings=tied,
+    )  # fmt: skip
+    model = LanguageModel(LlamaForCausalLM(config).to(dtype).eval())
+    if state is not None:
+        with torch.no_grad():
+            for name, parameter in model.parameters().items():
+                parameter.copy_(state[name])
+    return model
+
+
+def adapted_llama() -> LanguageModel:
+    """The same with LoRA adapters that change its output."""
+    model = loading.with_adapter(llama(), LoraConfig(rank=2, alpha=4.0), "nowhere", seed=0)
+    model.module.double()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.parameters().items():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2)
+    return model
+
+
+def spec_of(objective: ObjectiveConfig, load=llama, **learn) -> LearnerSpec:
+    config = LearnConfig(**{"lr": 0.0, "grad_clip": 1e9, "warmup": 0, **learn})
+    return LearnerSpec(load, compose(resolve(objective)), config, "test", TEMPERATURE, 8, 10, torch.float32)
+
+
+class Reusable:
+    """A rank that becomes a new learner with each `begin`."""
+
+    def __init__(self, seat: Seat) -> None:
+        self.peers = GroupPeers(seat)
+
+    def begin(self, spec: LearnerSpec) -> None:
+        self.rank = Rank(spec, self.peers)
+
+    def gradient(self) -> torch.Tensor:
+        model = self.rank.learner.model
+        return torch.cat([model.whole(p.grad).flatten() for p in model.parameters().values()])
+
+    def peak(self) -> int:
+        """Most bytes of memory that this process has held since `forget_peak`."""
+        return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
+
+    def forget_peak(self) -> int:
+        """Returns the bytes of memory that it holds now."""
+        Path("/proc/self/clear_refs").write_text("5")
+        return self.peak()
+
+    def parts(self) -> int:
+        """Elements of the weights that this rank holds."""
+        return sum(p.to_local().numel() for p in self.rank.learner.model.parameters().values())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rank, name)
+
+
+def start(count: int, timeout: float = 60.0) -> Ranks:
+    return Ranks(Processes(count, Reusable, timeout), timeout)
+
+
+def begin(ranks: Ranks, spec: LearnerSpec) -> ShardedLearner:
+    ranks.call("begin", [(spec,)] * ranks.count)
+    return ShardedLearner(spec, ranks)
+
+
+def gradient(ranks: Ranks) -> torch.Tensor:
+    return ranks.call("gradient", [()] * ranks.count)[0]
+
+
+tied_llama = partial(llama, True)
+float32_llama = partial(llama, True, torch.float32)

@@ -1,0 +1,80 @@
+"""A rank that dies or hangs is named, and nothing keeps running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from solera.sharded.ranks import RankError
+from tests.cluster.ranks import begin, spec_of, start
+from tests.cluster.test_sharded import batch_of
+from tests.learner.test_invariance import GRPO, make_groups
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [(signal.SIGKILL, "rank 1 of 3 was ended by signal 9"), (signal.SIGSTOP, "rank 1 of 3 did not answer in learn")],
+)
+def test_a_rank_that_dies_or_hangs_is_named_within_the_time_limit(sent, says):
+    ranks, spec = start(3, timeout=5.0), spec_of(GRPO)
+    sharded = begin(ranks, spec)
+    batch = batch_of(make_groups(), sharded, spec)
+    sharded.update(batch)
+    os.kill(ranks.host.processes[1].pid, sent)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=says):
+        sharded.update(batch)
+    assert time.monotonic() - began < 30  # 5 s, 3 s for the others to report, and a busy machine
+    assert not any(process.is_alive() for process in ranks.host.processes)
+    with pytest.raises(RankError, match="have ended"):
+        sharded.update(batch)
+
+
+CONTROLLER = """
+import sys
+from tests.cluster.ranks import begin, spec_of, start
+from tests.cluster.test_sharded import batch_of
+from tests.learner.test_invariance import GRPO, make_groups
+
+if __name__ == "__main__":
+    ranks, spec = start(2), spec_of(GRPO, micro_batch_tokens=1, passes=100_000)
+    sharded = begin(ranks, spec)
+    print(*(process.pid for process in ranks.host.processes), flush=True)
+    if sys.argv[1] == "learning":
+        sharded.update(batch_of(make_groups(), sharded, spec))
+    else:
+        input()
+"""
+
+
+def runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("doing", ["waiting", "learning"])
+def test_ranks_end_when_the_controller_is_killed(tmp_path, doing):
+    script = tmp_path / "controller.py"
+    script.write_text(CONTROLLER)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.getenv("PYTHONPATH")]))}
+    controller = subprocess.Popen(
+        [sys.executable, script, doing], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    pids = [int(word) for word in controller.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(runs, pids))
+    time.sleep(2)
+    assert controller.poll() is None
+    controller.kill()
+    controller.communicate()
+    deadline = time.monotonic() + 20
+    while any(map(runs, pids)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(runs, pids))

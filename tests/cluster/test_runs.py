@@ -1,0 +1,228 @@
+"""`solera train` with several ranks: the same run, whatever hosts the ranks and whatever happens to them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from solera.folder.checkpoint import checkpoints, read_state
+from solera.models import loading
+from solera.report.sinks import read_metrics
+from tests.cluster.test_failures import runs
+from tests.command import solera, start
+from tests.test_account import assert_the_checkpoint_agrees
+from tests.test_resume import RUN
+
+pytestmark = pytest.mark.cluster
+HOSTS = ("processes", "ray")
+
+
+def write(tmp_path: Path, name: str, learners: int = 2, runtime: str = "processes", **cluster: object) -> Path:
+    settings = {"learners": learners, "timeout": 60.0, **cluster} | ({"runtime": f'"{runtime}"'} if learners else {})
+    file = tmp_path / f"{name}.toml"
+    line = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    every = RUN.format(root=tmp_path, name=name, every=4)
+    file.write_text(every + (f"cluster = {{ {line} }}\n" if learners else ""))
+    return file
+
+
+def train(tmp_path: Path, name: str, learners: int = 2, runtime: str = "processes", **cluster: object) -> Path:
+    ended = solera("train", write(tmp_path, name, learners, runtime, **cluster))
+    assert ended.returncode == 0, ended.stderr
+    return tmp_path / name
+
+
+def rows_of(folder: Path) -> list[dict[str, float]]:
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(loading.load(str(folder / "model"), torch.device("cpu"))[0].parameters())
+
+
+def assert_same(folder: Path, expected: Path) -> None:
+    """Bit for bit."""
+    assert rows_of(folder) == rows_of(expected)
+    for name, tensor in weights_of(expected).items():
+        assert torch.equal(weights_of(folder)[name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("undisturbed"), "two")
+
+
+def reached(folder: Path, rows: int, process, seconds: float = 240.0) -> None:
+    """Wait until a run has logged that many rows."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and process.poll() is None:
+        if (folder / "metrics.jsonl").exists() and len(read_metrics(folder / "metrics.jsonl")) >= rows:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"the run did not reach row {rows}")
+
+
+def test_the_metrics_are_those_of_one_process(tmp_path, undisturbed):
+    single = rows_of(train(tmp_path, "one", learners=0))
+    several = rows_of(undisturbed)
+    assert [row.keys() for row in several] == [row.keys() for row in single]
+    for name, value in single[0].items():  # before rounding errors add up
+        if isinstance(value, float) and name != "tokens/computed":
+            assert several[0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    for name, tensor in weights_of(tmp_path / "one").items():
+        assert torch.allclose(weights_of(undisturbed)[name], tensor, atol=0.02), name
+
+
+def test_ray_actors_train_the_same_run_as_processes(tmp_path, undisturbed):
+    assert_same(train(tmp_path, "ray", runtime="ray"), undisturbed)
+
+
+def test_ranks_join_a_ray_cluster_of_two_nodes_and_leave_it_as_it_was(tmp_path, undisturbed):
+    """Two nodes of one CPU on this machine, so that each has one rank."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+        folder = train(tmp_path, "joined", runtime="ray", address=f'"{cluster.address}"')
+        assert_same(folder, undisturbed)
+        assert [node.any_processes_alive() for node in cluster.list_all_nodes()] == [True, True]
+    finally:
+        cluster.shutdown()
+
+
+def test_without_ray_the_error_says_what_to_install(tmp_path):
+    broken = tmp_path / "packages" / "ray"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(broken.parent), os.environ.get("PYTHONPATH", os.getcwd())])
+    ended = solera("train", write(tmp_path, "no_ray", runtime="ray"), PYTHONPATH=path)
+    assert ended.returncode == 2 and not (tmp_path / "no_ray").exists()
+    (said,) = ended.stderr.strip().splitlines()
+    assert "cluster.runtime = ray needs the package ray: pip install 'solera[cluster]'" in said
+
+
+@pytest.mark.parametrize("runtime", HOSTS)
+def test_a_run_that_was_killed_continues_bit_for_bit_and_leaves_nothing_running(tmp_path, undisturbed, runtime):
+    folder, process = tmp_path / "killed", start("train", write(tmp_path, "killed", runtime=runtime), fresh=True)
+    reached(folder, 6, process)
+    ranks = ranks_of(process)
+    assert len(ranks) == 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    deadline = time.monotonic() + 30
+    while any(map(runs, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(map(runs, ranks))
+    ended = solera("train", "--resume", folder)
+    assert ended.returncode == 0, ended.stderr
+    assert_same(folder, undisturbed)
+
+
+def ranks_of(process) -> list[int]:
+    """The processes of a run's ranks, found by their command lines and their parents."""
+    found, parents = [], {process.pid}
+    for _ in range(4):  # Ray's actors are grandchildren
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                command = (entry / "cmdline").read_text().replace("\0", " ")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            pid = int(entry.name)
+            if parent in parents and pid not in parents:
+                parents.add(pid)
+                if "spawn_main" in command or command.startswith("ray::Actor"):
+                    found.append(pid)
+    return sorted(found)
+
+
+def test_a_checkpoint_moves_between_numbers_of_ranks(tmp_path):
+    """Two ranks, then one process, then three ranks. Each writes a checkpoint that the next continues from."""
+    folder = tmp_path / "moves"
+    first = solera("train", write(tmp_path, "moves"), "--run.steps", 4)
+    assert first.returncode == 0, first.stderr
+    kept = {path.name for path in (checkpoints(folder / "checkpoints")[-1] / "learner").iterdir()}
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata"} <= kept
+    for steps, learners in ((8, 0), (12, 3)):
+        ended = solera("train", "--resume", folder, "--run.steps", steps, "--cluster.learners", learners)
+        assert ended.returncode == 0, ended.stderr
+        newest = checkpoints(folder / "checkpoints")[-1]
+        assert read_state(newest).version == steps
+        assert (newest / "learner").is_dir() == bool(learners)
+    single = tmp_path / "one"
+    ended = solera("train", write(tmp_path, "one", learners=0), "--run.steps", 12)
+    assert ended.returncode == 0, ended.stderr
+    for name, tensor in weights_of(single).items():
+        assert torch.allclose(weights_of(folder)[name], tensor, atol=0.02), name
+
+
+def test_a_damaged_part_of_a_rank_is_noticed(tmp_path):
+    folder = tmp_path / "damaged"
+    assert solera("train", write(tmp_path, "damaged"), "--run.steps", 4).returncode == 0
+    part = checkpoints(folder / "checkpoints")[-1] / "learner" / "__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    ended = solera("train", "--resume", folder, "--run.steps", 8)
+    assert ended.returncode == 2
+    assert "learner/__1_0.distcp is damaged" in ended.stderr
+
+
+@pytest.mark.parametrize(("runtime", "sent"), [("processes", signal.SIGKILL), ("ray", signal.SIGKILL),
+                                               ("processes", signal.SIGSTOP)])  # fmt: skip
+def test_after_a_rank_is_lost_all_ranks_begin_again_in_the_same_run(tmp_path, undisturbed, runtime, sent):
+    timeout = 60 if sent == signal.SIGKILL else 10
+    file = write(tmp_path, "lost", runtime=runtime, timeout=float(timeout), restarts=2)
+    folder, process = tmp_path / "lost", start("train", file, fresh=True)
+    reached(folder, 6, process)
+    ranks = ranks_of(process)
+    os.kill(ranks[1], sent)
+    said = " ".join(" ".join(process.communicate()).split())
+    assert process.returncode == 0, said
+    assert "starting all ranks again, 1 further restart allowed after this" in said
+    assert "rank " in said and ("died" in said or "signal 9" in said or "did not answer" in said)
+    assert not any(map(runs, ranks))
+    assert_same(folder, undisturbed)
+    account = assert_the_checkpoint_agrees(folder)
+    assert account.difference == 0 and account.dropped["superseded"] > 0
+
+
+@pytest.mark.parametrize("runtime", HOSTS)
+def test_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, undisturbed, runtime):
+    """A terminal sends the signal to the ranks as well."""
+    command = [sys.executable, "-m", "solera.cli", "train", str(write(tmp_path, "stopped", runtime=runtime))]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    folder = tmp_path / "stopped"
+    reached(folder, 5, process)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert "stopped after batch" in said
+    assert solera("train", "--resume", folder).returncode == 0
+    assert_same(folder, undisturbed)
+
+
+def test_without_restarts_a_lost_rank_stops_the_run_in_one_line(tmp_path, undisturbed):
+    file = write(tmp_path, "stops", restarts=0)
+    folder, process = tmp_path / "stops", start("train", file, fresh=True)
+    reached(folder, 6, process)
+    os.kill(ranks_of(process)[0], signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode == 2
+    last = said.strip().splitlines()[-1]
+    assert "of 2 was ended by signal 9" in last and f"continue with: solera train --resume {folder}" in last
+    assert solera("train", "--resume", folder).returncode == 0
+    assert_same(folder, undisturbed)

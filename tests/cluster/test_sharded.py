@@ -1,0 +1,193 @@
+"""A learner over two and three processes does what a learner in one process does."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from solera import protocols
+from solera.config import ObjectiveConfig
+from solera.errors import SoleraError
+from solera.learner.learner import Learner
+from solera.learner.reference import Reference
+from solera.models.digest import describe
+from solera.models.language_model import LanguageModel
+from solera.models.loading import Source
+from solera.objectives.table import TABLE
+from solera.records import Group
+from solera.sharded.rank import LearnerSpec
+from solera.sharded.ranks import Ranks
+from solera.training.collation import collate
+from tests.cluster.ranks import adapted_llama, begin, float32_llama, gradient, llama, spec_of, start, tied_llama
+from tests.conftest import END, VOCABULARY
+from tests.learner.test_invariance import GRPO, make_groups
+
+pytestmark = pytest.mark.cluster
+CUTS = ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}, {"micro_batch_tokens": 40})
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    started = start(request.param)
+    yield started
+    started.close()
+
+
+def alone(spec: LearnerSpec) -> Learner:
+    model, objective = spec.load(), spec.objective
+    reference = Reference(model, objective.ref_period, objective.ref_ema) if objective.uses_reference else None
+    return Learner(
+        model, objective, spec.config, lineage=spec.lineage, temperature=spec.temperature, limit=spec.limit,
+        steps=spec.steps, compute=spec.compute, reference=reference,
+    )  # fmt: skip
+
+
+def batch_of(groups: list[Group], learner: protocols.Learner, spec: LearnerSpec):
+    return collate(groups, spec.objective, now=learner.version, lineage="test", seed=0)
+
+
+def gradient_alone(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in learner.model.parameters().values()])
+
+
+def by_response(update) -> dict[int, list[float]]:
+    return {int(b): update.log_ratio_T[update.response_T == b].tolist() for b in np.unique(update.response_T)}
+
+
+def compare(ranks: Ranks, spec: LearnerSpec, groups: list[Group], updates: int = 1) -> None:
+    """Gradient, metrics and log ratios of both learners. In float64 only the order of sums differs."""
+    single, sharded = alone(spec), begin(ranks, spec)
+    for _ in range(updates):
+        batch = batch_of(groups, single, spec)
+        expected, found = single.update(batch), sharded.update(batch)
+    whole, together = gradient_alone(single), gradient(ranks)
+    assert torch.linalg.norm(whole) > 1e-6
+    assert torch.linalg.norm(together - whole) <= 1e-12 * torch.linalg.norm(whole)
+    assert list(found.metrics) == list(expected.metrics)
+    for name in set(expected.metrics) - {"tokens/computed"}:  # each rank pads by itself
+        assert found.metrics[name] == pytest.approx(expected.metrics[name], rel=1e-5, abs=1e-9), name
+    for number, ratios in by_response(expected).items():
+        assert by_response(found)[number] == pytest.approx(ratios, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_gradient_of_every_objective_is_that_of_one_process(ranks, cut):
+    for name in TABLE:
+        compare(ranks, spec_of(ObjectiveConfig(name), **cut), make_groups())
+
+
+@pytest.mark.parametrize("groups", [1, 2], ids=["one group", "two groups"])
+def test_a_rank_without_work_takes_part(ranks, groups):
+    """With one group only one rank has tokens. An objective with a statistic of the whole minibatch is among them."""
+    for name in ("grpo", "m2po", "opmd_pairwise"):
+        for cut in CUTS:
+            compare(ranks, spec_of(ObjectiveConfig(name), **cut), make_groups()[4 : 4 + groups])
+
+
+@pytest.mark.parametrize(
+    "learn",
+    [{"passes": 2, "minibatches": 3}, {"gradient_checkpointing": True}, {"logit_chunk": 3}, {"grad_clip": 1e-3}],
+    ids=str,
+)
+def test_passes_minibatches_checkpointing_and_clipping(ranks, learn):
+    objective = ObjectiveConfig("off_policy_grpo", beta=0.1, entropy_bonus=0.05, epsilon=2.0, ref_ema=0.5)
+    compare(ranks, spec_of(objective, **learn, micro_batch_tokens=40), make_groups())
+
+
+@pytest.mark.parametrize("reference", [{}, {"ref_ema": 0.5}], ids=["adapters off", "a copy"])
+def test_adapters_alone_are_trained(ranks, reference):
+    objective = ObjectiveConfig("grpo", beta=0.1, **reference)
+    spec = spec_of(objective, adapted_llama, lr=1e-2, passes=2, gradient_checkpointing=True, micro_batch_tokens=40)
+    compare(ranks, spec, make_groups(), updates=2)
+    names = [name for name, _ in begin(ranks, spec).weights("float64").tensors]
+    assert names and all("lora_" in name for name in names)
+
+
+def test_tied_embeddings_stay_tied(ranks):
+    spec = spec_of(GRPO, tied_llama, lr=1e-2)
+    compare(ranks, spec, make_groups(), updates=3)
+    begun = begin(ranks, spec)
+    assert "lm_head.weight" not in dict(begun.weights("float64").tensors)
+    assert sum(ranks.call("parts", [()] * ranks.count)) == sum(p.numel() for p in llama(True).parameters().values())
+
+
+def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
+    """108 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
+        tie_word_embeddings=True, eos_token_id=END, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    size = 4 * sum(p.numel() for p in whole.parameters())
+    assert size > 400e6
+    spec = spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True))
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec)
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.2 * size  # its part, one layer, and what torch and gloo need
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole).parameters().items())
+
+
+def test_weights_come_one_by_one_with_the_digests_of_one_process(ranks):
+    spec = spec_of(GRPO, float32_llama)
+    single, sharded = alone(spec), begin(ranks, spec)
+    for dtype in ("float32", "torch.bfloat16"):
+        assert sharded.manifest(dtype) == single.manifest(dtype)
+        expected, weights = list(single.weights(dtype).tensors), sharded.weights(dtype)
+        assert (weights.lineage, weights.version) == ("test", 0)
+        for (name, tensor), (same, value) in zip(weights.tensors, expected, strict=True):
+            assert name == same and torch.equal(tensor, value)
+
+
+def test_training_repeats_bit_for_bit_and_follows_one_process(ranks):
+    spec = spec_of(ObjectiveConfig("grpo", beta=0.05), float32_llama, lr=1e-3, passes=2, grad_clip=0.5)
+    digests = []
+    for _ in range(2):
+        sharded = begin(ranks, spec)
+        for step in range(6):
+            sharded.update(batch_of(make_groups(step), sharded, spec))
+        digests.append(sharded.manifest("float32"))
+    assert digests[0] == digests[1] and digests[0].version == 6
+    single = alone(spec)
+    for step in range(6):
+        single.update(batch_of(make_groups(step), single, spec))
+    tensors = dict(sharded.weights("float32").tensors)
+    for name, parameter in single.model.parameters().items():
+        assert torch.allclose(tensors[name], parameter, rtol=0, atol=1e-4), name
+
+
+def test_scores_come_in_the_order_of_the_rollouts(ranks):
+    spec = spec_of(GRPO, micro_batch_tokens=20)
+    rollouts = [r for group in make_groups() for r in group.rollouts if r.length]
+    for several in (rollouts, rollouts[:1]):
+        found, expected = begin(ranks, spec).score(several), alone(spec).score(several)
+        assert np.allclose(found.logp_T, expected.logp_T, rtol=0, atol=1e-12)
+        assert (found.response_T == expected.response_T).all()
+
+
+def test_nothing_to_learn_advances_the_version_only(ranks):
+    spec = spec_of(GRPO, lr=1e-2)
+    sharded = begin(ranks, spec)
+    before = sharded.manifest("float64")
+    update = sharded.update(batch_of(make_groups()[3:4], sharded, spec))  # equal rewards: watched, not learned from
+    assert sorted(by_response(update)) == [0, 1, 2, 3]
+    after = sharded.manifest("float64")
+    assert (sharded.version, after.version) == (1, 1)
+    assert after.tensors == before.tensors
+
+
+def test_a_gradient_that_is_not_finite_is_the_users_error():
+    ranks = start(2)
+    broken = {name: p.detach().clone() for name, p in llama().parameters().items()}
+    next(iter(broken.values())).fill_(torch.inf)
+    spec = spec_of(GRPO, partial(llama, state=broken))
+    sharded = begin(ranks, spec)
+    with pytest.raises(SoleraError, match=r"^the gradient of batch 0 is not finite: lower learn.lr$"):
+        sharded.update(batch_of(make_groups(), sharded, spec))
+    with pytest.raises(SoleraError, match="ranks have ended"):
+        sharded.manifest("float64")

@@ -1,0 +1,60 @@
+"""Without `[cluster]`, a run is one process, and Ray is neither imported nor started."""
+
+from pathlib import Path
+
+import pytest
+
+from solera.config import Config, check, override
+from solera.errors import SoleraError
+from tests.command import run_script
+
+PROGRAM = """
+import sys
+from pathlib import Path
+
+import solera
+
+config = solera.Config(
+    run=solera.RunConfig(steps=2, root=sys.argv[1], name="run", device="cpu"),
+    collect=solera.CollectConfig(prompts=2, group_size=2),
+    evaluate=solera.EvaluateConfig(problems=2),
+    diagnose=solera.DiagnoseConfig(probe_prompts=0),
+)
+solera.train(config)
+heavy = {"ray", "solera.cluster.actors", "torch.distributed.checkpoint"}
+print("imported:", sorted(heavy & set(sys.modules)))
+children = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
+print("children:", " ".join(children).split())
+"""
+
+
+def test_ray_is_neither_imported_nor_started(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    ended = run_script(script, tmp_path, fresh=True)  # the usual fork has imported every module
+    assert ended.returncode == 0, ended.stderr
+    assert "imported: []" in ended.stdout and "children: []" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"learners": -1}, "cluster.learners is -1; it must be at least 0"),
+        ({"learners": 2, "restarts": -1}, "cluster.restarts is -1; it must be at least 0"),
+        ({"learners": 2, "timeout": 0.0}, "cluster.timeout is 0; use a number of seconds above 0"),
+        ({"learners": 2, "runtime": "processes", "address": "auto"}, "cluster.address has no effect with"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(values: dict[str, object], says: str) -> None:
+    with pytest.raises(SoleraError, match=f"^{says}"):
+        check(override(Config(), "cluster", **values))
+
+
+def test_ranks_on_a_gpu_are_refused() -> None:
+    config = override(override(Config(), "run", device="cuda"), "cluster", learners=2)
+    with pytest.raises(SoleraError, match=r"^cluster\.learners: several ranks train on CPUs only"):
+        check(config)
+
+
+def test_the_other_settings_may_stay_when_ranks_are_switched_off() -> None:
+    check(override(Config(), "cluster", learners=0, timeout=9.0, restarts=1))
