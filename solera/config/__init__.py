@@ -23,6 +23,7 @@ from solera.config.reading import (
 )
 from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
 from solera.config.sections import (
+    EMBEDDED_MODELS,
     CheckpointConfig,
     CollectConfig,
     Config,

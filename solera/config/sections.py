@@ -12,6 +12,8 @@ DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
 InFlight = Literal["drain", "keep", "abort"]
 Transport = Literal["auto", "file", "ipc", "group"]
+EMBEDDED_MODELS = ("embedded", "embedded_agent")
+"""The models that come with Solera (`model.path`)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class ModelConfig:
     """The model to train."""
 
     path: Annotated[str, short("model", "path")] = "embedded"
-    """A Hugging Face model folder or hub name. `embedded` is the small model that comes with Solera."""
+    """A Hugging Face model folder or hub name. Two small models come with Solera: `embedded` adds numbers,
+    `embedded_agent` calls a tool (docs/agents.md)."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of forward passes and of the engine's weights. On a CPU, `auto` means float32. On a GPU, `auto`
     means float16, which is closer to float32 and faster than bfloat16, if the model's activations on a few prompts stay
@@ -280,7 +283,7 @@ class LearnConfig:
     """The optimiser, and how a batch is split."""
 
     lr: float | None = None
-    """Peak learning rate of AdamW. Default: 3e-4 for the embedded model, 1e-6 for any other model, 1e-5 for LoRA
+    """Peak learning rate of AdamW. Default: 3e-4 for the embedded models, 1e-6 for any other model, 1e-5 for LoRA
     adapters of another model (`lora.rank`)."""
     warmup: int = 10
     """Batches over which the learning rate rises from zero."""
