@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the model `embedded_agent`: `python scripts/make_agent_model.py [FOLDER]`, about five CPU minutes.
+"""Make the model `embedded_agent`: `python scripts/make_agent_model.py [FOLDER]`, about three CPU minutes.
 
 The model has the shape of the embedded one and a chat template. A careless teacher trains it on the task
 `solera.tasks.boxes`: at most turns it guesses a code instead of opening a box, it often opens a wrong box, and it often
@@ -33,7 +33,7 @@ from solera.tasks.episodes import attempt_all
 CALLS, RIGHT_BOX, RIGHT_CODE = 0.4, 0.6, 0.6
 """How often the teacher opens a box where it should, opens the box that it should, and reports the code it has read."""
 LONGEST_TAUGHT = 2
-STEPS, BATCH, LENGTH = 1000, 256, 40
+STEPS, BATCH, LENGTH = 500, 256, 40
 USER, TOOL, ASSISTANT = "<user>", "<tool>", "<assistant>"
 CALL = '<tool_call>{"name": "open", "arguments": {"box": BOX}}</tool_call>'
 WORDS = ["<tool_call>", '{"name": "open", "arguments": {"box": ', "}}", "</tool_call>", "see ", "box ", "code "]

@@ -51,6 +51,7 @@ from solera.config.sections import (
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
+    "EMBEDDED_MODELS",
     "GYM",
     "LARGEST",
     "LARGEST_REWARD",

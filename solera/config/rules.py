@@ -13,7 +13,6 @@ from solera.config.sections import (
     DrawConfig,
     EngineConfig,
     LoraConfig,
-    ModelConfig,
     RewardConfig,
     SyncConfig,
     shares_of,
@@ -58,9 +57,10 @@ def check(config: Config) -> None:
 
 
 def default_lr(config: Config) -> float:
-    """The learning rate if none is set. The embedded models are tiny and need a rate that would ruin a pretrained model.
-    For pretrained models it is the usual rate for GRPO, and ten times that for LoRA, which has few parameters.
+    """The learning rate if none is set. The embedded models are tiny and need a rate that would ruin a pretrained
+    model. For pretrained models it is the usual rate for GRPO, and ten times that for LoRA, which has few parameters.
 
+    >>> from solera.config import ModelConfig
     >>> default_lr(Config()), default_lr(Config(model=ModelConfig("owner/name")))
     (0.0003, 1e-06)
     """

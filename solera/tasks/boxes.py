@@ -7,6 +7,7 @@ nothing about it. So no policy that answers in one turn is right more often than
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from random import Random
 
 from solera.protocols import Codec, Generate
@@ -56,9 +57,9 @@ def draw_trail(rng: Random, held_out: bool, longest: int = LONGEST_TRAIL) -> Tra
     """Draw a trail of one to `longest` boxes from one side of the split."""
     while True:
         boxes = tuple(rng.sample(range(BOXES), rng.randint(1, longest)))
-        code, *others = rng.sample(CODES, BOXES)
-        contents = [f"code {each}" for each in (*others, code)]
-        for box, following in zip(boxes, boxes[1:], strict=False):
+        code, *others = rng.sample(CODES, 1 + BOXES)
+        contents = [f"code {other}" for other in others]
+        for box, following in pairwise(boxes):
             contents[box] = f"see box {following}"
         contents[boxes[-1]] = f"code {code}"
         if (trail := Trail(boxes, tuple(contents))).held_out == held_out:

@@ -117,14 +117,9 @@ class Rewards:
 
 
 def last_turn(rollout: Rollout) -> npt.NDArray[np.int32]:
-    """The tokens that the policy wrote last, without interruption."""
-    for sequence in reversed(rollout.sequences):
-        if sequence.spans:
-            start, stop, _ = sequence.spans[-1]
-            for span in reversed(sequence.spans):
-                start = span.start if span.stop == start else start
-            return sequence.token_ids_T[start:stop]
-    return np.zeros(0, np.int32)
+    """The tokens that the policy wrote last, without interruption; a greedy turn counts."""
+    written = (sequence.last_turn for sequence in reversed(rollout.sequences))
+    return next((tokens_T for tokens_T in written if len(tokens_T)), np.zeros(0, np.int32))
 
 
 def build_rewards(
