@@ -38,12 +38,15 @@ if TYPE_CHECKING:
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
     from solera.tasks.agent import Agent
+    from solera.tasks.classifier import Classifier
     from solera.tasks.conversation import Conversation, Limits
     from solera.tasks.environments import EnvironmentTask
+    from solera.tasks.judge_model import Judge
 
 __all__ = [
     "Agent",
     "CheckpointConfig",
+    "Classifier",
     "ClusterConfig",
     "Codec",
     "CollectConfig",
@@ -57,6 +60,7 @@ __all__ = [
     "EvaluateConfig",
     "Evaluation",
     "Generate",
+    "Judge",
     "LearnConfig",
     "Ledger",
     "Limits",
@@ -103,7 +107,9 @@ _MODULES = {
     "sync.rules": ("SyncState",),
     "tasks.agent": ("Agent",),
     "tasks.conversation": ("Conversation", "Limits"),
+    "tasks.classifier": ("Classifier",),
     "tasks.environments": ("EnvironmentTask",),
+    "tasks.judge_model": ("Judge",),
 }
 """Where the names are that are not in `config`."""
 
