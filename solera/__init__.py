@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from solera.errors import SoleraError
     from solera.evaluate.evaluation import Evaluation
+    from solera.models.classifier import Classifier
     from solera.objectives.objective import Objective, custom_objective
     from solera.objectives.terms import Term
     from solera.objectives.tokens import Tokens
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from solera.store.ledger import Ledger, open_store
     from solera.sync.rules import SyncState
     from solera.tasks.agent import Agent
-    from solera.tasks.classifier import Classifier
     from solera.tasks.conversation import Conversation, Limits
     from solera.tasks.environments import EnvironmentTask
     from solera.tasks.judge_model import Judge
@@ -97,6 +97,7 @@ _MODULES = {
     "run.running": ("train", "resume", "Result"),
     "run.evaluating": ("evaluate_models",),
     "errors": ("SoleraError",),
+    "models.classifier": ("Classifier",),
     "evaluate.evaluation": ("Evaluation",),
     "objectives.objective": ("Objective", "custom_objective"),
     "objectives.terms": ("Term",),
@@ -107,7 +108,6 @@ _MODULES = {
     "sync.rules": ("SyncState",),
     "tasks.agent": ("Agent",),
     "tasks.conversation": ("Conversation", "Limits"),
-    "tasks.classifier": ("Classifier",),
     "tasks.environments": ("EnvironmentTask",),
     "tasks.judge_model": ("Judge",),
 }

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -75,6 +76,7 @@ class Judge:
         prices: tuple[float, float] = (0.0, 0.0),
         **settings: Any,
     ) -> None:
+        _check_package()
         _check(url, rubric, scale, cache, replay)
         self.url, self.model, self.rubric = url.rstrip("/"), model, rubric
         self.ranks, self.show, self.scale, self.replay = ranks, tuple(show), scale, replay
@@ -215,6 +217,11 @@ class Judge:
     def _count(self, **counts: float) -> None:
         with self._lock:
             self._counts.update(counts)
+
+
+def _check_package() -> None:
+    if find_spec("httpx") is None:
+        raise SoleraError("a judge needs the package httpx: pip install 'solera[judge]'")
 
 
 def _check(url: str, rubric: str, scale: tuple[int, int], cache: Any, replay: bool) -> None:

@@ -16,7 +16,7 @@ from tests.command import solera as command
 from tests.vllm.conftest import SMALL
 
 pytestmark = pytest.mark.vllm
-DENSE = "--structured-outputs-config.disable_any_whitespace=true"
+DENSE = '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}'
 """Otherwise the model writes spaces until its answer is cut off."""
 MODEL = EMBEDDED.with_name("embedded_agent")
 

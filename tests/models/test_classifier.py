@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from solera.errors import SoleraError
-from solera.tasks.classifier import Classifier
+from solera.models.classifier import Classifier
 from tests.tasks.chatting import TEMPLATES, small_tokenizer
 
 TEXTS = ["yes", "no, not at all", "maybe. " * 9, "yes", ""]
