@@ -145,15 +145,16 @@ SHORT = ["--run.steps", "2", "--run.name", "x", "--collect.prompts", "3", "--col
          "--report.tensorboard", "false", "--sync.period", "1"]  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", ["lock_step", "stream"])
+ROUNDS = ["--model", "embedded_agent", "--task", "solera.tasks.boxes:Boxes", "--collect.deterministic", "true"]
+
+
+@pytest.mark.parametrize("mode", [[], ["--collect.mode", "stream"], ROUNDS], ids=["lock_step", "stream", "rounds"])
 def test_a_run_with_a_judge_that_ranks_whole_groups(server, tmp_path, monkeypatch, mode):
     """Members of a group end at different times; the judge still sees them all at once. Evaluation has groups of one,
     which cannot be compared: their reward is the other grader's alone."""
     monkeypatch.setenv("JUDGE_URL", server.url)
     (tmp_path / "rewards.py").write_text(textwrap.dedent(REWARDS))
-    done = command(
-        "train", *SHORT, "--reward.functions", "verbatim", "rewards.py:ranked", "--collect.mode", mode, cwd=tmp_path
-    )
+    done = command("train", *SHORT, "--reward.functions", "verbatim", "rewards.py:ranked", *mode, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sizes = {body["messages"][1]["content"].count("<response_") for body in server.asked}
     assert sizes == {4}
