@@ -57,12 +57,12 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS)
 
 
-def make_model(vocabulary: int) -> LlamaForCausalLM:
+def make_model(vocabulary: int, max_length: int = 64) -> LlamaForCausalLM:
     # Head size 32 is the smallest that vLLM's CPU attention supports. The usual initializer_range of 0.02 suits wide
     # models; at width 64 the loss would still be far from its minimum after these steps.
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=64, tie_word_embeddings=True,
+        num_key_value_heads=2, head_dim=32, max_position_embeddings=max_length, tie_word_embeddings=True,
         initializer_range=0.08, bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
     return LlamaForCausalLM(config)

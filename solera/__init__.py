@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from solera.errors import SoleraError
     from solera.evaluate.evaluation import Evaluation
+    from solera.models.classifier import Classifier
     from solera.objectives.objective import Objective, custom_objective
     from solera.objectives.terms import Term
     from solera.objectives.tokens import Tokens
@@ -40,10 +41,12 @@ if TYPE_CHECKING:
     from solera.tasks.agent import Agent
     from solera.tasks.conversation import Conversation, Limits
     from solera.tasks.environments import EnvironmentTask
+    from solera.tasks.judge_model import Judge
 
 __all__ = [
     "Agent",
     "CheckpointConfig",
+    "Classifier",
     "ClusterConfig",
     "Codec",
     "CollectConfig",
@@ -57,6 +60,7 @@ __all__ = [
     "EvaluateConfig",
     "Evaluation",
     "Generate",
+    "Judge",
     "LearnConfig",
     "Ledger",
     "Limits",
@@ -93,6 +97,7 @@ _MODULES = {
     "run.running": ("train", "resume", "Result"),
     "run.evaluating": ("evaluate_models",),
     "errors": ("SoleraError",),
+    "models.classifier": ("Classifier",),
     "evaluate.evaluation": ("Evaluation",),
     "objectives.objective": ("Objective", "custom_objective"),
     "objectives.terms": ("Term",),
@@ -104,6 +109,7 @@ _MODULES = {
     "tasks.agent": ("Agent",),
     "tasks.conversation": ("Conversation", "Limits"),
     "tasks.environments": ("EnvironmentTask",),
+    "tasks.judge_model": ("Judge",),
 }
 """Where the names are that are not in `config`."""
 

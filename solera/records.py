@@ -118,10 +118,32 @@ class Span(NamedTuple):
     version: int
 
 
+Author = Literal["prompt", "policy", "greedy", "tool", "environment"]
+AUTHORS: tuple[Author, ...] = ("prompt", "policy", "greedy", "tool", "environment")
+
+
+class Segment(NamedTuple):
+    """Consecutive tokens of a sequence from one author. `calls` and `failed` count the tool calls that it answers.
+
+    `prompt` is everything before the first turn of the sequence. A `greedy` turn is the policy's, but not trained on.
+    """
+
+    author: Author
+    tokens: int
+    calls: int = 0
+    failed: int = 0
+
+
 @lru_cache(maxsize=512)
 def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """A prompt's tokens as an array, which all members of its group share."""
     return np.array(token_ids, _INT)
+
+
+def _segment(part: "tuple[int, ...] | Completion", number: int) -> Segment:
+    if isinstance(part, Completion):
+        return Segment("policy" if part.trained else "greedy", len(part.token_ids_T))
+    return Segment("environment" if number else "prompt", len(part))
 
 
 def _unchecked(kind: type[T], **fields: Any) -> T:
@@ -142,7 +164,8 @@ class Sequence:
     Provenance is stored per span, because it rarely changes from one token to the next. `mask_T`, `behaviour_logp_T`
     and `version_T` return it per token. `span_logp` holds the behaviour log-probabilities of the tokens of all spans,
     one after the other. It is `None` if nobody recorded them (another model's text). `temperatures` holds the
-    temperature of each span, if one of them is not the rollout's.
+    temperature of each span, if one of them is not the rollout's. `segments` say who wrote which tokens, if there are
+    several turns and this was recorded.
 
     >>> sequence = Sequence.turns(((4, 12, 5), Completion(
     ...     np.array([7, 1], np.int32), np.array([-0.5, -0.25], np.float32), ((2, 3),), "stop")))
@@ -156,6 +179,7 @@ class Sequence:
     spans: tuple[Span, ...]
     span_logp: npt.NDArray[np.float32] | None
     temperatures: tuple[float, ...] | None = None
+    segments: tuple[Segment, ...] | None = None
     length: int = field(init=False)
     """Number of tokens in the spans."""
     version: int = field(init=False)
@@ -179,17 +203,24 @@ class Sequence:
             raise SoleraError(f"sequence: {len(self.span_logp)} log-probabilities for {total} tokens")
         if self.temperatures is not None and len(self.temperatures) != len(self.spans):
             raise SoleraError(f"sequence: {len(self.temperatures)} temperatures for {len(self.spans)} spans")
+        if self.segments is not None and sum(each.tokens for each in self.segments) != len(self.token_ids_T):
+            raise SoleraError(f"sequence: its segments do not add up to its {len(self.token_ids_T)} tokens")
         object.__setattr__(self, "length", total)
         object.__setattr__(self, "version", oldest)
 
     @classmethod
-    def turns(cls, parts: "tuple[tuple[int, ...] | Completion, ...]", temperature: float | None = None) -> "Sequence":
+    def turns(
+        cls,
+        parts: "tuple[tuple[int, ...] | Completion, ...]",
+        temperature: float | None = None,
+        segments: tuple[Segment, ...] | None = None,
+    ) -> "Sequence":
         """Build a sequence from prompts (token ids) and completions, in the order in which the model saw them.
 
         `temperature` is the rollout's; by default, that of the last completion. The temperatures of the spans are
-        recorded if one of them is another.
+        recorded if one of them is another. Segments are recorded if they are given or if a turn is greedy.
         """
-        if len(parts) == 2 and temperature is None and (answer := cls._answer(*parts)) is not None:
+        if len(parts) == 2 and temperature is None and segments is None and (answer := cls._answer(*parts)) is not None:
             return answer
         tokens, logps, spans, temperatures, end = [], [], [], [], 0
         for number, part in enumerate(parts):
@@ -212,7 +243,9 @@ class Sequence:
         known = [temperature for temperature in temperatures if temperature is not None]
         usual = known[-1] if temperature is None and known else temperature
         differ = len(known) == len(spans) and any(each != usual for each in known)
-        return cls(np.concatenate(tokens), tuple(spans), span_logp, tuple(known) if differ else None)
+        if segments is None and any(isinstance(part, Completion) and not part.trained for part in parts):
+            segments = tuple(_segment(part, number) for number, part in enumerate(parts))
+        return cls(np.concatenate(tokens), tuple(spans), span_logp, tuple(known) if differ else None, segments)
 
     @classmethod
     def _answer(
@@ -228,8 +261,25 @@ class Sequence:
             return None
         return _unchecked(
             cls, token_ids_T=np.concatenate((_given(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
-            temperatures=None, spans=(Span(start, start + count, version),), length=count, version=version,
+            temperatures=None, segments=None, spans=(Span(start, start + count, version),), length=count,
+            version=version,
         )  # fmt: skip
+
+    @property
+    def last_turn(self) -> npt.NDArray[np.int32]:
+        """The tokens that the policy wrote last, without interruption; a greedy turn counts."""
+        if self.segments is not None:
+            end = len(self.token_ids_T)
+            for author, tokens, *_ in reversed(self.segments):
+                if author in ("policy", "greedy") and tokens:
+                    return self.token_ids_T[end - tokens : end]
+                end -= tokens
+        if not self.spans:
+            return self.token_ids_T[:0]
+        start, stop, _ = self.spans[-1]
+        for span in reversed(self.spans):
+            start = span.start if span.stop == start else start
+        return self.token_ids_T[start:stop]
 
     @property
     def mask_T(self) -> npt.NDArray[np.bool_]:
@@ -377,13 +427,22 @@ class Rollout:
 
     @classmethod
     def of_sequences(
-        cls, prompt: Prompt, *sequences: Turns, rewards: tuple[Reward, ...] = (), facts: EpisodeFacts | None = None
+        cls,
+        prompt: Prompt,
+        *sequences: Turns,
+        rewards: tuple[Reward, ...] = (),
+        facts: EpisodeFacts | None = None,
+        segments: tuple[tuple[Segment, ...] | None, ...] | None = None,
     ) -> "Rollout":
-        """Build an episode of several sequences. Each starts with the token ids that the model was given first."""
+        """Build an episode of several sequences. Each starts with the token ids that the model was given first.
+        `segments` are those of each sequence."""
         turns = tuple(turn for several in sequences for turn in several)
         sampled = [turn.sampling for turn in turns if isinstance(turn, Completion) and turn.trained]
         temperature = sampled[-1].temperature if sampled and sampled[-1] else None
-        built = tuple(Sequence.turns(several, temperature) for several in sequences)
+        authors = segments or (None,) * len(sequences)
+        built = tuple(
+            Sequence.turns(several, temperature, told) for several, told in zip(sequences, authors, strict=True)
+        )
         return cls._of(prompt.key, built, turns, _rewards_of(rewards, prompt.key), "self", facts)
 
     @classmethod

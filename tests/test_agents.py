@@ -74,6 +74,21 @@ TASKS = """
 
     class Deterministic(Forced):
         calls = (("works", {"number": 7}), ("raises", {}))
+
+    class GreedyEnd(Forced):
+        "The first turn is sampled, the last one is greedy. No reward of its own."
+        answers = set()
+
+        async def run(self, prompt, generate):
+            chat = self.agent.start(prompt, generate)
+            await chat.say(max_tokens=6)
+            chat.add({"role": "user", "content": "Again."})
+            last = await chat.say(max_tokens=5, temperature=0)
+            self.answers.add(last.text)
+            return chat.rollout(prompt)
+
+    def saw_the_last_turn(rollout, row):
+        return float(rollout.text in GreedyEnd.answers)
 """
 SHORT = """
     [run]
@@ -158,6 +173,26 @@ def test_with_deterministic_a_resumed_run_is_the_same_to_the_bit(folder):
 
     assert told(rows(folder)[3:]) == told(whole[3:])
     assert (folder / "runs/x/model/model.safetensors").read_bytes() == weights
+
+
+def test_a_greedy_last_turn_is_graded_and_its_tokens_are_in_the_account(folder):
+    """Tokens of greedy turns are in no span: the account has them as dropped, because nothing trains on them."""
+    done = command(
+        "train", "short.toml", "--model", "model", "--task", "tasks.py:GreedyEnd",
+        "--reward.functions", "tasks.py:saw_the_last_turn", cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [row["reward/mean"] for row in rows(folder)[:4]] == [1.0] * 4
+    *_, last = (json.loads(line) for line in (folder / "runs/x/account.jsonl").read_text().splitlines())
+    generated = last.pop("tokens/generated")
+    assert generated == sum(value for name, value in last.items() if name.startswith("tokens/"))
+    greedy = last["tokens/dropped/unstored"]
+    assert 64 < greedy <= 64 * 5
+    with sqlite3.connect(folder / "runs/x/store.db") as store:
+        stored = last["tokens/trained"] + last["tokens/dropped/masked"]  # equal rewards are masked
+        assert store.execute("select sum(tokens) from rollouts").fetchone() == (stored,)
+    proof = command("data", "verify", "runs/x", cwd=folder)
+    assert proof.returncode == 0, proof.stdout + proof.stderr
 
 
 def slow(n: int) -> int:

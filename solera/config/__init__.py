@@ -23,6 +23,7 @@ from solera.config.reading import (
 )
 from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
 from solera.config.sections import (
+    EMBEDDED_MODELS,
     CheckpointConfig,
     CollectConfig,
     Config,
@@ -50,6 +51,7 @@ from solera.config.sections import (
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
+    "EMBEDDED_MODELS",
     "GYM",
     "LARGEST",
     "LARGEST_REWARD",

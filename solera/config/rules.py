@@ -7,12 +7,12 @@ from typing import get_type_hints
 from solera.config.fields import LARGEST_REWARD, check_types, shown
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url, is_server_url
 from solera.config.sections import (
+    EMBEDDED_MODELS,
     CollectConfig,
     Config,
     DrawConfig,
     EngineConfig,
     LoraConfig,
-    ModelConfig,
     RewardConfig,
     SyncConfig,
     shares_of,
@@ -57,13 +57,14 @@ def check(config: Config) -> None:
 
 
 def default_lr(config: Config) -> float:
-    """The learning rate if none is set. The embedded model is tiny and needs a rate that would ruin a pretrained model.
-    For pretrained models it is the usual rate for GRPO, and ten times that for LoRA, which has few parameters.
+    """The learning rate if none is set. The embedded models are tiny and need a rate that would ruin a pretrained
+    model. For pretrained models it is the usual rate for GRPO, and ten times that for LoRA, which has few parameters.
 
+    >>> from solera.config import ModelConfig
     >>> default_lr(Config()), default_lr(Config(model=ModelConfig("owner/name")))
     (0.0003, 1e-06)
     """
-    if config.model.path == ModelConfig.path:
+    if config.model.path in EMBEDDED_MODELS:
         return 3e-4
     return 1e-5 if config.lora.rank else 1e-6
 

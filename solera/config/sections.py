@@ -12,6 +12,8 @@ DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
 InFlight = Literal["drain", "keep", "abort"]
 Transport = Literal["auto", "file", "ipc", "group"]
+EMBEDDED_MODELS = ("embedded", "embedded_agent")
+"""The models that come with Solera (`model.path`)."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class ModelConfig:
     """The model to train."""
 
     path: Annotated[str, short("model", "path")] = "embedded"
-    """A Hugging Face model folder or hub name. `embedded` is the small model that comes with Solera."""
+    """A Hugging Face model folder or hub name. Two small models come with Solera: `embedded` adds numbers,
+    `embedded_agent` calls a tool (docs/agents.md)."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of forward passes and of the engine's weights. On a CPU, `auto` means float32. On a GPU, `auto`
     means float16, which is closer to float32 and faster than bfloat16, if the model's activations on a few prompts stay
@@ -76,14 +79,15 @@ class TaskConfig:
     """The task. `arithmetic`: generated sums of two numbers, graded exactly, no download. `countdown`: reach a target
     from given numbers. `gym:NAME`: any task of reasoning-gym. `gsm8k`, `math`: word problems and competition
     mathematics. `jsonl`: problems from your own file. `mixture`: several of these. `file.py:Class` or
-    `package.module:Class`: your own task (docs/tasks.md)."""
+    `package.module:Class`: your own task (docs/tasks.md). `env:file.py:Class`: an environment (docs/agents.md)."""
     level: int | None = None
     """Difficulty of generated problems. `arithmetic`: maximum number of digits, 1 to 4; default 2, which the embedded
     model was taught. `countdown`: how many numbers, 2 to 6; default 3. `gym:NAME`: level of its curriculum, 0 or more;
     unset uses the task's own defaults."""
     path: str | None = None
     """Problems, one JSON object per line: a file, a folder with train.jsonl and test.jsonl, or a hub name (OWNER/NAME
-    or OWNER/NAME:SUBSET), which Solera downloads (`jsonl`, `gsm8k`, `math`)."""
+    or OWNER/NAME:SUBSET), which Solera downloads (`jsonl`, `gsm8k`, `math`). For `env:file.py:Class`: the rows that
+    `reset` is given (docs/agents.md)."""
     prompt: str | None = None
     """Column with the prompt, which is text or chat messages. Default: `prompt` (`jsonl`), `question` (`gsm8k`),
     `problem` (`math`)."""
@@ -280,7 +284,7 @@ class LearnConfig:
     """The optimiser, and how a batch is split."""
 
     lr: float | None = None
-    """Peak learning rate of AdamW. Default: 3e-4 for the embedded model, 1e-6 for any other model, 1e-5 for LoRA
+    """Peak learning rate of AdamW. Default: 3e-4 for the embedded models, 1e-6 for any other model, 1e-5 for LoRA
     adapters of another model (`lora.rank`)."""
     warmup: int = 10
     """Batches over which the learning rate rises from zero."""

@@ -31,7 +31,7 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
     "own": {},
 }  # fmt: skip
 """The fields that each task uses, and their defaults."""
-GYM = "gym:"
+GYM, ENVIRONMENT = "gym:", "env:"
 SPELLED = {"gym": f"{GYM}NAME", "own": "file.py:Class"}
 """How to write the kinds of tasks that have no fixed name."""
 
@@ -53,7 +53,7 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     if kind not in TASK_FIELDS or task.name in SPELLED:
         known = [SPELLED.get(name, name) for name in TASK_FIELDS]
         raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
-    own = TASK_FIELDS[kind]
+    own = TASK_FIELDS[kind] | ({"path": None} if task.name.startswith(ENVIRONMENT) else {})
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):

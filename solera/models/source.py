@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from solera import hub
+from solera.config import EMBEDDED_MODELS
 from solera.errors import SoleraError
 from solera.folder.paths import MODEL
 
 EMBEDDED = Path(__file__).parent / "embedded"
-
 
 ADAPTER = "adapter_config.json"
 """The file that names the base model of a folder of adapters."""
@@ -30,8 +30,8 @@ def base_of(source: str) -> str | None:
 
 def find(path: str) -> str:
     """Return the folder or hub name that `model.path` means."""
-    if path == "embedded":
-        return str(EMBEDDED)
+    if path in EMBEDDED_MODELS:
+        return str(EMBEDDED.with_name(path))
     folder = Path(path).expanduser()
     if path and os.path.isdir(folder):  # unlike Path's, false for a name that is too long or contains NUL
         if not _is_model(folder):
@@ -39,7 +39,8 @@ def find(path: str) -> str:
             raise SoleraError(f"model {path}: the folder has no config.json, so it is not a Hugging Face model{hint}")
         return str(folder)
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
-        hint = "; did you mean embedded?" if difflib.get_close_matches(path, ["embedded"]) else ""
+        close = difflib.get_close_matches(path, EMBEDDED_MODELS)
+        hint = f"; did you mean {close[0]}?" if close else ""
         raise SoleraError(f"model {path[:200]!r}: no such folder, and not a hub name of the form owner/name{hint}")
     if os.path.isdir(folder.parent):
         raise SoleraError(f"model {path}: there is no such folder in {folder.parent}")

@@ -135,8 +135,35 @@ def _turns(rollout: Rollout, text: TextReader) -> list[dict[str, Any]]:
     text."""
     if rollout.text is not None:
         return [{"written": True, "text": rollout.text}]
-    first, *further = _cuts(rollout)
-    return [{"written": piece.written, "text": text(piece)} for cut in (first[1:], *further) for piece in cut]
+    turns = list[dict[str, Any]]()
+    for number, (sequence, cut) in enumerate(zip(rollout.sequences, _cuts(rollout), strict=False)):
+        rewards, written = _rewards_at(rollout, number, sequence.length), 0
+        for place, piece in enumerate(cut):
+            end = written + len(piece.token_ids) * piece.written
+            if place or number:
+                turns.append(_turn(piece, text) | {"rewards": {p: v for p, v, at in rewards if written <= at < end}})
+            written = end
+    return turns
+
+
+def _turn(piece: Piece, text: TextReader) -> dict[str, Any]:
+    return {
+        "written": piece.written,
+        "text": text(piece),
+        "author": piece.author or ("policy" if piece.written else "given"),
+        "tokens": len(piece.token_ids),
+        "calls": piece.calls,
+        "failed": piece.failed,
+    }
+
+
+def _rewards_at(rollout: Rollout, number: int, length: int) -> list[tuple[str, float, int]]:
+    """The rewards that belong to a turn of this sequence: part, value, and the place among the policy's tokens."""
+    return [
+        (reward.part, reward.value, min(reward.position, length - 1))
+        for reward in rollout.rewards
+        if reward.position is not None and (reward.sequence or 0) == number
+    ]
 
 
 def _by_version(rollout: Rollout, text: TextReader) -> list[list[tuple[int, str]]]:

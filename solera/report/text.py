@@ -1,13 +1,13 @@
 """Convert token ids to text for a reader, with the tokenizer of the run."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from solera.errors import one_line
 from solera.folder.paths import MODEL
 from solera.models.source import find
-from solera.records import Sequence
+from solera.records import Segment, Sequence
 from solera.report.run_folder import RunFolder
 
 LONGEST = 8_000
@@ -22,10 +22,17 @@ class Piece:
     token_ids: list[int]
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Which versions of the weights wrote them, one after the other: (number of tokens, version)."""
+    author: str = ""
+    """Who wrote them, if this was recorded (`records.AUTHORS`)."""
+    calls: int = 0
+    failed: int = 0
 
 
 def pieces(sequence: Sequence) -> list[Piece]:
-    """A sequence cut where the policy's text starts and ends, the prompt first."""
+    """A sequence cut where the policy's text starts and ends, the prompt first. If the authors were recorded, each
+    piece has one author."""
+    if sequence.segments is not None:
+        return list(_by_author(sequence, sequence.segments))
     token_ids, end, cut = sequence.token_ids_T.tolist(), 0, list[Piece]()
     for start, stop, version in sequence.spans:
         if start > end or not cut:
@@ -35,6 +42,16 @@ def pieces(sequence: Sequence) -> list[Piece]:
         cut[-1].versions.append((stop - start, version))
         end = stop
     return [*cut, Piece(False, token_ids[end:])] if end < len(token_ids) or not cut else cut
+
+
+def _by_author(sequence: Sequence, segments: tuple[Segment, ...]) -> Iterator[Piece]:
+    token_ids, start = sequence.token_ids_T.tolist(), 0
+    for author, tokens, calls, failed in segments:
+        stop, written = start + tokens, author == "policy"
+        shares = [(min(span.stop, stop) - max(span.start, start), span.version) for span in sequence.spans]
+        versions = [(count, version) for count, version in shares if count > 0 and written]
+        yield Piece(written, token_ids[start:stop], versions, author, calls, failed)
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -60,7 +77,7 @@ class TextReader:
 
     def _whole(self, piece: Piece) -> str:
         token_ids = piece.token_ids
-        if piece.written and token_ids and token_ids[-1] in self.ends:
+        if (piece.written or piece.author == "greedy") and token_ids and token_ids[-1] in self.ends:
             token_ids = token_ids[:-1]
         return self.decode(token_ids)
 

@@ -32,7 +32,7 @@ def build_task(
     """Build the task with `factory`, or the task of a resolved config. Built-in tasks refuse prompts that leave no room
     for a response within `max_length` tokens."""
     if factory is None and kind_of_task(config.task.name) == "own":
-        factory = load_task(config.task.name)
+        factory = load_task(config.task.name, config.task.path)
     if factory is not None:
         return _with_rewards(make_task(factory, codec), config, codec, rewards)
     parts = {
@@ -53,7 +53,8 @@ def _with_rewards(
     """A user's own task grades its rollouts itself. Rewards named in the config or passed by the user are added."""
     reward = config.reward
     if rewards or reward.functions or reward.truncated == "penalise" or reward.overlong_buffer:
-        task.regrade = build_rewards(config, codec, task, rewards, own_task=True).of_rollout
+        built = build_rewards(config, codec, task, rewards, own_task=True)
+        task.regrade, task.take_metrics = built.of_rollout, built.take_metrics
     return task
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from solera.config import perhaps
 from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
-from solera.records import NO_VERSION, Prompt, Reward, Rollout, Sampling, Sequence, Span
+from solera.records import AUTHORS, NO_VERSION, Prompt, Reward, Rollout, Sampling, Segment, Sequence, Span
 from solera.tasks.episodes import FAILED
 from solera.tasks.jsonl import canonical, check_prompt, read_object, text_of
 from solera.tasks.keys import HELD_OUT, HeldOutError, KeyOf
@@ -129,7 +129,7 @@ class LineReader:
         )  # fmt: skip
 
     def _sequence(self, data: dict[str, Any]) -> Sequence:
-        _known(data, ("ids", "spans", "logp", "temperatures"))
+        _known(data, ("ids", "spans", "logp", "temperatures", "segments"))
         spans = data.get("spans")
         if not isinstance(spans, list) or not all(isinstance(span, list) and len(span) == 3 for span in spans):
             raise SoleraError(_must_be(data, "spans", "a list of [start, stop, version]"))
@@ -137,7 +137,7 @@ class LineReader:
         ids = np.array(_wholes(data, "ids", 0, self.vocabulary - 1), np.int32)
         written = sum(span.stop - span.start for span in checked)
         logp = None if data.get("logp") is None else _logps(data, "logp", written)
-        sequence = Sequence(ids, checked, logp, _temperatures(data, len(checked)))
+        sequence = Sequence(ids, checked, logp, _temperatures(data, len(checked)), _segments(data))
         if checked and self.is_held_out(tuple(ids[: checked[0].start].tolist())):
             raise HeldOutError(f"field 'sequences': its prompt {HELD_OUT}")
         return sequence
@@ -187,8 +187,16 @@ def spelled(rollout: Rollout, codec: Codec) -> dict[str, str]:
 
 def _plain(sequence: Sequence) -> dict[str, Any]:
     logp = None if sequence.span_logp is None else [float(str(value)) for value in sequence.span_logp]  # shortest form
-    line = {"ids": sequence.token_ids_T.tolist(), "spans": [list(span) for span in sequence.spans], "logp": logp}
-    return line if sequence.temperatures is None else line | {"temperatures": list(sequence.temperatures)}
+    line: dict[str, Any] = {
+        "ids": sequence.token_ids_T.tolist(),
+        "spans": [list(span) for span in sequence.spans],
+        "logp": logp,
+    }
+    if sequence.temperatures is not None:
+        line["temperatures"] = list(sequence.temperatures)
+    if sequence.segments is not None:
+        line["segments"] = [segment._asdict() for segment in sequence.segments]
+    return line
 
 
 def _apart(data: dict[str, Any]) -> list[dict[str, Any]]:
@@ -325,3 +333,17 @@ def _temperatures(data: dict[str, Any], count: int) -> tuple[float, ...] | None:
         raise SoleraError(_must_be(data, "temperatures", "a list with one temperature for each span"))
     _refuse("temperatures", values, [not (type(v) in (int, float) and 0 < v < 1e30) for v in values], "temperatures")
     return tuple(map(float, values))
+
+
+def _segments(data: dict[str, Any]) -> tuple[Segment, ...] | None:
+    values = data.get("segments")
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise SoleraError(_must_be(data, "segments", "a list of objects with author and tokens"))
+    found = []
+    for value in values:
+        _known(value, Segment._fields)
+        counts = [_whole({"calls": 0, "failed": 0, **value}, name, 0, LARGEST) for name in Segment._fields[1:]]
+        found.append(Segment(_choice(value, "author", AUTHORS, ""), *counts))
+    return tuple(found)

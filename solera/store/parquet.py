@@ -51,8 +51,10 @@ def _schema(pa: Any) -> Any:
     sampling = pa.struct([("temperature", pa.float64()), ("max_tokens", pa.int64()), ("top_p", pa.float64())])
     reward = [("value", pa.float64()), ("part", pa.string()), ("source", pa.string()), ("revision", pa.int64()),
               ("position", pa.int64()), ("sequence", pa.int64())]  # fmt: skip
+    segment = [("author", pa.string()), ("tokens", pa.int64()), ("calls", pa.int64()), ("failed", pa.int64())]
     sequence = [("ids", pa.list_(pa.int32())), ("spans", pa.list_(pa.list_(pa.int32()))),
-                ("logp", pa.list_(pa.float32())), ("temperatures", pa.list_(pa.float64()))]  # fmt: skip
+                ("logp", pa.list_(pa.float32())), ("temperatures", pa.list_(pa.float64())),
+                ("segments", pa.list_(pa.struct(segment)))]  # fmt: skip
     return pa.schema([
         ("id", pa.int64()), ("key", pa.string()), ("origin", pa.string()), ("lineage", pa.string()),
         ("finish_reason", pa.string()), ("created", pa.float64()), ("text", pa.string()), ("sampling", sampling),

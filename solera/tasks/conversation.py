@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
-from solera.records import Completion, EpisodeFacts, Prompt, Reward, Rollout
+from solera.records import Author, Completion, EpisodeFacts, Prompt, Reward, Rollout, Segment, Turns
 from solera.tasks.tools import Result
 from solera.values import kind
 
@@ -80,8 +80,10 @@ class Conversation:
         self._template_kwargs = template_kwargs
         self._limits = limits or Limits()
         self._began = time.monotonic()
-        self._earlier: list[tuple[tuple[int, ...] | Completion, ...]] = []
+        self._earlier: list[tuple[Turns, tuple[Segment, ...]]] = []
         self._parts: list[tuple[int, ...] | Completion] = []
+        self._segments: list[Segment] = []
+        self._answered = self._failed = 0
         self._ids: tuple[int, ...] = ()
         self._text = ""
         self._written = 0
@@ -92,8 +94,11 @@ class Conversation:
 
     def count_calls(self, results: Sequence[Result]) -> None:
         """Count tool calls for the metrics."""
+        failed = sum(result.failed for result in results)
         self.calls += len(results)
-        self.errors += sum(result.failed for result in results)
+        self.errors += failed
+        self._answered += len(results)
+        self._failed += failed
         self.tool_seconds += math.fsum(result.seconds for result in results)
 
     async def say(
@@ -140,11 +145,17 @@ class Conversation:
             self.turns, ending or self.ended or DONE, self.calls, self.errors, self.tool_seconds, self.retokenised
         )
         written = [
-            parts
-            for parts in (*self._earlier, tuple(self._parts))
+            (parts, segments)
+            for parts, segments in (*self._earlier, (tuple(self._parts), tuple(self._segments)))
             if any(isinstance(part, Completion) for part in parts)
         ]
-        return Rollout.of_sequences(prompt, *written, rewards=rewards, facts=facts)
+        return Rollout.of_sequences(
+            prompt,
+            *[parts for parts, _ in written],
+            rewards=rewards,
+            facts=facts,
+            segments=tuple(segments for _, segments in written),
+        )
 
     def _give(self) -> None:
         """Make the conversation so far the next input of the engine."""
@@ -152,13 +163,17 @@ class Conversation:
         between = self._between(rendered)
         if between is None:
             if self._parts:
-                self._earlier.append(tuple(self._parts))
+                self._earlier.append((tuple(self._parts), tuple(self._segments)))
                 self.retokenised += self._written
             self._ids = self.codec.encode_after((), rendered)
             self._parts = [self._ids]
+            self._segments = [Segment("prompt", len(self._ids), self._answered, self._failed)]
         else:
             self._ids += between
             self._parts.append(between)
+            author: Author = "tool" if self._answered or self.messages[-1]["role"] == "tool" else "environment"
+            self._segments.append(Segment(author, len(between), self._answered, self._failed))
+        self._answered = self._failed = 0
         self._text = rendered
 
     def _between(self, rendered: str) -> tuple[int, ...] | None:
@@ -173,6 +188,7 @@ class Conversation:
         """Add what the policy wrote."""
         written = tuple(completion.token_ids_T.tolist())
         self._parts.append(completion)
+        self._segments.append(Segment("policy" if completion.trained else "greedy", len(written)))
         if not written:
             self.ended = "context"
             return None

@@ -6,7 +6,9 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 from solera.errors import SoleraError
@@ -15,6 +17,8 @@ from solera.records import Prompt, Reward, Rollout
 from solera.tasks.agent import Agent
 from solera.tasks.calls import call_each
 from solera.tasks.conversation import Conversation, Limits, Message
+from solera.tasks.jsonl import read_object
+from solera.tasks.sources import Lines, find_splits
 from solera.tasks.tools import TIMEOUT, Tool, Toolbox
 from solera.values import kind, shown
 
@@ -27,6 +31,7 @@ FIRST_HELD_OUT = 1 << 40
 """Number of the first held-out episode of an environment without rows."""
 _SEEDED = threading.Lock()
 
+Rows = Sequence[Mapping[str, Any]]
 Environment = Any
 """An object with `reset`, and with tools and a reward, or with `step`."""
 
@@ -35,14 +40,18 @@ class EnvironmentTask:
     """A task made of an environment class, or of a function that returns environments; each episode gets its own.
 
     With `rows`, an episode is about one of them: `reset(**row)` or, if `reset` takes one argument, `reset(row)`; its
-    `prompt` column (text or messages) begins the conversation. One row in eight is held out. Without rows, `reset()`
-    returns the first message. Python's `random` is seeded before `reset`, so that the members of a group get the same
-    problem. The class may have the attributes `limits` (a `Limits`), `timeout` (seconds of a call), `system` (a system
-    message) and `template_kwargs`.
+    `prompt` column (text or messages) begins the conversation. One row in eight is held out, unless `held_out` has
+    rows for evaluation. Without rows, `reset()` returns the first message. Python's `random` is seeded before `reset`,
+    so that the members of a group get the same problem. The class may have the attributes `limits` (a `Limits`),
+    `timeout` (seconds of a call), `system` (a system message) and `template_kwargs`.
     """
 
     def __init__(
-        self, codec: Codec, environment: Callable[[], Environment], rows: Sequence[Mapping[str, Any]] | None = None
+        self,
+        codec: Codec,
+        environment: Callable[[], Environment],
+        rows: Rows | None = None,
+        held_out: Rows | None = None,
     ) -> None:
         self.make = environment
         self.name = getattr(environment, "__name__", type(environment).__name__)
@@ -55,8 +64,10 @@ class EnvironmentTask:
             codec, [] if self.steps else tools_of(example), getattr(example, "limits", None) or Limits(turns=TURNS),
             **getattr(example, "template_kwargs", {}),
         )  # fmt: skip
-        self.rows = None if rows is None else [dict(row) for row in rows]
-        held = [_is_held_out(row) for row in self.rows or ()]
+        self.rows = None if rows is None else [dict(row) for row in (*rows, *(held_out or ()))]
+        held = [
+            _is_held_out(row) if held_out is None else n >= len(rows or ()) for n, row in enumerate(self.rows or ())
+        ]
         self._training = [n for n, out in enumerate(held) if not out]
         self._held_out = [n for n, out in enumerate(held) if out]
         if self.rows is not None and not (self._training and self._held_out):
@@ -121,7 +132,8 @@ class EnvironmentTask:
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]
         about = number if self.rows is None else blake2b(_canonical(row), digest_size=8).hexdigest()
-        return self.agent.prompt(f"{self.name}/{about}", messages, **{**row, "number": number})
+        made = self.agent.prompt(f"{self.name}/{about}", messages)
+        return replace(made, data={**row, **made.data, "number": number})
 
     def _begin(self, number: int) -> tuple[Environment, Any]:
         """A new environment after its `reset`, and what `reset` returned."""
@@ -136,6 +148,26 @@ class EnvironmentTask:
         if inspect.isawaitable(began):
             raise SoleraError(f"environment {self.name}: reset must not be asynchronous")
         return environment, began[0] if self.steps and isinstance(began, tuple) else began
+
+
+def environment_rows(path: str) -> tuple[Rows, Rows | None]:
+    """The rows of a file, and those for evaluation if there is a split `test`."""
+    splits = {name: _rows(lines) for name, lines in find_splits(path).items()}
+    training = splits.get("train") or next(iter(splits.values()))
+    return training, splits.get("test") if "train" in splits else None
+
+
+def _rows(lines: Lines) -> Rows:
+    if not isinstance(lines, str):
+        return [read_object(line, place) for place, line in lines]
+    try:
+        content = Path(lines).expanduser().read_bytes().splitlines()
+    except OSError as error:
+        raise SoleraError(f"task.path: {lines}: cannot be read: {error.strerror}") from error
+    rows = [read_object(line, f"{lines}:{number}") for number, line in enumerate(content, 1) if line.strip()]
+    if not rows:
+        raise SoleraError(f"task.path: {lines}: the file is empty: it needs one JSON object per line")
+    return rows
 
 
 def tools_of(environment: Environment) -> list[Tool]:

@@ -15,6 +15,7 @@ from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
 from solera.protocols import Engine, Task
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
 from solera.streams import stream_seed
+from solera.tasks.company import Company
 from solera.tasks.event_loop import EventLoop
 from solera.tasks.rounds import Rounds, Seat
 from solera.tasks.turns import turn_sampling
@@ -203,11 +204,14 @@ async def episodes(
     rounds = Rounds(engine, len(attempts)) if in_rounds else None
     running = list[asyncio.Task[Attempted]]()
     try:
+        groups = {id(prompt): Company() for prompt, _ in attempts}
         for number, (prompt, seed) in enumerate(attempts):
-            writer = rounds.seat(number) if rounds else engine
-            running.append(asyncio.Task(attempt(task, writer, prompt, sampling, seed, guard), loop=loop))
-            if rounds:
-                running[-1].add_done_callback(partial(rounds.end, number))
+            writer, end = (rounds.seat(number), partial(rounds.end, number)) if rounds else (engine, _nothing)
+            context = groups[id(prompt)].member(number, end)
+            trying = attempt(task, writer, prompt, sampling, seed, guard)
+            running.append(asyncio.Task(trying, loop=loop, context=context))
+            running[-1].add_done_callback(partial(groups[id(prompt)].leave, number))
+            running[-1].add_done_callback(end)
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # lets all episodes send their first request
         asked()
@@ -219,6 +223,9 @@ async def episodes(
         raise
     finally:
         asked()
+
+
+def _nothing(_: object = None) -> None: ...
 
 
 class Episode:

@@ -1,5 +1,6 @@
 """Several tasks in one. Weights decide how often each of them supplies a prompt."""
 
+from collections import Counter
 from dataclasses import replace
 
 from solera.protocols import Generate, Task
@@ -31,6 +32,13 @@ class Mixture:
         name, _, key = prompt.key.partition("/")
         rollout = await self._tasks[name].run(replace(prompt, key=key), generate)
         return replace(rollout, prompt_key=prompt.key)
+
+    def take_metrics(self) -> dict[str, float]:
+        """What the reward models of all tasks did since the last call."""
+        total = Counter[str]()
+        for task in self._tasks.values():
+            total.update(getattr(task, "take_metrics", dict)())
+        return dict(total)
 
 
 def _renamed(name: str, prompt: Prompt) -> Prompt:

@@ -7,18 +7,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from solera.config.tasks import ENVIRONMENT
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate, Task
 from solera.records import Prompt, Reward, Rollout
-from solera.tasks.environments import EnvironmentTask
+from solera.tasks.environments import EnvironmentTask, environment_rows
 from solera.tasks.functions import check_file, is_spec, load_module, where
 from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
 """Methods of a task."""
 TaskFactory = Callable[[Codec], Task]
-ENVIRONMENT = "env:"
-"""Before the name of an environment."""
 
 
 class Regrade(Protocol):
@@ -37,25 +36,27 @@ def check_task(spec: str) -> None:
     check_file(spec.removeprefix(ENVIRONMENT), "task.name")
 
 
-def load_task(spec: str) -> TaskFactory:
-    """Return the class, or function of a codec, that a spec names."""
+def load_task(spec: str, path: str | None = None) -> TaskFactory:
+    """Return the class, or function of a codec, that a spec names. `path` holds the rows of an environment."""
     check_task(spec)
     module, name = load_module(spec.removeprefix(ENVIRONMENT), "task.name"), spec.rpartition(":")[2]
     factory = getattr(module, name, None)
     if factory is not None and spec.startswith(ENVIRONMENT):
-        return _environment(factory, spec)
+        return _environment(factory, spec, path)
     if factory is None:
         known = [key for key, value in vars(module).items() if inspect.isclass(value) and not missing_methods(value)]
         raise SoleraError(f"task.name: {spec}: {name} does not exist; tasks in the file: {', '.join(known) or 'none'}")
     return check_factory(factory, f"task.name: {spec}")
 
 
-def _environment(environment: Any, spec: str) -> TaskFactory:
+def _environment(environment: Any, spec: str, path: str | None) -> TaskFactory:
     if not callable(environment):
         raise SoleraError(f"task.name: {spec} must be a class or a function that returns an environment")
 
+    rows, held_out = (None, None) if path is None else environment_rows(path)
+
     def make(codec: Codec) -> Task:
-        return EnvironmentTask(codec, environment)
+        return EnvironmentTask(codec, environment, rows, held_out)
 
     make.__name__ = environment.__name__
     make.__module__ = environment.__module__
@@ -111,6 +112,8 @@ class OwnTask:
         self.name = name
         self.codec = codec
         self.regrade: Regrade | None = None
+        self.take_metrics: Callable[[], dict[str, float]] = dict
+        """What the reward models of `regrade` did since the last call."""
 
     @property
     def columns(self) -> Set[str]:

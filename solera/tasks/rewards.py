@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from solera.errors import SoleraError, StopRunError, one_line
 from solera.protocols import Codec
 from solera.records import REWARD_RULE, Completion, Prompt, Reward, Rollout
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
+from solera.tasks.company import together
 from solera.tasks.functions import OwnFunction, check_spec, given, load, load_module, part_name, where
 from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
 from solera.tasks.gym import check_gym, gym
@@ -115,16 +117,18 @@ class Rewards:
             rewards.append(Reward(self.overlong(len(token_ids_T)), OVERLONG, "length"))
         return tuple(rewards)
 
+    def take_metrics(self) -> dict[str, float]:
+        """What reward models did since the last call, all added up (`judge/…`, `classifier/…`)."""
+        total = Counter[str]()
+        for batcher in self.batchers:
+            total.update(getattr(batcher.function.call, "take_metrics", dict)())
+        return dict(total)
+
 
 def last_turn(rollout: Rollout) -> npt.NDArray[np.int32]:
-    """The tokens that the policy wrote last, without interruption."""
-    for sequence in reversed(rollout.sequences):
-        if sequence.spans:
-            start, stop, _ = sequence.spans[-1]
-            for span in reversed(sequence.spans):
-                start = span.start if span.stop == start else start
-            return sequence.token_ids_T[start:stop]
-    return np.zeros(0, np.int32)
+    """The tokens that the policy wrote last, without interruption; a greedy turn counts."""
+    written = (sequence.last_turn for sequence in reversed(rollout.sequences))
+    return next((tokens_T for tokens_T in written if len(tokens_T)), np.zeros(0, np.int32))
 
 
 def build_rewards(
@@ -205,7 +209,7 @@ def check_own(config: Config, columns: Mapping[str, Set[str]]) -> None:
     """Check the user's functions, which executes their files; `columns` are those of each task."""
     for name, task in task_parts(config.task).items():
         if kind_of_task(task.name) == "own":  # its columns are known once it has the model's codec
-            load_task(task.name)
+            load_task(task.name, task.path)
             for spec in config.reward.functions:
                 if not is_grader(spec):
                     load_module(spec, "reward.functions")
@@ -240,10 +244,11 @@ def overlong(limit: int, buffer: int, penalty: float, length: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A response to grade, and the future that waits for it."""
+    """A response to grade, the group that it belongs to, and the future that waits for it."""
 
     attempt: Attempt
     prompt: Prompt
+    group: object
     answer: "asyncio.Future[Reward | None]"
 
 
@@ -258,13 +263,16 @@ class RewardBatcher:
         self.config = config
         self.problems = problems
         self.prompt_column = prompt_column
+        self.ranks: bool = getattr(function.call, "ranks", False)
+        """Whether it compares the members of a group. It is then called for each whole group."""
         self._pending: list[Request] = []
         self._running: set[asyncio.Task[None]] = set()
         self._warned = False
 
     async def ask(self, attempt: Attempt, prompt: Prompt) -> Reward | None:
+        group = await together() if self.ranks else None
         loop = asyncio.get_running_loop()
-        request = Request(attempt, prompt, loop.create_future())
+        request = Request(attempt, prompt, group, loop.create_future())
         if not self._pending:
             loop.call_soon(self._begin)  # runs after every task that is ready now has made its request
         self._pending.append(request)
@@ -289,18 +297,29 @@ class RewardBatcher:
                 request.answer.set_result(reward)
 
     async def _judge(self, requests: list[Request]) -> list[Reward | None]:
-        rewards = list[Reward | None]()
-        async with aclosing(call_each(self.function.call, self._calls(requests), self.config.timeout)) as outcomes:
+        rewards = dict[int, Reward | None]()
+        shares = self._shares(requests)
+        calls = [self._call(share) for share in shares]
+        async with aclosing(call_each(self.function.call, calls, self.config.timeout)) as outcomes:
             async for outcome in outcomes:
-                several = [outcome] if self.function.takes is None else self._spread(outcome, requests)
-                for one in several:
-                    rewards.append(self._reward(one, requests[len(rewards)]))
-        return rewards
+                share = shares.pop(0)
+                several = [outcome] if self.function.takes is None else self._spread(outcome, share)
+                rewards |= {id(each): self._reward(one, each) for one, each in zip(several, share, strict=True)}
+        return [rewards[id(request)] for request in requests]
 
-    def _calls(self, requests: list[Request]) -> list[Call]:
+    def _shares(self, requests: list[Request]) -> list[list[Request]]:
+        """The requests of each call: of one response, of a group, or of the whole batch."""
+        if self.function.takes is None:
+            return [[request] for request in requests]
+        groups = dict[int, list[Request]]()
+        for request in requests:
+            groups.setdefault(id(request.group), []).append(request)
+        return list(groups.values())
+
+    def _call(self, requests: list[Request]) -> Call:
         takes = self.function.takes
         if takes is None:
-            return [((request.attempt, dict(request.prompt.data)), {}) for request in requests]
+            return (requests[0].attempt, dict(requests[0].prompt.data)), {}
         prompts = [request.prompt.data[self.prompt_column] for request in requests]
         batch: dict[str, list[Any]] = {
             name: [request.prompt.data.get(name) for request in requests] for name in takes
@@ -309,13 +328,13 @@ class RewardBatcher:
             "completions": [_completion(r.attempt.text, p) for r, p in zip(requests, prompts, strict=True)],
             "completion_ids": [_response_ids(request.attempt) for request in requests],
         }
-        return [((), {name: batch[name] for name in takes})]
+        return (), {name: batch[name] for name in takes}
 
     def _spread(self, outcome: Outcome, requests: list[Request]) -> list[Outcome]:
         """Split the outcome of one call for the whole batch into one per request."""
         values = outcome.value.tolist() if hasattr(outcome.value, "tolist") else outcome.value
         if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
-            return [Outcome(value) for value in values]
+            return [Outcome(error=each) if isinstance(each, Exception) else Outcome(each) for each in values]
         gave = f"a list of {len(values)}" if isinstance(values, list | tuple) else shown(values)
         complaint = f"returned {gave}, but must return a list of {len(requests)}, one for each response of the batch"
         if outcome.error:

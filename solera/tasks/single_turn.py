@@ -54,3 +54,7 @@ class SingleTurn:
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
         completion = await generate(prompt.token_ids)
         return Rollout.of(prompt, completion, rewards=await self.grade(prompt, completion))
+
+    def take_metrics(self) -> dict[str, float]:
+        """What the reward models did since the last call."""
+        return getattr(self.grade, "take_metrics", dict)()

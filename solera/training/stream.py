@@ -20,14 +20,16 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
 from solera.protocols import Engine, Store, SupplyState, Task
 from solera.records import Group, PolicyVersion, Prompt, Sampling
+from solera.tasks.company import Company
 from solera.tasks.episodes import Attempted, Guard, attempt
 from solera.tasks.event_loop import EventLoop
-from solera.training.supply import ROUNDS, Outcomes, attempt_seeds, stored
+from solera.training.supply import ROUNDS, Outcomes, attempt_seeds, grading_metrics, stored
 
 UNBOUNDED = 2
 """Batches generated ahead if nothing bounds the age (`sync.rule = "never"`)."""
@@ -250,7 +252,8 @@ class Stream:
         group, attempts = self._open[number], list[asyncio.Task[Attempted]]()
         try:
             prompt = self.task.prompt(number)
-            attempts += [self._attempt(prompt, seed) for seed in attempt_seeds(self.seed, number, self.members)]
+            company, seeds = Company(), attempt_seeds(self.seed, number, self.members)
+            attempts += [self._attempt(prompt, seed, company, member) for member, seed in enumerate(seeds)]
             attempted = [await each for each in attempts]
         except BaseException as error:
             for each in attempts:
@@ -266,10 +269,10 @@ class Stream:
             group.attempted, group.ended = attempted, time.perf_counter()
             self._changed.notify_all()
 
-    def _attempt(self, prompt: Prompt, seed: int) -> "asyncio.Task[Attempted]":
-        each = asyncio.get_running_loop().create_task(
-            attempt(self.task, self.engine, prompt, self.sampling, seed, self.guard)
-        )
+    def _attempt(self, prompt: Prompt, seed: int, company: Company, member: int) -> "asyncio.Task[Attempted]":
+        trying = attempt(self.task, self.engine, prompt, self.sampling, seed, self.guard)
+        each = asyncio.get_running_loop().create_task(trying, context=company.member(member))
+        each.add_done_callback(partial(company.leave, member))
         each.add_done_callback(self._ended)
         return each
 
@@ -313,6 +316,7 @@ class Stream:
             held = {"stream/ready": float(ready), "stream/running": float(len(self._open) - ready)}
         return (
             {"time/generate/decode": (self._worked - before).seconds} | held | self._outcomes.take()
+            | grading_metrics(self.task)
             | {f"stream/closed_{reason}": count for reason, count in closed.items()} | waiting_times(waited)
         )  # fmt: skip
 

@@ -83,6 +83,12 @@ def turn_metrics(episodes: Sequence[tuple[EpisodeFacts, int]]) -> dict[str, floa
     }
 
 
+def grading_metrics(task: Task) -> dict[str, float]:
+    """What the task's reward models did since the last call, if it has any."""
+    take = getattr(task, "take_metrics", None)
+    return {} if take is None else dict(take())
+
+
 class LockStep:
     """A `Supply` that generates when it is asked (`wait`), or one batch ahead of that (`drawn`). Episodes
     run in the thread of the run's event loop, which the supply closes at the end.
@@ -196,7 +202,7 @@ class LockStep:
         """Since the last call: `time/generate/decode`, seconds in which the engine wrote the batches that were taken,
         `episodes/failed`, where some did, and the figures of episodes of several turns."""
         seconds, self._decoding = self._decoding, 0.0
-        return {"time/generate/decode": seconds} | self._outcomes.take()
+        return {"time/generate/decode": seconds} | self._outcomes.take() | grading_metrics(self.task)
 
     def _attempted(self, groups: int, ahead: list[Attempted]) -> list[Attempted]:
         """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""

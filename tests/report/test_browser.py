@@ -4,8 +4,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from solera.records import Reward, Rollout, Segment, Sequence, Span
 from solera.report.html import write_report
 from solera.store.ledger import Ledger
 from tests.report.browsing import chart_named, opened, painted, running_browser, until
@@ -69,6 +71,22 @@ def both(tmp_path_factory) -> Path:
 def page(browser, report):
     with opened(browser, report) as one:
         yield one
+
+
+def test_an_episode_is_shown_turn_by_turn(browser, tmp_path):
+    folder = write_run(tmp_path / "run", rows())
+    authors = (Segment("prompt", 1), Segment("policy", 2), Segment("tool", 3, 2, 1), Segment("policy", 1))
+    ids = np.array([4, 5, 6, 7, 8, 9, 5], np.int32)
+    sequence = Sequence(ids, (Span(1, 3, 0), Span(6, 7, 0)), np.zeros(3, np.float32), None, authors)
+    store = Ledger(folder / "store.db")
+    used(store, 1, [Rollout("k", (sequence,), (Reward(0.5, "step", position=2),), lineage="a"), rollout("k", 0.0)])
+    store.close()
+    with opened(browser, write_report([folder], folder / "report.html")) as page:
+        page.evaluate("document.querySelector('.group').open = true")
+        until(page, "document.querySelectorAll('.turn').length > 0")
+        told = page.evaluate("[...document.querySelectorAll('.turn .who')].map((who) => who.textContent)")
+        assert told == ["policy · 2 tokens", "tool · 3 tokens · 2 calls · 1 failed", "policy · 1 token · step 0.5"]
+        assert page.evaluate("document.querySelectorAll('.members tbody tr').length") == 2
 
 
 def test_every_chart_is_drawn_from_a_file_without_a_network(page):

@@ -16,7 +16,7 @@ import pytest
 from solera.config import Config, ObjectiveConfig, TaskConfig, dump
 from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
-from solera.records import Reward, Rollout, Sequence, Span, Use
+from solera.records import Reward, Rollout, Segment, Sequence, Span, Use
 from solera.report.html import write_report
 from solera.report.panels import PANELS, panels_for
 from solera.report.text import Piece, TextReader
@@ -257,12 +257,41 @@ def test_turns_tell_what_was_written_from_what_was_given(tmp_path):
     (group,) = run["groups"]
     (member,) = group["members"]
     assert group["prompt"] == "10 11"
-    assert member["turns"] == [
-        {"written": True, "text": "12 13"}, {"written": False, "text": "14 15"}, {"written": True, "text": "16 17"},
-    ]  # fmt: skip
+    told = [(turn["written"], turn["text"], turn["author"], turn["tokens"]) for turn in member["turns"]]
+    assert told == [(True, "12 13", "policy", 2), (False, "14 15", "given", 2), (True, "16 17", "policy", 2)]
     assert member["versions"] == [0, 1]
     assert member["by_version"] == [[[0, "12"], [1, " 13"]], [], [[1, "16 17"]]]
     assert "shown as token ids, because no tokenizer could be loaded (nowhere: " in " ".join(run["notes"])
+
+
+def test_an_episode_is_told_turn_by_turn(tmp_path):
+    """Two turns and a greedy one: a tool answers two calls, one of which fails, then the environment speaks. Rewards
+    belong to the first and the last trained turn; the history of the second sequence was rendered anew."""
+    folder = bare_run(tmp_path / "run", config='model = { path = "nowhere" }')
+    segments = (
+        Segment("prompt", 2), Segment("policy", 2), Segment("tool", 1, 2, 1), Segment("greedy", 1),
+        Segment("environment", 1), Segment("policy", 1),
+    )  # fmt: skip
+    first = Sequence(np.arange(10, 18, dtype=np.int32), (Span(2, 4, 0), Span(7, 8, 0)), None, None, segments)
+    again = (Segment("prompt", 3, 1, 1), Segment("policy", 1))
+    second = Sequence(np.arange(20, 24, dtype=np.int32), (Span(3, 4, 0),), None, None, again)
+    rewards = (
+        Reward(0.25, "a", position=1), Reward(0.5, "b", position=2), Reward(1.0, "c", position=0, sequence=1),
+        Reward(2.0, "whole"),
+    )  # fmt: skip
+    store = Ledger(folder / "store.db")
+    (id_,) = store.add([Rollout("p", (first, second), rewards, lineage="a")])
+    store.record([Use(id_, 2, 2, 0.0)])
+    store.close()
+    (group,) = report(folder).data["runs"][0]["groups"]
+    turns = [tuple(turn.values()) for turn in group["members"][0]["turns"]]
+    assert turns == [
+        (True, "12 13", "policy", 2, 0, 0, {"a": 0.25}), (False, "14", "tool", 1, 2, 1, {}),
+        (False, "15", "greedy", 1, 0, 0, {}), (False, "16", "environment", 1, 0, 0, {}),
+        (True, "17", "policy", 1, 0, 0, {"b": 0.5}), (False, "20 21 22", "prompt", 3, 1, 1, {}),
+        (True, "23", "policy", 1, 0, 0, {"c": 1.0}),
+    ]  # fmt: skip
+    assert group["members"][0]["reward"] == 3.75
 
 
 def test_a_character_that_two_versions_wrote_goes_to_the_second():

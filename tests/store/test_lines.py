@@ -10,7 +10,7 @@ from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.models.codec import TokenizerCodec
 from solera.models.loading import Reader, load_reader
-from solera.records import Reward, Rollout, Sampling, Sequence, Span
+from solera.records import Reward, Rollout, Sampling, Segment, Sequence, Span
 from solera.store.lines import LineReader, plain, read_reward, spelled
 from solera.tasks.arithmetic import is_held_out
 from solera.tasks.held_out import HeldOut
@@ -96,6 +96,9 @@ def test_what_is_exported_is_read_back_without_loss(read):
     warm = Sequence(a.token_ids_T, a.spans, a.span_logp, (0.3,) * len(a.spans))
     object.__setattr__(original, "sequences", (warm,))
     assert read(json.dumps(plain(original, 0.0)).encode()).sequences[0].temperatures == warm.temperatures
+    authors = (Segment("prompt", 1), Segment("policy", len(a.token_ids_T) - 2), Segment("tool", 1, 2, 1))
+    object.__setattr__(original, "sequences", (Sequence(a.token_ids_T, a.spans, a.span_logp, None, authors),))
+    assert read(json.dumps(plain(original, 0.0)).encode()).sequences[0].segments == authors
     without = Sequence(a.token_ids_T, a.spans, None)
     object.__setattr__(original, "sequences", (without,))
     object.__setattr__(original, "origin", "self")

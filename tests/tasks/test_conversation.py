@@ -11,10 +11,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
-from solera.records import Completion, EpisodeFacts, Prompt, Reward, Sampling, Sequence, Span
+from solera.records import Completion, EpisodeFacts, Prompt, Reward, Sampling, Segment, Sequence, Span
 from solera.store.encoding import decode, encode
 from solera.tasks.conversation import Conversation, Limits
 from solera.tasks.episodes import attempt_all
+from solera.tasks.tools import Result
 from solera.training.supply import Outcomes
 from tests.tasks.chatting import TEMPLATES, TOOLS, check, codec_of, converse, small_tokenizer
 
@@ -213,6 +214,34 @@ def test_behaviour_logp_is_that_of_a_forward_pass_over_the_whole_conversation(na
                 np.testing.assert_allclose(sequence.behaviour_logp_T[start:stop], wanted.numpy(), atol=2e-4)
 
 
+def test_it_is_recorded_who_wrote_which_tokens():
+    talk, _, tokenizer = chat("qwen2_5", "call", "again", "well", "done")
+    prompt = Prompt("p", talk.codec.chat(ASK))
+
+    async def run():
+        await talk.say()
+        talk.count_calls([Result("1", False, 0.1), Result("error: no", True, 0.1)])
+        talk.add({"role": "tool", "content": "1"}, {"role": "tool", "content": "error: no"})
+        await talk.say()
+        talk.count_calls([Result("2", False, 0.1)])  # a template without tools: the result is a user message
+        talk.add({"role": "user", "content": "<tool_response>2</tool_response>"})
+        await talk.say()
+        talk.add({"role": "user", "content": "Sure?"})
+        await talk.say()
+        return talk.rollout(prompt, Reward(1.0))
+
+    (sequence,) = asyncio.run(run()).sequences
+    authors = [(author, calls, failed) for author, _, calls, failed in sequence.segments]
+    assert authors == [
+        ("prompt", 0, 0), ("policy", 0, 0), ("tool", 2, 1), ("policy", 0, 0), ("tool", 1, 0), ("policy", 0, 0),
+        ("environment", 0, 0), ("policy", 0, 0),
+    ]  # fmt: skip
+    ends = np.cumsum([segment.tokens for segment in sequence.segments]).tolist()
+    bounds = list(zip([0, *ends], ends, strict=False))
+    assert [bounds[place] for place in (1, 3, 5, 7)] == [span[:2] for span in sequence.spans]
+    assert "<tool_response>2</tool_response>" in tokenizer.decode(sequence.token_ids_T[slice(*bounds[4])])
+
+
 def test_temperatures_of_spans_are_stored():
     ids, spans = np.arange(9, dtype=np.int32), (Span(2, 4, 0), Span(6, 9, 1))
     logp = np.full(5, -0.5, np.float32)
@@ -222,5 +251,16 @@ def test_temperatures_of_spans_are_stored():
         assert [each.temperatures for each in found] == [each.temperatures for each in several]
         assert all(np.array_equal(a.span_logp, logp) and a.spans == spans for a in found)
     assert encode((plain,))[0] == 1  # as before
+    told = Sequence(
+        ids, spans, logp, (1.0, 0.3), (Segment("prompt", 2), Segment("policy", 2), Segment("tool", 5, 3, 1))
+    )
+    back = decode(encode((plain, told, warm)))
+    assert [each.segments for each in back] == [None, told.segments, None]
+    assert [each.temperatures for each in back] == [None, (1.0, 0.3), (1.0, 0.3)]
+    for damage in (encode((told,))[:-3], encode((told,)) + b"1"):
+        with pytest.raises(SoleraError, match="damaged sequence data"):
+            decode(damage)
+    with pytest.raises(SoleraError, match="its segments do not add up to its 9 tokens"):
+        Sequence(ids, spans, logp, None, (Segment("prompt", 8),))
     with pytest.raises(SoleraError, match="sequence: 1 temperatures for 2 spans"):
         Sequence(ids, spans, logp, (1.0,))

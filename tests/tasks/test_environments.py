@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from solera.config import TaskConfig, resolve_task
 from solera.errors import SoleraError
 from solera.records import Reward
 from solera.tasks.conversation import Limits
@@ -115,6 +116,42 @@ def test_rows(whole):
         assert (rollout.reward, rollout.facts.ending, rollout.facts.turns) == (0.5, "turns", 2)
     with pytest.raises(SoleraError, match="1 rows are too few to hold some out"):
         task_of(Counter, rows=rows[:1])
+
+
+def test_rows_from_a_file(tmp_path):
+    """Columns may have any name, and a split `test` is what is held out."""
+    source = tmp_path / "envs.py"
+    source.write_text(
+        "class Sum:\n def reset(self, row):\n  self.row = row\n  return str(row['messages'])\n"
+        " def reward(self): return float(self.row['key'])\n"
+    )
+    template = TEMPLATES["qwen2_5"]
+    tokenizer = small_tokenizer(template)
+    rows = [{"key": n, "messages": f"m{n}", "number": -1} for n in range(40)]
+    file, folder = tmp_path / "rows.jsonl", tmp_path / "split"
+    folder.mkdir()
+    for path, part in ((file, rows), (folder / "train.jsonl", rows[:30]), (folder / "test.jsonl", rows[30:])):
+        path.write_text("".join(json.dumps(row) + "\n" for row in part))
+    tasks = [
+        make_task(load_task(f"env:{source}:Sum", str(path)), codec_of(tokenizer, template)) for path in (file, folder)
+    ]
+    for task in tasks:
+        prompt = task.prompt(2)
+        assert prompt.data["messages"][-1]["content"] == f"m{prompt.data['key']}"
+        rollout = asyncio.run(task.run(prompt, Scripted(tokenizer, "Hi.")))
+        assert rollout.reward == prompt.data["key"]
+    assert sorted(prompt.data["key"] for prompt in tasks[1].held_out(99)) == list(range(30, 40))
+    assert sorted(tasks[1].prompt(n).data["key"] for n in range(30)) == list(range(30))
+    held = {prompt.data["key"] for prompt in tasks[0].held_out(99)}
+    assert held and not held & {tasks[0].prompt(n).data["key"] for n in range(80)}
+    file.write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(SoleraError, match=r"rows\.jsonl:2: not JSON"):
+        load_task(f"env:{source}:Sum", str(file))
+    with pytest.raises(SoleraError, match=r"nowhere\.jsonl: cannot be read"):
+        load_task(f"env:{source}:Sum", str(tmp_path / "nowhere.jsonl"))
+    with pytest.raises(SoleraError, match=r"task\.path is not used by t\.py:T"):
+        resolve_task(TaskConfig("t.py:T", path="x.jsonl"))
+    assert resolve_task(TaskConfig("env:t.py:T", path="x.jsonl")).path == "x.jsonl"
 
 
 class Guess:

@@ -1,6 +1,7 @@
 """What a task may ask of one turn, against a plain loop over the model without a cache."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import torch
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
+from solera.store.encoding import decode, encode
 from solera.tasks.episodes import Failed, Guard, attempt_all
+from solera.tasks.rewards import last_turn
 from tests.conftest import END, VOCABULARY
 from tests.engines.test_in_process import fresh_logp
 
@@ -144,6 +147,28 @@ def test_a_greedy_turn_of_a_run_that_samples_is_given_text(engine, tiny):
     assert made.length == first.stop - first.start + third.stop - third.start
     middle = sequence.token_ids_T[first.stop + 1 : third.start - 1].tolist()
     assert middle == greedy(tiny.copy(torch.float32), tuple(sequence.token_ids_T[: first.stop + 1].tolist()), 3, ())[0]
+
+
+def test_graders_see_a_greedy_last_turn(engine):
+    """And who wrote which tokens is recorded, so that it is still known after the store."""
+
+    class Two:
+        async def run(self, prompt, generate):
+            first = await generate(prompt.token_ids, max_tokens=4)
+            ids = (*prompt.token_ids, *first.token_ids_T.tolist(), 5, 6)
+            last = await generate(ids, temperature=0, max_tokens=3)
+            lasts.append(last.token_ids_T.tolist())
+            return Rollout.of(prompt, first, (5, 6), last, rewards=(Reward(1.0),))
+
+    lasts: list[list[int]] = []
+    (made,) = attempt_all(Two(), engine, [(Prompt("p", (2, 3)), 1)], Sampling(1.0, 12))
+    again = replace(made, sequences=decode(encode(made.sequences)))
+    first = made.sequences[0].spans[0]
+    for rollout in (made, again):
+        assert last_turn(rollout).tolist() == lasts[0]
+        assert [segment[:2] for segment in rollout.sequences[0].segments] == [
+            ("prompt", 2), ("policy", first.stop - first.start), ("environment", 2), ("greedy", len(lasts[0])),
+        ]  # fmt: skip
 
 
 def test_an_episode_of_greedy_turns_only_has_nothing_to_train_on(engine):

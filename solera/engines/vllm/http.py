@@ -1,4 +1,4 @@
-"""HTTP to one server. Every failure becomes an error of one line. The only module that names httpx."""
+"""HTTP to one server. Every failure becomes an error of one line. Of the engines, only this module names httpx."""
 
 import asyncio
 import json

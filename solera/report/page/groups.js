@@ -6,6 +6,8 @@ const SORTS = {
   longest: ["length", "longest first", "shortest first"],
 };
 
+const AUTHORS = { policy: "policy", greedy: "policy, greedy (not trained on)", tool: "tool", environment: "environment", prompt: "prompt, rendered anew", given: "given" };
+
 /* The list of groups. Everything that a model wrote is inserted as text, never as HTML. */
 class Groups {
   constructor(host) {
@@ -146,7 +148,26 @@ class Groups {
       element("span", { class: i % 2 ? "part odd" : "part", title: `written by version ${version}` }, ...marked(text, words))];
   }
 
+  /* An episode of several turns: who wrote each, its tokens, its rewards, and the calls that it answers. */
+  episode(m, words) {
+    return element("ol", { class: "turns" }, ...m.turns.map((turn, t) => {
+      const calls = turn.calls ? [`${turn.calls} call${turn.calls === 1 ? "" : "s"}`] : [];
+      const failed = turn.failed ? [element("span", { class: "failed" }, `${turn.failed} failed`)] : [];
+      const rewards = Object.entries(turn.rewards).map(([part, value]) => element("span", { class: "earned" }, `${part} ${figure(value)}`));
+      const about = [`${turn.tokens} token${turn.tokens === 1 ? "" : "s"}`, ...calls, ...failed, ...rewards];
+      return element("li", { class: `turn ${turn.author}` },
+        element("div", { class: "who" }, element("b", {}, AUTHORS[turn.author] ?? turn.author), ...about.flatMap((one) => [" · ", one])),
+        element("pre", { class: "text" }, ...this.spoken(m, turn, t, words)));
+    }), ...(m.times > 1 ? [element("li", {}, element("span", { class: "tag" }, `× ${m.times}`))] : []));
+  }
+
+  spoken(m, turn, t, words) {
+    if (!turn.text) return [element("span", { class: "empty" }, "(empty)")];
+    return m.by_version[t]?.length ? m.by_version[t].flatMap((part, i) => this.part(...part, i, words)) : marked(turn.text, words);
+  }
+
   text(m, words) {
+    if (m.turns.length > 1) return this.episode(m, words);
     const turns = m.turns.map((turn, t) => element("span", { class: turn.written ? null : "given" },
       ...(m.by_version[t]?.length ? m.by_version[t].flatMap((part, i) => this.part(...part, i, words)) : marked(turn.text, words))));
     if (!m.turns.some((turn) => turn.text)) turns.push(element("span", { class: "empty" }, "(empty)"));
