@@ -116,7 +116,7 @@ def short_run(tmp_path: Path):
             run = {{ root = "{tmp_path}", name = "{name}", steps = 6, device = "cpu" }}
             collect = {{ prompts = 8, group_size = 8 }}
             evaluate = {{ every = 0, problems = 8 }}
-            report = {{ tensorboard = false, progress = false }}
+            report = {{ tensorboard = false, progress = false, page = false }}
         """
         return train(merge(parse(base, "base"), toml))
 

@@ -105,6 +105,7 @@ SHORT = """
     probe_prompts = 0
     [report]
     tensorboard = false
+    page = false
 """
 
 

@@ -20,7 +20,7 @@ run = { root = ".", name = "whole", steps = 4, device = "cpu" }
 collect = { prompts = 2, group_size = 4, offset = 1 }
 evaluate = { every = 0, problems = 4 }
 checkpoint = { every = 2 }
-report = { tensorboard = false, progress = false }
+report = { tensorboard = false, progress = false, page = false }
 """
 NEWEST = "checkpoints/step-000004"
 GARBAGE = [b"", b"garbage", bytes(100), b"[]", b"null", b"\xff\xfe", b"{"]

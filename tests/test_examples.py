@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> solera.Config:
         run=solera.RunConfig(steps=6, root=str(tmp_path), name="own", device="cpu"),
         collect=solera.CollectConfig(prompts=4, group_size=4),
         evaluate=solera.EvaluateConfig(every=0, problems=8),
-        report=solera.ReportConfig(tensorboard=False, progress=False),
+        report=solera.ReportConfig(tensorboard=False, progress=False, page=False),
     )
 
 

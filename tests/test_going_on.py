@@ -35,7 +35,7 @@ collect = {{ prompts = 4, group_size = 4, offset = 1 }}
 sync = {{ period = 3 }}
 evaluate = {{ every = 0, problems = 8 }}
 checkpoint = {{ every = 2, keep = 4 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 FILES = [
     "state.json", "tensors.pt", "digests.json", "model/digests.json", "model/model.safetensors", "model/config.json",

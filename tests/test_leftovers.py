@@ -24,7 +24,7 @@ sync = {{ period = 1 }}
 diagnose = {{ every = 0 }}
 evaluate = {{ every = 0, problems = 2 }}
 checkpoint = {{ every = 3 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 

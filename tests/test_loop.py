@@ -19,6 +19,7 @@ from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.store.ledger import Ledger
 from solera.training.supply import LockStep
+from tests.command import solera
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,9 @@ def test_nothing_is_written_ahead_of_a_sync(short_run, monkeypatch):
 
 
 def test_the_runs_folder_is_complete(short_run):
-    result = short_run('objective = { name = "grpo", beta = 0.01, ref_period = 2 }\nreport = { tensorboard = true }')
+    result = short_run(
+        'objective = { name = "grpo", beta = 0.01, ref_period = 2 }\nreport = { tensorboard = true, page = true }'
+    )
     names = {path.name for path in result.folder.iterdir()}
     assert {"config.toml", "metrics.jsonl", "store.db", "model", "plot.png", "tensorboard"} <= names
     text = (result.folder / "config.toml").read_text()
@@ -277,3 +280,12 @@ def test_a_batch_that_an_update_fails_on_is_in_the_store(short_run, monkeypatch,
         )
     with closing(Ledger(next(tmp_path.rglob("store.db")))) as ledger:
         assert (ledger.watermark(), ledger.missing(24, 1, 0)) == (24, 16)
+
+
+def test_without_a_page_a_run_ends_with_its_model(tmp_path):
+    small = ["--collect.prompts", 2, "--collect.group_size", 2, "--evaluate.problems", 2, "--run.steps", 1]
+    done = solera("train", *small, "--report.page", "false", "--run.name", "r", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2].startswith("all evaluations") and done.stdout.endswith("model  runs/r/model\n")
+    names = {path.name for path in (tmp_path / "runs" / "r").iterdir()}
+    assert {"model", "metrics.jsonl"} <= names and not {"plot.png", "report.html"} & names

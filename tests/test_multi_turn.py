@@ -111,7 +111,7 @@ def test_with_deterministic_two_runs_are_the_same_to_the_bit_however_long_tools_
             collect=CollectConfig(prompts=8, group_size=4, deterministic=True),
             evaluate=EvaluateConfig(every=2, problems=5),
             sync=SyncConfig(period=2),
-            report=ReportConfig(tensorboard=False, progress=False),
+            report=ReportConfig(tensorboard=False, progress=False, page=False),
         )
         told = train(config, task=Impatient).metrics
         rows.append([{name: v for name, v in row.items() if not name.startswith("time/")} for row in told])

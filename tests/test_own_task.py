@@ -36,6 +36,7 @@ SHORT = """
     probe_prompts = 0
     [report]
     tensorboard = false
+    page = false
 """
 TASKS = f"""
     import sys

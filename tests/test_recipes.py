@@ -70,7 +70,7 @@ def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
         collect=dataclasses.replace(config.collect, prompts=2, group_size=min(2, config.collect.group_size)),
         sampling=dataclasses.replace(config.sampling, max_tokens=6),
         evaluate=dataclasses.replace(config.evaluate, problems=3),
-        report=dataclasses.replace(config.report, tensorboard=False, progress=False),
+        report=dataclasses.replace(config.report, tensorboard=False, progress=False, page=False),
     )
     result = running.train(config)
     assert (result.model / "config.json").is_file()

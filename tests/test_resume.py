@@ -41,7 +41,7 @@ objective = {{ beta = 0.02, ref_ema = 0.3 }}
 learn = {{ passes = 2, decay = "linear" }}
 evaluate = {{ every = 4, problems = 20 }}
 checkpoint = {{ every = {every}, keep = 2 }}
-report = {{ tensorboard = true, progress = false }}
+report = {{ tensorboard = true, progress = false, page = false }}
 """
 
 

@@ -12,7 +12,7 @@ TEST = [(91, 8), (92, 7), (93, 5)]
 RUN = (
     "train", "--run.name", "sft", "--run.steps", "3", "--run.device", "cpu", "--task", "jsonl", "--task.path", "data",
     "--store.solutions", "worked", "--draw.policy", "offline", "--objective", "sft", "--collect.prompts", "8",
-    "--collect.group_size", "1", "--evaluate.problems", "3", "--report.tensorboard", "False",
+    "--collect.group_size", "1", "--evaluate.problems", "3", "--report.tensorboard", "False", "--report.page", "False",
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ collect = {{ prompts = 6, group_size = 4, {collect} }}
 diagnose = {{ probe_prompts = 3, every = 2 }}
 evaluate = {{ every = 5, problems = 20 }}
 checkpoint = {{ every = 3 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 {more}
 """
 

@@ -22,7 +22,7 @@ collect = {{ prompts = 64, group_size = 1 }}
 objective = {{ name = "sft" }}
 learn = {{ lr = {lr} }}
 evaluate = {{ every = 0, problems = 200 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 RL = """
@@ -30,7 +30,7 @@ run = {{ root = "{root}", name = "{name}", steps = 1, device = "cpu" }}
 model = {{ path = "{model}" }}
 task = {{ level = 1 }}
 evaluate = {{ problems = 6 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 

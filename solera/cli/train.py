@@ -118,11 +118,12 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
     except running.InterruptedRunError as stopped:
         print(f"solera: {stopped}", file=sys.stderr)
         return 141 if console.reader_left else 130
+    pages = {"plot": result.plot, "report": result.report}
     console.print(
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
         f"{result.seconds:.0f} s\n"
         f"all evaluations: best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
-        f"plot   {result.plot}\nreport {result.report}\nmodel  {result.model}",
+        + "".join(f"{name:6} {path}\n" for name, path in pages.items() if path) + f"model  {result.model}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     return 0

@@ -36,8 +36,8 @@ SAFE = (
     "learn.gradient_checkpointing", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
     "engine.gpu_memory", "engine.timeout", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every",
     "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
-    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "cluster.learners", "cluster.runtime",
-    "cluster.address", "cluster.timeout", "cluster.restarts",
+    "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "report.page",
+    "cluster.learners", "cluster.runtime", "cluster.address", "cluster.timeout", "cluster.restarts",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""

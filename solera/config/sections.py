@@ -425,6 +425,9 @@ class ReportConfig:
     """Weights & Biases project to log to (needs the extra `wandb`)."""
     progress: bool = True
     """Show a progress bar. If the output is not a terminal, print a line at every evaluation instead."""
+    page: bool = True
+    """At the end of the run, draw `plot.png` and write the page `report.html`. Without them a run ends half a second
+    earlier; `solera report` writes the page at any time."""
 
 
 @dataclass(frozen=True)

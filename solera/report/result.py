@@ -22,8 +22,9 @@ class Result:
     accuracy_mean: float
     """Over all evaluations of the run."""
     seconds: float
-    plot: Path
-    report: Path
+    plot: Path | None
+    report: Path | None
+    """`None` with `report.page = false`."""
     model: Path
 
     @property
@@ -32,15 +33,15 @@ class Result:
         return read_metrics(self.folder / METRICS)
 
 
-def result_of(folder: Path, seconds: float, say: Callable[[str], None]) -> Result:
-    """Read the result from the run's folder, and write the plot and the report."""
+def result_of(folder: Path, seconds: float, say: Callable[[str], None], page: bool = True) -> Result:
+    """Read the result from the run's folder and, with `page`, write the plot and the report."""
     rows = read_metrics(folder / METRICS)
     if not any(row.get("tokens/trained") for row in rows):
         say(f"nothing was learned: {_why_nothing(rows)}")
     accuracies = [row["eval/pass@1"] for row in rows if "eval/pass@1" in row]
     return Result(
         folder, accuracies[0], accuracies[-1], max(accuracies), statistics.fmean(accuracies), seconds,
-        plot_run(folder), write_report([folder], folder / REPORT), folder / MODEL,
+        plot_run(folder) if page else None, write_report([folder], folder / REPORT) if page else None, folder / MODEL,
     )  # fmt: skip
 
 

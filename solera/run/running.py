@@ -171,7 +171,7 @@ def _train(
         loading.export(parts.model, parts.codec, unfinished, merge=parts.config.lora.export == "merged")
         publish(unfinished, folder / MODEL)
     with _advised(folder, f"solera report {folder}"):
-        return result_of(folder, time.perf_counter() - start, parts.say)
+        return result_of(folder, time.perf_counter() - start, parts.say, parts.config.report.page)
 
 
 def _learn_to_the_end(

@@ -30,7 +30,7 @@ collect = {{ prompts = 4, group_size = 4 }}
 store = {{ data = [{data}] }}
 evaluate = {{ every = 0, problems = 4 }}
 diagnose = {{ every = 0 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 

@@ -26,7 +26,7 @@ def run_folder(tmp_path_factory) -> Path:
         sampling = {{ max_tokens = 12, temperature = 0.8 }}
         evaluate = {{ every = 0, problems = 7 }}
         checkpoint = {{ every = 2, keep = 5 }}
-        report = {{ tensorboard = false, progress = false }}
+        report = {{ tensorboard = false, progress = false, page = false }}
     """
     from solera.config import parse
 

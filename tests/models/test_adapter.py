@@ -38,7 +38,7 @@ objective = {{ beta = 0.02 }}
 learn = {{ lr = 1e-3 }}
 evaluate = {{ every = 3, problems = 20 }}
 checkpoint = {{ every = 2, keep = 9 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 

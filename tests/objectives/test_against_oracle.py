@@ -157,7 +157,7 @@ def test_dual_clip(name: str, kind: str) -> None:
     if name == "off_policy_grpo":
         variants += [{"centre": "proximal"}, {"level": "sequence"}, {"level": "sequence", "centre": "proximal"}]
     for seed, options in enumerate(variants):
-        for c in (1.0001, 1.5, 3.0, 1e6):
+        for c in ((1.0001, 3.0), (1.5, 1e6))[seed % 2]:
             assert_agree(name, batch(seed), seed, f"{kind}, seed {seed}", dual_clip=c, **options)
 
 

@@ -347,7 +347,7 @@ def test_several_runs_and_what_differs_between_them(short_run, tmp_path):
 
 
 def test_one_run_shows_what_differs_from_the_defaults(short_run):
-    data = Page(short_run("learn = { lr = 1e-3 }").report).data
+    data = Page(short_run("learn = { lr = 1e-3 }\nreport = { page = true }").report).data
     differing = {field["name"]: (field["values"], field["default"]) for field in data["settings"] if field["differs"]}
     assert differing["learn.lr"] == ([0.001], 0.0003)
     assert differing["collect.prompts"] == ([8], 32)

@@ -19,7 +19,7 @@ sync = {{ rule = "adaptive", metric = "kl", set_point = 0.03, v_max = 12 }}
 diagnose = {{ probe_prompts = 6 }}
 evaluate = {{ every = 0, problems = 20 }}
 checkpoint = {{ every = 1, keep = 50 }}
-report = {{ tensorboard = false, progress = false }}
+report = {{ tensorboard = false, progress = false, page = false }}
 """
 
 

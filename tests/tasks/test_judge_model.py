@@ -142,7 +142,7 @@ REWARDS = """
 """
 SHORT = ["--run.steps", "2", "--run.name", "x", "--collect.prompts", "3", "--collect.group_size", "4",
          "--evaluate.problems", "4", "--evaluate.every", "0", "--diagnose.probe_prompts", "0",
-         "--report.tensorboard", "false", "--sync.period", "1"]  # fmt: skip
+         "--report.tensorboard", "false", "--report.page", "false", "--sync.period", "1"]  # fmt: skip
 
 
 ROUNDS = ["--model", "embedded_agent", "--task", "solera.tasks.boxes:Boxes", "--collect.deterministic", "true"]

@@ -31,7 +31,7 @@ CHARACTERS = "0123456789+=:aust "
 def small(name: str, steps: int = 3) -> list[str]:
     """Options of a short run."""
     size = f"--run.steps {steps} --collect.prompts 4 --evaluate.problems 10 --checkpoint.every 2"
-    return f"{size} --run.name {name} --run.device cpu --report.tensorboard false".split()
+    return f"{size} --run.name {name} --run.device cpu --report.tensorboard false --report.page false".split()
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def chat_config(tmp_path: Path, model: Path):
             run = {{ root = "{tmp_path}", name = "run", steps = 3, device = "cpu" }}
             collect = {{ prompts = 4, group_size = 4 }}
             evaluate = {{ problems = 2 }}
-            report = {{ tensorboard = false, progress = false }}
+            report = {{ tensorboard = false, progress = false, page = false }}
             """,
             "test",
         )
