@@ -1,11 +1,9 @@
 """Whole runs of tasks with tools: failing tools, slow tools, metrics, and resuming to the bit."""
 
-import asyncio
 import json
 import shutil
 import sqlite3
 import textwrap
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from solera.tasks.episodes import attempt_all
 from solera.tasks.tool_calls import Call
 from solera.tasks.tools import Toolbox
 from tests.command import solera as command
-from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
+from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer, waiting_tool
 
 TASKS = """
     import asyncio, time
@@ -200,19 +198,7 @@ def test_a_greedy_last_turn_is_graded_and_its_tokens_are_in_the_account(folder):
 def test_tools_of_256_episodes_run_at_the_same_time(tmp_path, asynchronous):
     """In each of three turns, a call waits until all 256 episodes have made theirs. How long this takes is in
     docs/log.md."""
-    threads, tasks = threading.Barrier(256), asyncio.Barrier(256)
-
-    def slow(n: int) -> int:
-        """Wait for the others."""
-        threads.wait(60)
-        return n
-
-    async def slow_too(n: int) -> int:
-        """Wait for the others."""
-        await tasks.wait()
-        return n
-
-    tool = slow_too if asynchronous else slow
+    tool = waiting_tool(256, asynchronous)
     template = TEMPLATES["qwen2_5"]
     codec = codec_of(small_tokenizer(template), template)
     engine = InProcessEngine(chat_model(tmp_path), codec.end_token_ids, 1024, torch.float32, spell=codec.decode)

@@ -84,6 +84,10 @@ class Engine:
         self.time, self.busy = self.time + seconds, self.busy + seconds
 
     @property
+    def is_full(self) -> bool:
+        return len(self.rows) >= self.slots
+
+    @property
     def per_token(self) -> float:
         """Seconds per token until the next row ends. Meanwhile contexts grow; their mean counts."""
         grown = self.tokens - self.begun / len(self.rows) + (self.rows[0][0] - self.tokens) / 2
@@ -119,8 +123,8 @@ def synchronous(costs: Costs, work: Work, split: Split, updates: int = 5, seed: 
         engines = [_engine(costs, work, split) for _ in range(count)]
         tokens = 0
         for number in range(responses):
-            engine = min(engines, key=lambda one: len(one.rows) if len(one.rows) < one.slots else one.next_end * 1e9)
-            if len(engine.rows) >= engine.slots:
+            engine = min(engines, key=_turn)
+            if engine.is_full:
                 engine.finish()
             length = work.length(random)
             engine.add(number, length, 0.0)
@@ -131,6 +135,11 @@ def synchronous(costs: Costs, work: Work, split: Split, updates: int = 5, seed: 
         learning += costs.learn(tokens * everyone / count, split.gpus)
     total = decoding + learning + updates * costs.sync(split.gpus)
     return Outcome(total / updates, learning / total, decoding / total)
+
+
+def _turn(engine: Engine) -> tuple[bool, float]:
+    """The next response goes to the engine with the fewest rows. If all are full, to the one with a slot first."""
+    return engine.is_full, engine.next_end if engine.is_full else len(engine.rows)
 
 
 class Stream:
@@ -179,7 +188,7 @@ class Stream:
         """Fill the emptiest engines first."""
         while self.started < (self.published + self.max_age + 1) * self.responses:
             engine = min(self.engines, key=lambda one: len(one.rows) / one.slots)
-            if len(engine.rows) >= engine.slots:
+            if engine.is_full:
                 return
             length, batch = self.work.length(self.random), self.started // self.responses
             engine.add(self.started, length, self.now)

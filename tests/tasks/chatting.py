@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -222,3 +225,20 @@ def check(rollout: Rollout, author: Author, shown: list[str], tokenizer: PreTrai
     for (given, _), text in zip(author.asked, shown, strict=True):
         seen = tokenizer.decode(given, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert seen == text or "\ufffd" in seen + text
+
+
+def waiting_tool(count: int, asynchronous: bool) -> Callable[..., Any]:
+    """A tool of which each call waits until `count` calls are in progress."""
+    threads, tasks = threading.Barrier(count), asyncio.Barrier(count)
+
+    def slow(n: int) -> int:
+        """Wait for the others."""
+        threads.wait(60)
+        return n
+
+    async def slow_too(n: int) -> int:
+        """Wait for the others."""
+        await tasks.wait()
+        return n
+
+    return slow_too if asynchronous else slow

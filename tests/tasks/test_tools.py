@@ -17,7 +17,7 @@ from solera.tasks.schema import schema_of
 from solera.tasks.shipped_tools import calculator, folder_search, python
 from solera.tasks.tool_calls import Call, format_of, hermes, llama, mistral
 from solera.tasks.tools import Toolbox
-from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
+from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer, waiting_tool
 from tests.tasks.test_conversation import Scripted
 
 
@@ -221,19 +221,7 @@ def test_every_way_to_fail_is_one_line_for_the_model():
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_slow_tools_run_at_the_same_time_and_do_not_block(asynchronous):
     """Each of 256 calls waits until all have begun."""
-    threads, tasks = threading.Barrier(256), asyncio.Barrier(256)
-
-    def slow(n: int) -> int:
-        """Wait for the others."""
-        threads.wait(60)
-        return n
-
-    async def slow_too(n: int) -> int:
-        """Wait for the others."""
-        await tasks.wait()
-        return n
-
-    tool = slow_too if asynchronous else slow
+    tool = waiting_tool(256, asynchronous)
     calls = [Call(tool.__name__, {"n": n}) for n in range(256)]
     results = asyncio.run(Toolbox([tool]).answer(calls, 60.0))
     assert [result.text for result in results] == [str(n) for n in range(256)]
