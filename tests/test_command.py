@@ -30,6 +30,15 @@ ENDS = {
 }
 
 
+@pytest.fixture
+def sigint_not_ignored():
+    """A shell starts background commands with SIGINT ignored, and a new process would inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("sigint_not_ignored")
 @pytest.mark.parametrize("name", ENDS)
 def test_it_ends_as_a_new_process_ends(tmp_path, name):
     end, status = ENDS[name]
