@@ -18,13 +18,13 @@ import numpy as np
 import torch
 
 from solera.config import Config, EngineConfig, ModelConfig, RunConfig, SamplingConfig, SyncConfig
-from solera.engines.vllm.client import VllmEngine
+from solera.engines.pool import EnginePool
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Sampling
 from solera.run.parts import Parts, load_parts, resolved
-from solera.run.serving import open_server
+from solera.run.serving import open_servers
 from solera.sync.proof import tolerance
 from solera.tasks.event_loop import EventLoop
 
@@ -51,7 +51,7 @@ def forward_logp(
     return torch.log_softmax(logits_TV, -1).gather(1, tokens[0, len(prompt) :, None])[:, 0].cpu().numpy()
 
 
-def measure(engine: VllmEngine, parts: Parts, rows: int, sampling: Sampling, events: EventLoop) -> tuple[float, float]:
+def measure(engine: EnginePool, parts: Parts, rows: int, sampling: Sampling, events: EventLoop) -> tuple[float, float]:
     """Tokens per second, and the mean difference of log-probabilities."""
     prompts = [parts.task.prompt(index).token_ids for index in range(rows)]
 
@@ -88,10 +88,10 @@ def main() -> int:
         parts.config, parts.model.for_compute(parts.compute, copied=True), parts.codec, parts.task, parts.compute
     )
     folder, sampling = Path(tempfile.mkdtemp()), Sampling(0.7, given.tokens)
-    engine = open_server(
+    engine = open_servers(
         Parts(parts.config, parts.model, parts.codec, parts.task, parts.compute, say=print), given.model, 64, folder
     )
-    allowed, good = tolerance(engine.dtype, sampling.temperature), True
+    allowed, good = tolerance(str(parts.compute).removeprefix("torch."), sampling.temperature), True
     print(f"{'version':>7} {'sync s':>8} {'tokens/s':>9} {'|Δ logp|':>9}  proven")
     try:
         with EventLoop() as events:
@@ -109,7 +109,7 @@ def main() -> int:
     return 0 if good else 1
 
 
-def refuses(engine: VllmEngine, parts: Parts) -> bool:
+def refuses(engine: EnginePool, parts: Parts) -> bool:
     """Whether an update with NaN is refused."""
     spoilt = {name: tensor.detach().clone() for name, tensor in parts.model.parameters().items()}
     next(iter(spoilt.values())).view(-1)[0] = torch.nan
