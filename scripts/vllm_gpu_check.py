@@ -87,6 +87,7 @@ def main() -> int:
     parts = Parts(
         parts.config, parts.model.for_compute(parts.compute, copied=True), parts.codec, parts.task, parts.compute
     )
+    parts.model.module.set_attn_implementation("sdpa")  # for plain forward passes: the packed attention needs a plan
     folder, sampling = Path(tempfile.mkdtemp()), Sampling(0.7, given.tokens)
     engine = open_servers(
         Parts(parts.config, parts.model, parts.codec, parts.task, parts.compute, say=print), given.model, 64, folder
