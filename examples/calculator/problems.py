@@ -1,6 +1,6 @@
 """Write the problems of the task `products` of the package reasoning-gym to a file, for `task.py`.
 
-    python examples/calculator/problems.py problems.jsonl [NUMBER]
+python examples/calculator/problems.py problems.jsonl [NUMBER]
 """
 
 import json
