@@ -6,6 +6,7 @@ import inspect
 import itertools
 import sys
 import types
+from functools import cache
 from itertools import cycle
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,12 @@ LARGEST_REWARD = 1e12
 """Largest absolute value of a reward. Squares and sums of such rewards are finite in float32."""
 
 
+@cache
+def hints_of(section: type) -> dict[str, Any]:
+    """The annotated types of a section's fields. Evaluating them takes longer than checking the values."""
+    return get_type_hints(section)
+
+
 def short(section: str, field_name: str) -> Any:
     """A field whose option is also its section's name: `--model X` for `--model.path X`."""
     return tyro.conf.arg(name=section, prefix_name=False, aliases=(f"--{section}.{field_name}",))
@@ -34,7 +41,7 @@ def check_types(values: Any, name: str, section: Any) -> None:
     """Check values given from Python against the same types as in a file."""
     if not isinstance(values, section):
         raise SoleraError(f"{name} is {values!r} but must be a solera.{section.__name__}")
-    for key, hint in get_type_hints(section).items():
+    for key, hint in hints_of(section).items():
         value = getattr(values, key)
         try:
             if value is not None or type(None) not in get_args(hint):

@@ -8,9 +8,9 @@ import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
-from solera.config.fields import SYNONYMS, perhaps, shown_in, typed
+from solera.config.fields import SYNONYMS, hints_of, perhaps, shown_in, typed
 from solera.config.sections import Config
 from solera.errors import SoleraError
 
@@ -88,12 +88,12 @@ def places(text: str, source: str) -> Place:
 
 def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
     """Apply the fields of TOML tables to a config. `place(section, field)` gives the location of each."""
-    sections = get_type_hints(Config)
+    sections = hints_of(Config)
     values = {}
     for name, table in tables.items():
         if name not in sections:
             ours = SYNONYMS.get(name, name)
-            homes = [f"[{section}]" for section, hint in sections.items() if ours in get_type_hints(hint)]
+            homes = [f"[{section}]" for section, hint in sections.items() if ours in hints_of(hint)]
             if homes and not isinstance(table, dict):
                 called = "put it" if ours == name else f"Solera calls it {ours}: put it"
                 raise SoleraError(f"{place(name)}: {name} is outside any table; {called} under {' or '.join(homes)}")
@@ -106,7 +106,7 @@ def overlay(config: Config, tables: dict[str, Any], place: Place) -> Config:
 
 def typed_fields(section: Any, name: str, table: dict[str, Any], place: Place) -> dict[str, Any]:
     """The fields of one table, checked against the fields and types of the class `section`."""
-    hints = get_type_hints(section)
+    hints = hints_of(section)
     values = {}
     for key, value in table.items():
         if key not in hints:

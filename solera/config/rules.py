@@ -2,9 +2,8 @@
 
 import math
 import re
-from typing import get_type_hints
 
-from solera.config.fields import LARGEST_REWARD, check_types, shown
+from solera.config.fields import LARGEST_REWARD, check_types, hints_of, shown
 from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url, is_server_url
 from solera.config.sections import (
     EMBEDDED_MODELS,
@@ -47,7 +46,7 @@ def check(config: Config) -> None:
     """Refuse values that cannot work, each with one line that says what to change."""
     if not isinstance(config, Config):
         raise SoleraError(f"the config must be a solera.Config, not {config!r} (solera.load reads a TOML file)")
-    for name, section in get_type_hints(Config).items():
+    for name, section in hints_of(Config).items():
         check_types(getattr(config, name), name, section)
     for holds, complaint in _rules(config):
         if not holds:
