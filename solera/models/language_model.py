@@ -84,7 +84,7 @@ class LanguageModel:
         """
         if self.multiplies_exactly(hidden):
             return wide.multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
-        logits = self.head(hidden)
+        logits = wide.linear(hidden, self.head.weight, self.head.bias) if self.is_wide else self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def multiplies_exactly(self, hidden: Tensor) -> bool:
@@ -125,6 +125,15 @@ class LanguageModel:
         wide.widen(self.body, self.module.get_input_embeddings(), self.attentions)
         self.is_wide = True
         return self
+
+    def in_bfloat16(self) -> "LanguageModel":
+        """Keep the weights in bfloat16 only, from now on: what is trained is what is computed with, with plans on a GPU
+        if it can take them. Buffers keep their type (see `copy`)."""
+        for parameter in self.module.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        if self.device.type == "cuda" and self.can_take_plans:
+            self.with_plans()
+        return self.widened()
 
     @property
     def key_value_dtype(self) -> torch.dtype:
@@ -175,8 +184,9 @@ class LanguageModel:
         return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
-        """Return the model to call in this precision: itself, or on a GPU a copy that uses plans if it can."""
-        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
+        """Return the model to call in this precision: itself, or on a GPU a copy that uses plans if it can. A model
+        with only bfloat16 weights (`in_bfloat16`) is called as it is."""
+        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT and not self.is_wide
         if planned:
             model = self.copy(dtype).with_plans()
             return model.widened() if dtype == torch.bfloat16 else model
