@@ -128,12 +128,23 @@ class LanguageModel:
 
     def in_bfloat16(self) -> "LanguageModel":
         """Keep the weights in bfloat16 only, from now on: what is trained is what is computed with, with plans on a GPU
-        if it can take them. Buffers keep their type (see `copy`)."""
+        if it can take them. Buffers keep their type (see `copy`). Refuses a model that cannot be computed so."""
         for parameter in self.module.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
         if self.device.type == "cuda" and self.can_take_plans:
             self.with_plans()
-        return self.widened()
+        self.widened()
+        ids, at = (torch.arange(start, start + 6, device=self.device)[None] for start in (2, 0))
+        plan = PackedTexts.of([Text(0, 6)]).to(self.device) if self.takes_plans else None
+        try:
+            with torch.no_grad():
+                self.logits(self.hidden(ids % self.head.weight.shape[0], at, plan=plan))
+        except (RuntimeError, TypeError) as error:
+            raise SoleraError(
+                f"learn.memory is lean, but {type(self.module).__name__} cannot be computed with bfloat16 weights "
+                f"({one_line(error)}): use full"
+            ) from error
+        return self
 
     @property
     def key_value_dtype(self) -> torch.dtype:
