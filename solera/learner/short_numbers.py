@@ -19,6 +19,8 @@ NEGLIGIBLE = 2.0**-100
 which is far larger."""
 SIGNED, UNSIGNED = 127, 255
 """The largest code of a magnitude: with a sign there are 7 bits for it, otherwise 8."""
+SMALLEST = {SIGNED: 1.125 * 2.0**-15, UNSIGNED: 1.125 * 2.0**-31}
+"""What code 1 stands for, divided by the scale of its block."""
 
 
 def to_bfloat16(number: Tensor, noise: Tensor) -> Tensor:
@@ -44,7 +46,7 @@ def encode(number_NB: Tensor, noise_NB: Tensor, largest: int) -> tuple[Tensor, T
     ratio_NB = torch.where(scale_N1 > 0, size_NB / scale_N1, 0.0).clamp(max=TOP)
     noise_NB = (noise_NB & (2**NOISE_BITS - 1)).to(torch.int32)
     code_NB = ((ratio_NB.view(torch.int32) + noise_NB) >> NOISE_BITS) - _offset(largest)
-    smallest = smallest_of(largest)
+    smallest = SMALLEST[largest]
     drawn_NB = noise_NB < ratio_NB * (2**NOISE_BITS / smallest) if largest == SIGNED else ratio_NB > 0
     code_NB = torch.where(ratio_NB < smallest, drawn_NB.to(torch.int32), code_NB)
     if largest == SIGNED:
@@ -58,16 +60,6 @@ def decode(code_NB: Tensor, scale_N1: Tensor, largest: int) -> Tensor:
     size_NB = code_NB & largest
     value_NB = ((size_NB + _offset(largest)) << NOISE_BITS).view(torch.float32) * scale_N1
     return torch.where(size_NB == 0, 0.0, torch.where(code_NB > largest, -value_NB, value_NB))
-
-
-def smallest_of(largest: int) -> float:
-    """The smallest number above 0 that has a code, divided by the scale of its block.
-
-    >>> smallest_of(SIGNED) == 1.125 * 2**-15, smallest_of(UNSIGNED) == 1.125 * 2**-31
-    (True, True)
-    """
-    bits = torch.tensor((1 + _offset(largest)) << NOISE_BITS, dtype=torch.int32)
-    return float(bits.view(torch.float32))
 
 
 def _offset(largest: int) -> int:

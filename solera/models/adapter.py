@@ -35,8 +35,8 @@ class Adapter:
     def merged(self) -> PreTrainedModel:
         """Return a copy of the model with the adapters added into its weights. A, B and W stay unchanged.
 
-        16-bit weights become float32, which can hold the sum: most of what LoRA adds is smaller than the distance of two
-        numbers in bfloat16.
+        16-bit weights become float32, which can hold the sum. Most of what LoRA adds is smaller than the distance of
+        two numbers in bfloat16.
         """
         merged = copy.deepcopy(self._peft)
         return (merged.float() if self.module.dtype.itemsize < 4 else merged).merge_and_unload()

@@ -38,8 +38,8 @@ def take_steps(optimiser, parameters, gradients, rate=1e-3, scale=1.0):
 def test_fifty_steps_are_those_of_adamw_in_float64(betas, decay):
     """64 weights of all sizes, each 4,096 times with the same gradients but other noise.
 
-    Stated tolerance: the mean of each weight has moved as in float64, to 1.5 % of the largest movement. (Noise of 12 % in
-    the second moment makes its inverse root 3/8·0.12² = 0.5 % too large on average; the rest is the noise of the mean.)
+    Stated tolerance: the mean of each weight has moved as in float64, to 1.5 % of the largest movement. (Noise of 12 %
+    in the second moment makes its inverse root 3/8·0.12² = 0.5 % too large on average; the mean has noise too.)
     A single weight differs by its rounding to bfloat16, a walk of 50 steps with variance rate·distance each, and by a
     quarter of the largest movement for its moments. All gradients of a block are within the 4 decades that codes span.
     """

@@ -81,7 +81,7 @@ def test_drawn_noise_rounds_without_bias():
 
 @pytest.mark.parametrize(("largest", "bits"), [(SIGNED, 4), (UNSIGNED, 5)])
 def test_the_codes_are_small_floats(largest, bits):
-    """By hand: code c ≥ 1 stands for (1 + (c mod 8) / 8)·2^(c // 8 − (2^bits − 1)); 0 for 0; the top bit is the sign."""
+    """By hand: code c ≥ 1 stands for (1 + (c mod 8) / 8)·2^(c // 8 − (2^bits − 1)), 0 for 0, the top bit for a sign."""
     made = decode(torch.arange(256, dtype=torch.uint8)[None], torch.ones(1, 1), largest)[0].tolist()
     for code in range(256):
         size = code % 128 if largest == SIGNED else code
