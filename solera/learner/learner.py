@@ -253,7 +253,7 @@ class Learner:
             part.contribution = moved if part.contribution is None else part.contribution + moved
         size = float(found.norm)
         if not math.isfinite(size):
-            wider = WIDER.get(self.compute_weights.compute)
+            wider = None if self.config.memory == "lean" else WIDER.get(self.compute_weights.compute)
             largest = float(minibatch.responses.reward_B.abs().max())
             too_large = f"scale the rewards down, the largest is {largest:g}"
             raise SoleraError(
