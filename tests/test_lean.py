@@ -117,6 +117,21 @@ def test_a_run_keeps_its_memory_when_it_is_resumed(tmp_path):
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("memory", ["full", "lean"])
+def test_an_edited_config_does_not_mix_the_two(tmp_path, memory):
+    given = [memory if value == "lean" else value for value in SHORT]
+    assert solera("train", "--run.root", tmp_path, "--run.name", "run", *given).returncode == 0
+    file, other = tmp_path / "run" / "config.toml", {"full": "lean", "lean": "full"}[memory]
+    text = file.read_text()
+    assert f'memory = "{memory}"' in text
+    file.write_text(text.replace(f'memory = "{memory}"', f'memory = "{other}"'))
+    done = solera("train", "--resume", tmp_path / "run", "--run.steps", "12")
+    assert done.returncode == 2
+    said = done.stderr.strip().splitlines()[-1]
+    assert f"learn.memory is {other}, but the checkpoint was written with {memory}: set it back" in said
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_architecture_learns_or_is_refused(name):
     """Five steps at a rate that moves every tensor. Models that mix types in their own way are refused."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from solera.config import LearnConfig
+from solera.errors import SoleraError
 from solera.learner.short_numbers import BLOCK, SIGNED, UNSIGNED, decode, encode, to_bfloat16
 from solera.streams import stream_seed
 
@@ -78,6 +79,7 @@ class FullAdamW:
         return self._adamw.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        _refuse_other(state, "full")
         self._adamw.load_state_dict(state)
 
 
@@ -152,10 +154,18 @@ class LeanAdamW:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        _refuse_other(state, "lean")
         self._steps = state["steps"]
         for number, own in enumerate(self._states):
             for name, tensor in own.items():
                 tensor.copy_(state["state"][number][name])
+
+
+def _refuse_other(state: dict[str, Any], memory: str) -> None:
+    """Refuse the state that the other optimiser wrote: someone edited the run's config."""
+    written = "full" if "param_groups" in state else "lean"
+    if written != memory:
+        raise SoleraError(f"learn.memory is {memory}, but the checkpoint was written with {written}: set it back")
 
 
 def _moments(p: Tensor) -> dict[str, Tensor]:
