@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,15 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import Config, LearnConfig, LoraConfig, RunConfig, SyncConfig
+from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner import optimisers
 from solera.models import loading, siblings
 from solera.models.language_model import LanguageModel, with_capped_scores
+from solera.records import Rollout, Sequence
 from solera.run.build import build_loop
 from solera.run.parts import load_parts, resolved
 from solera.store.ledger import Ledger
 from solera.training.collation import collate
 from tests.command import solera, start
+from tests.conftest import END
+from tests.engines.test_in_process import ask, fresh_logp, ragged_requests
 from tests.learner.test_invariance import make_groups, make_learner
 from tests.learner.test_optimisers import Counting
 from tests.models.architectures import ARCHITECTURES
@@ -72,6 +77,24 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path, further):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     expected = torch.float32 if "--lora.rank" in further else torch.bfloat16  # float32 holds what LoRA adds
     assert {tensor.dtype for tensor in ours.values()} == {expected}
+
+
+def test_the_engine_samples_with_the_learners_probabilities(tiny):
+    """Weights that bfloat16 can hold. What differs from float64 is the rounding of the inputs of products."""
+    with torch.no_grad():
+        for p in tiny.parameters().values():
+            p.copy_(p.bfloat16())
+    model, asked = lean(tiny.copy(torch.float32)), ragged_requests(30, 6)
+    completions = ask(InProcessEngine(model.sharing(), (END,), 64, torch.bfloat16), asked)
+    learner, close, exact = make_learner(model, compute=torch.bfloat16, memory="lean"), [], []
+    for (prompt, sampling, _), completion in zip(asked, completions, strict=True):
+        learner.temperature = sampling.temperature
+        rollout = Rollout("prompt", (Sequence.turns((prompt, completion)),))
+        close.append(np.abs(learner.score([rollout]).logp_T - completion.behaviour_logp_T))
+        exact.append(np.abs(fresh_logp(tiny, prompt, completion, sampling.temperature) - completion.behaviour_logp_T))
+    assert np.concatenate(close).max() < 1e-2
+    assert np.concatenate(close).mean() < 1e-4
+    assert 1e-4 < np.concatenate(exact).mean() < 0.03
 
 
 @pytest.mark.parametrize("period", [1, 5])
