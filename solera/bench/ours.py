@@ -101,7 +101,8 @@ def measure(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
     return {
         "v": v,
         "steps": steps,
-        "parameters": sum(p.numel() for p in parts.model.parameters().values()),
+        "parameters": sum(p.numel() for p in parts.model.module.parameters()),
+        "lora": options.lora,
         "peak": torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "types": _types(options, str(parts.compute).removeprefix("torch.")),
         "device": torch.cuda.get_device_name() if gpu else "cpu",

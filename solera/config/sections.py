@@ -313,7 +313,7 @@ class LearnConfig:
     """Recompute activations in the backward pass. This saves memory and takes a third more time."""
     memory: Literal["full", "lean"] = "full"
     """`full` keeps weights, gradients and AdamW's moments in float32, and on a GPU a 16-bit copy of the weights. `lean`
-    keeps weights and gradients in bfloat16 and the moments in 8 bits: about 6 bytes per weight instead of 18 to 20.
+    keeps weights and gradients in bfloat16 and the moments in 8 bits: 6 bytes per weight instead of 20, or 16 on a CPU.
     Weights and moments are rounded stochastically, from the run's seed. Use it for models that do not fit otherwise
     (docs/engines.md)."""
 
