@@ -12,12 +12,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from solera.config import LoraConfig, ObjectiveConfig, parse
+from solera.config import LearnConfig, LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.head import ScoredHead
+from solera.learner.optimisers import LeanAdamW
 from solera.models import loading
 from solera.models.attention import PackedTexts, Text
 from solera.models.digest import BLOCK, describe
@@ -407,6 +408,46 @@ def test_the_same_seed_gives_the_same_run_stopped_or_not(
         with pytest.raises(running.InterruptedRunError):
             short_run(settings, name="stopped")
     assert told(running.resume(tmp_path / "stopped"), "stopped") == whole
+
+
+@pytest.mark.parametrize(("compiled", "period"), [("true", 1), ("false", 1), ("true", 4)])
+def test_lean_learns_and_the_same_seed_gives_the_same_run_stopped_or_not(
+    short_run, tmp_path, monkeypatch, compiled, period
+):
+    settings = (
+        f'run = {{ steps = 60, device = "cuda" }}\nmodel = {{ compile = {compiled} }}\nlearn = {{ memory = "lean" }}\n'
+        f"collect = {{ prompts = 32 }}\nsync = {{ period = {period} }}\nevaluate = {{ problems = 200 }}"
+    )
+    whole = short_run(settings, name="whole")
+    assert whole.accuracy_after > 0.8
+    calls = iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Interruption, "wanted", lambda self: next(calls) == 23)
+        with pytest.raises(running.InterruptedRunError):
+            short_run(settings, name="stopped")
+    running.resume(tmp_path / "stopped")
+    ours, theirs = (tmp_path / name / "model" / "model.safetensors" for name in ("stopped", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_the_compiled_update_is_the_plain_one():
+    """Same noise, same float32 arithmetic: a fused multiply-add may move a number across a step now and then."""
+    made = []
+    for compiled in (False, True):
+        weights = [
+            torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(0)).cuda().bfloat16())
+            for shape in ((700, 300), (64,), (4096, 512))
+        ]
+        optimiser = LeanAdamW(weights, LearnConfig(), seed=0, compiled=compiled)
+        for step in range(10):
+            for weight in weights:
+                noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step))
+                weight.grad = noise.cuda().bfloat16()
+            optimiser.step(1e-3, optimiser.norm(1.0), 1.0)
+        made.append(weights)
+    for plain, fused in zip(*made, strict=True):
+        assert (plain != fused).float().mean() < 1e-2
+        torch.testing.assert_close(plain.float(), fused.float(), rtol=2.0**-6, atol=2e-3)
 
 
 def test_a_run_takes_no_more_memory_than_it_may(short_run):

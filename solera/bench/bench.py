@@ -195,12 +195,13 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
 
 
 def _share_of_peak(several: list[dict[str, Any]]) -> str:
-    """Share of the GPU's peak speed: 6 operations per parameter and token that went through the learner."""
+    """Share of the GPU's peak speed: 6 operations per parameter and token that went through the learner, 4 with LoRA,
+    which needs no gradient of the model's own weights."""
     peak = next((flops for name, flops in PEAK_FLOPS.items() if several[0]["device"].startswith(name)), None)
     if peak is None:
         return ""
     shares = [
-        6 * one["parameters"] * step.get("tokens/computed", 0.0) / step["time/learn"] / peak
+        (4 if one.get("lora") else 6) * one["parameters"] * step.get("tokens/computed", 0.0) / step["time/learn"] / peak
         for one in several
         for step in one["steps"]
     ]

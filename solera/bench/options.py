@@ -46,6 +46,10 @@ class BenchOptions:
     device."""
     unmasked: bool = False
     """Learn from groups of equal reward too, as TRL does, so that both sides do the same work."""
+    memory: Literal["full", "lean"] = "full"
+    """How much memory our side trains with, as `learn.memory` of a run."""
+    lora: int = 0
+    """Rank of LoRA adapters on our side, as `lora.rank` of a run. 0 trains all weights."""
     micro_batch: int | None = None
     """Maximum number of tokens in one forward and backward pass on our side. Unset: the default."""
     threads: int = 1

@@ -17,6 +17,7 @@ from solera.config import (
     Config,
     EvaluateConfig,
     LearnConfig,
+    LoraConfig,
     ModelConfig,
     ObjectiveConfig,
     RewardConfig,
@@ -40,7 +41,7 @@ PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof"
 def configure(options: BenchOptions, v: int, mode: Mode) -> Config:
     """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model."""
     task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
-    learn = LearnConfig(lr=1e-6, warmup=0)
+    learn = LearnConfig(lr=1e-6, warmup=0, memory=options.memory)
     if options.micro_batch is not None:
         learn = dataclasses.replace(learn, micro_batch_tokens=options.micro_batch)
     return resolved(
@@ -52,6 +53,7 @@ def configure(options: BenchOptions, v: int, mode: Mode) -> Config:
                 gpu_memory=options.gpu_memory,
             ),
             model=ModelConfig(options.model, compute=options.compute, compile=options.compile),
+            lora=LoraConfig(options.lora),
             task=task,
             reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
             sampling=SamplingConfig(max_tokens=options.new_tokens),
@@ -99,8 +101,15 @@ def measure(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
     return {
         "v": v,
         "steps": steps,
-        "parameters": sum(p.numel() for p in parts.model.parameters().values()),
+        "parameters": sum(p.numel() for p in parts.model.module.parameters()),
+        "lora": options.lora,
         "peak": torch.cuda.max_memory_allocated() if gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "types": f"masters float32, weights and arithmetic {str(parts.compute).removeprefix('torch.')}",
+        "types": _types(options, str(parts.compute).removeprefix("torch.")),
         "device": torch.cuda.get_device_name() if gpu else "cpu",
     }
+
+
+def _types(options: BenchOptions, compute: str) -> str:
+    if options.memory == "lean":
+        return "weights bfloat16 (one copy), moments in 8 bits"
+    return f"masters float32, weights and arithmetic {compute}"

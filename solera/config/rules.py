@@ -138,6 +138,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (len(c.lora.targets) > 0, "lora.targets is empty: name layers, or use all-linear"),
         *_store_rules(c),
         *_cluster_rules(c),
+        *_lean_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
         (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
@@ -236,6 +237,19 @@ def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
         (cluster.address is None or cluster.runtime == "ray",
          "cluster.address has no effect with cluster.runtime = processes: remove one of them"),
         (cluster.timeout > 0, f"cluster.timeout is {cluster.timeout:g}; use a number of seconds above 0"),
+    ]  # fmt: skip
+
+
+def _lean_rules(config: Config) -> list[tuple[bool, str]]:
+    if config.learn.memory == "full":
+        return []
+    return [
+        (config.model.compute in ("auto", "bfloat16"), f"model.compute is {config.model.compute}, but learn.memory = "
+         "lean keeps all weights in bfloat16: use auto or bfloat16, or learn.memory = full"),
+        (config.cluster.learners == 0, "cluster.learners: ranks keep their weights in float32: remove it, or use "
+         "learn.memory = full"),
+        (config.objective.ref_ema is None, "objective.ref_ema moves the reference by less than bfloat16 can show: use "
+         "objective.ref_period, or learn.memory = full"),
     ]  # fmt: skip
 
 

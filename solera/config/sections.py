@@ -48,8 +48,8 @@ class ModelConfig:
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of forward passes and of the engine's weights. On a CPU, `auto` means float32. On a GPU, `auto`
     means float16, which is closer to float32 and faster than bfloat16, if the model's activations on a few prompts stay
-    below half of float16's maximum of 65,504; otherwise bfloat16. The learner always keeps its own weights in
-    float32."""
+    below half of float16's maximum of 65,504; otherwise bfloat16. The learner keeps its own weights in float32,
+    unless `learn.memory` is `lean`. Then everything is bfloat16, and `auto` means that."""
     compile: bool = True
     """On a GPU with a 16-bit format, fuse the small operations of each layer with torch.compile. This adds some seconds
     at the start."""
@@ -311,6 +311,11 @@ class LearnConfig:
     """Maximum number of tokens whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass. This saves memory and takes a third more time."""
+    memory: Literal["full", "lean"] = "full"
+    """`full` keeps weights, gradients and AdamW's moments in float32, and on a GPU a 16-bit copy of the weights. `lean`
+    keeps weights and gradients in bfloat16 and the moments in 8 bits: 6 bytes per weight instead of 20, or 16 on a CPU.
+    Weights and moments are rounded stochastically, from the run's seed. Use it for models that do not fit otherwise
+    (docs/engines.md)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Float32 master weights, and the weights that forward and backward passes compute with.
+"""Master weights, which are trained, and the weights that forward and backward passes compute with.
 
 They are the same, or the second are a copy in lower precision on a GPU that takes packed texts. After every backward
 pass, gradients are added from the copy to the masters in float32. After every optimiser step, the copy takes the
-masters' values.
+masters' values. With `learn.memory = "lean"` there is one set of weights, in bfloat16.
 """
 
 import sys
@@ -35,7 +35,7 @@ class ComputeWeights:
         self.model = masters.for_compute(compute)
         self.compute = compute
         self.separate = self.model is not masters
-        self.compiled = compiled and self.separate and self.model.device.type == "cuda"
+        self.compiled = compiled and self.model.device.type == "cuda" and self.model.takes_plans
         self._at_once = sys.maxsize
         if compute == torch.float16 and not self.separate:
             raise SoleraError(
@@ -49,12 +49,12 @@ class ComputeWeights:
         if self.separate:
             for parameter in self.model.parameters().values():
                 parameter.requires_grad_(trained)
-            if self.compiled:
-                self.model.compile_layers()
+        if self.compiled:
+            self.model.compile_layers()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Lower precision for masters without a copy."""
-        if self.separate or self.compute == torch.float32:
+        if self.separate or self.model.is_wide or self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
 
@@ -87,6 +87,10 @@ class ComputeWeights:
         for own, _ in given:
             own.grad = None
 
+    def left(self, scale: float) -> float:
+        """What the masters' gradients are still multiplied by after the backward pass of a loss times `scale`."""
+        return 1.0 if self.separate else scale
+
     def keep_scale(self, scale: float) -> None:
         """Begin the next step with the scale that worked in this one, and now and then with twice as much."""
         self._calm = self._calm + 1 if scale >= self.loss_scale else 0
@@ -106,7 +110,12 @@ class ComputeWeights:
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
         each = config.num_hidden_layers * width * (4 if self.model.is_wide else self.compute.itemsize)
-        return max(1024, min(MOST_TOKENS, int(free_bytes(self.model.device) * 2 / 3 / each)))
+        free = free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
+        return max(1024, min(MOST_TOKENS, int(free * 2 / 3 / each)))
+
+    def _missing_gradients(self) -> int:
+        """Bytes of gradients that are not allocated yet. In bfloat16 they take as much as the weights."""
+        return sum(own.nbytes for own in self._to if own.requires_grad and own.grad is None)
 
     def take_less(self, tokens: int) -> bool:
         """Memory ran out with that many tokens at once: take half from now on. False if that would not help."""

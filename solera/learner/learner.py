@@ -19,6 +19,7 @@ from solera.config import LearnConfig
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
 from solera.learner.contribution import contribution
+from solera.learner.optimisers import optimiser_of
 from solera.learner.peers import Alone, Peers
 from solera.learner.portions import Findings, Portion, conclude, portions_of
 from solera.learner.prepared import Minibatch, TrainingMicroBatch, contributions, log_ratios, prepare
@@ -53,7 +54,11 @@ class BackwardPass:
 
 
 class Learner:
-    """The policy being trained: float32 weights, AdamW, and a version that counts the batches learned from."""
+    """The policy being trained: its weights, AdamW, and a version that counts the batches learned from.
+
+    With `learn.memory = "lean"`, the model has bfloat16 weights (`LanguageModel.in_bfloat16`), and `seed` is that of
+    their stochastic rounding.
+    """
 
     def __init__(
         self,
@@ -70,6 +75,7 @@ class Learner:
         compiled: bool = False,
         say: Callable[[str], None] = lambda sentence: None,
         peers: Peers | None = None,
+        seed: int = 0,
     ) -> None:
         assert objective.uses_reference == (reference is not None)
         self.model = model
@@ -87,14 +93,8 @@ class Learner:
         self._say = say
         self._moved = False
         """Whether the present update cannot be begun again: it has taken a step, or is counted."""
-        self._parameters = list(model.parameters().values())
-        self._optimiser = torch.optim.AdamW(
-            self._parameters,
-            lr=learning_rate(config, 0, steps),
-            betas=config.betas,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        parameters = list(model.parameters().values())
+        self._optimiser = optimiser_of(parameters, config, seed, self.compute_weights.compiled)
         if config.gradient_checkpointing:
             self.compute_weights.model.module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -168,12 +168,10 @@ class Learner:
             if len(part_of.responses.length_B)
         ]
         rate = learning_rate(self.config, self.version, self.steps)
-        for group in self._optimiser.param_groups:
-            group["lr"] = rate
         self._score_constants(parts, proximal=len(minibatches) > 1)
         statistics: list[TokenStatistics] = []
         passes, count = range(self.config.passes), portions[0].parts
-        steps = [self._step(minibatch, count, statistics) for _ in passes for minibatch in minibatches]
+        steps = [self._step(minibatch, count, rate, statistics) for _ in passes for minibatch in minibatches]
         self._moved = True
         self.version += 1
         if self.reference is not None:
@@ -239,7 +237,9 @@ class Learner:
             self._score(weights, self._idle())
         return scored
 
-    def _step(self, minibatch: Minibatch, count: int, statistics: list[TokenStatistics]) -> tuple[float, float]:
+    def _step(
+        self, minibatch: Minibatch, count: int, rate: float, statistics: list[TokenStatistics]
+    ) -> tuple[float, float]:
         """One optimiser step; returns this rank's part of the loss, and the gradient's norm before clipping."""
         with self._checkpointing():
             scale = self.compute_weights.loss_scale
@@ -251,11 +251,9 @@ class Learner:
         statistics += found.statistics
         for part, moved in zip(minibatch.parts, found.contributions, strict=True):
             part.contribution = moved if part.contribution is None else part.contribution + moved
-        norm, size = found.norm, float(found.norm)
-        if size > self.config.grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self.config.grad_clip, norm)
+        size = float(found.norm)
         if not math.isfinite(size):
-            wider = WIDER.get(self.compute_weights.compute)
+            wider = None if self.config.memory == "lean" else WIDER.get(self.compute_weights.compute)
             largest = float(minibatch.responses.reward_B.abs().max())
             too_large = f"scale the rewards down, the largest is {largest:g}"
             raise SoleraError(
@@ -264,7 +262,7 @@ class Learner:
                 + (f', or set model.compute to "{wider}"' if wider else "")
             )
         self._moved = True
-        self._optimiser.step()
+        self._optimiser.step(rate, found.norm, self.compute_weights.left(scale))
         self.compute_weights.follow()
         return float(torch.stack(found.losses).sum()) if found.losses else 0.0, size
 
@@ -282,7 +280,7 @@ class Learner:
 
     def _differentiate(self, minibatch: Minibatch, count: int, scale: float) -> BackwardPass:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimiser.clear()
         statistic, found = self._statistic(minibatch), BackwardPass()
         for part in minibatch.parts:
             tokens = self._tokens(part)
@@ -298,8 +296,7 @@ class Learner:
         for _ in range(minibatch.rounds - len(minibatch.parts)):
             (self._score(self.compute_weights, self._idle())[0].sum() * 0).backward()
             self.compute_weights.pass_on_gradients(scale)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
-        found.norm = self.model.whole(norm)
+        found.norm = self.model.whole(self._optimiser.norm(self.compute_weights.left(scale)))
         return found
 
     def _seen_at_once(self, minibatch: Minibatch) -> bool:

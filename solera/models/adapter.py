@@ -33,8 +33,13 @@ class Adapter:
         self._peft.save_pretrained(folder, save_embedding_layers=False)  # "auto" would look for the base on the hub
 
     def merged(self) -> PreTrainedModel:
-        """Return a copy of the model with the adapters added into its weights. A, B and W stay unchanged."""
-        return copy.deepcopy(self._peft).merge_and_unload()
+        """Return a copy of the model with the adapters added into its weights. A, B and W stay unchanged.
+
+        16-bit weights become float32, which can hold the sum. Most of what LoRA adds is smaller than the distance of
+        two numbers in bfloat16.
+        """
+        merged = copy.deepcopy(self._peft)
+        return (merged.float() if self.module.dtype.itemsize < 4 else merged).merge_and_unload()
 
     def base(self, dtype: torch.dtype) -> Base:
         """The frozen weights, cast to `dtype`. Refuses adapters that are not of the form W + s·B·A, where W is the

@@ -84,7 +84,7 @@ class LanguageModel:
         """
         if self.multiplies_exactly(hidden):
             return wide.multiply(hidden.flatten(0, -2), self.head.weight).unflatten(0, hidden.shape[:-1])
-        logits = self.head(hidden)
+        logits = wide.linear(hidden, self.head.weight, self.head.bias) if self.is_wide else self.head(hidden)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def multiplies_exactly(self, hidden: Tensor) -> bool:
@@ -124,6 +124,26 @@ class LanguageModel:
         """Compute this model of bfloat16 weights in float32 between its matrix products from now on."""
         wide.widen(self.body, self.module.get_input_embeddings(), self.attentions)
         self.is_wide = True
+        return self
+
+    def in_bfloat16(self) -> "LanguageModel":
+        """Keep the weights in bfloat16 only, from now on: what is trained is what is computed with, with plans on a GPU
+        if it can take them. Buffers keep their type (see `copy`). Refuses a model that cannot be computed so."""
+        for parameter in self.module.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+        if self.device.type == "cuda" and self.can_take_plans:
+            self.with_plans()
+        self.widened()
+        ids, at = (torch.arange(start, start + 6, device=self.device)[None] for start in (2, 0))
+        plan = PackedTexts.of([Text(0, 6)]).to(self.device) if self.takes_plans else None
+        try:
+            with torch.no_grad():
+                self.logits(self.hidden(ids % self.head.weight.shape[0], at, plan=plan))
+        except (RuntimeError, TypeError) as error:
+            raise SoleraError(
+                f"learn.memory is lean, but {type(self.module).__name__} cannot be computed with bfloat16 weights "
+                f"({one_line(error)}): use full"
+            ) from error
         return self
 
     @property
@@ -175,8 +195,9 @@ class LanguageModel:
         return other
 
     def for_compute(self, dtype: torch.dtype, copied: bool = False) -> "LanguageModel":
-        """Return the model to call in this precision: itself, or on a GPU a copy that uses plans if it can."""
-        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT
+        """Return the model to call in this precision: itself, or on a GPU a copy that uses plans if it can. A model
+        with only bfloat16 weights (`in_bfloat16`) is called as it is."""
+        planned = self.device.type == "cuda" and self.can_take_plans and dtype in SHORT and not self.is_wide
         if planned:
             model = self.copy(dtype).with_plans()
             return model.widened() if dtype == torch.bfloat16 else model

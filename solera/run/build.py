@@ -163,7 +163,7 @@ def _single(parts: Parts, objective: Objective) -> Learner:
     return Learner(
         parts.model, objective, config.learn, lineage=uuid.uuid4().hex, temperature=config.sampling.temperature,
         limit=config.sampling.max_tokens, steps=config.run.steps, compute=parts.compute, reference=reference,
-        compiled=config.model.compile, say=parts.say,
+        compiled=config.model.compile, say=parts.say, seed=config.run.seed,
     )  # fmt: skip
 
 

@@ -60,6 +60,8 @@ def load_parts(
     if model.plain_because:
         say(f"{type(model.module).__name__}: {model.plain_because}, so texts are padded, not packed, which is slower")
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
+    if config.learn.memory == "lean":
+        return Parts(config, model.in_bfloat16(), codec, task, torch.bfloat16, own, say, source)
     compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
     return Parts(config, model, codec, task, compute, own, say, source)
 

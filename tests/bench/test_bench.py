@@ -175,8 +175,22 @@ def test_share_of_the_peak_and_spread():
     step = {"tokens/computed": 1e5, "time/learn": 0.5}
     one = {"device": "NVIDIA H200", "parameters": 135e6, "steps": [step]}
     assert _share_of_peak([one]) == "20.5%"  # 6 · 135e6 · 1e5 / 0.5 / 790e12
+    assert _share_of_peak([{**one, "lora": 16}]) == "13.7%"  # 4 instead of 6
     assert _share_of_peak([{**one, "device": "cpu"}]) == ""
     assert _spread([1.0, 2.0, 3.0]) == "2.0000 (1.0000–3.0000)"
+
+
+@pytest.mark.parametrize(
+    ("further", "said"),
+    [(("--memory", "lean"), "weights bfloat16 (one copy), moments in 8 bits"), (("--lora", "2"), "masters float32")],
+)
+def test_other_ways_to_train_are_measured(further, said, tmp_path):
+    path = tmp_path / "steps.json"
+    done = bench(*SMALL, *further, "--json", path)
+    assert done.returncode == 0, done.stderr
+    ((one,),) = json.loads(path.read_text())["rounds"].values()
+    assert one["types"].startswith(said)
+    assert one["parameters"] >= 107_000  # all weights of the embedded model, not the adapters alone
 
 
 def test_a_limit_for_a_gpu_that_is_not_there_is_refused():

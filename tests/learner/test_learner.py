@@ -21,16 +21,11 @@ def flat(model) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters().values()])
 
 
-def steps_of(learner) -> int:
-    states = learner._optimiser.state.values()
-    return int(next(iter(states))["step"]) if states else 0
-
-
 @pytest.mark.parametrize(("passes", "minibatches", "steps"), [(1, 1, 1), (3, 1, 3), (1, 4, 4), (2, 3, 6), (1, 50, 6)])
 def test_passes_times_minibatches_optimiser_steps_and_one_version(tiny, passes, minibatches, steps):
     learner = make_learner(tiny, lr=1e-3, passes=passes, minibatches=minibatches)
     learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    assert steps_of(learner) == steps  # six groups are left after the mask
+    assert learner._optimiser.steps == steps  # six groups are left after the mask
     assert learner.version == 1
 
 
@@ -66,7 +61,7 @@ def test_momentum_does_not_move_the_weights_while_there_is_nothing_to_learn(tiny
     group = Group("prompt/0", tuple(random_rollout(rng, 0, prompt, 0.0, id=i) for i in range(4)))
     learner.update(collate([group], learner.objective, now=1, lineage="test", seed=0))
     assert torch.equal(flat(tiny), learned)
-    assert (steps_of(learner), learner.version) == (1, 2)
+    assert (learner._optimiser.steps, learner.version) == (1, 2)
 
 
 def trained(model: LanguageModel) -> LanguageModel:
@@ -100,7 +95,7 @@ def test_where_memory_ends_the_batch_is_learned_from_in_smaller_parts(tiny, fail
     assert learn(learner, 0)["learn/grad_norm"] == pytest.approx(learn(usual, 0)["learn/grad_norm"], rel=1e-6)
     assert said == ["a GPU's memory ended in batch 0: 129 tokens at a time from now on"]
     assert 2 <= parts[0] < parts[1]
-    assert (learner.version, steps_of(learner)) == (1, 1)
+    assert (learner.version, learner._optimiser.steps) == (1, 1)
     assert torch.allclose(flat(learner.model), flat(usual.model), rtol=0, atol=1e-6)
     learn(learner, 1)
     assert parts[2:] == [parts[1]]  # it stays with what fitted
@@ -129,14 +124,14 @@ def test_memory_that_ends_after_a_step_is_not_tried_again(tiny):
 
     def score(weights, micro):
         calls.append(micro)
-        if steps_of(learner):
+        if learner._optimiser.steps:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return scoring(weights, micro)
 
     learner._score = score
     with pytest.raises(torch.OutOfMemoryError):
         learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    assert steps_of(learner) == 1
+    assert learner._optimiser.steps == 1
 
 
 def test_batch_accounts_for_everything_drawn():
