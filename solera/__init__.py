@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from solera.tasks.conversation import Conversation, Limits
     from solera.tasks.environments import EnvironmentTask
     from solera.tasks.judge_model import Judge
+    from solera.tasks.mcp_tools import mcp_tools
 
 __all__ = [
     "Agent",
@@ -88,6 +89,7 @@ __all__ = [
     "custom_objective",
     "evaluate_models",
     "load",
+    "mcp_tools",
     "open_store",
     "resume",
     "train",
@@ -110,6 +112,7 @@ _MODULES = {
     "tasks.conversation": ("Conversation", "Limits"),
     "tasks.environments": ("EnvironmentTask",),
     "tasks.judge_model": ("Judge",),
+    "tasks.mcp_tools": ("mcp_tools",),
 }
 """Where the names are that are not in `config`."""
 

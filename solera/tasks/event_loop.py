@@ -11,6 +11,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 PATIENCE = 2.0
 """Seconds to wait for cancelled work. It may never end, because user code can block the thread."""
+CLOSING = 5.0
+"""The same, when the loop is closed. An MCP server that does not end by itself is killed within this time."""
 
 
 class Begun(Generic[T]):
@@ -81,7 +83,7 @@ class EventLoop:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
             _stop(loop)
-            thread.join(PATIENCE)
+            thread.join(CLOSING)
 
     def __enter__(self) -> "EventLoop":
         return self

@@ -31,7 +31,8 @@ class Result(NamedTuple):
 class Toolbox:
     """Functions by their names. Asynchronous ones run in the event loop, others in a thread each.
 
-    With `one_by_one`, the calls of a turn are made one after the other, because they share state.
+    A tool with an attribute `schema` brings its own JSON schema. With `one_by_one`, the calls of a turn are made one
+    after the other, because they share state.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Toolbox:
             raise SoleraError(f"tools: timeout is {timeout}; it must be above 0 seconds")
         if longest < 1:
             raise SoleraError(f"tools: longest is {longest}; it must be at least 1 character")
-        self.schemas = [schema_of(tool) for tool in tools]
+        self.schemas = [getattr(tool, "schema", None) or schema_of(tool) for tool in tools]
         self.timeout = timeout
         self.longest = longest
         self.one_by_one = one_by_one

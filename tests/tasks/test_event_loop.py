@@ -84,7 +84,7 @@ def test_ctrl_c_cancels_what_is_running_and_its_cleanup_is_waited_for():
 
 
 def test_closing_cancels_what_is_left_and_a_blocked_thread_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr("solera.tasks.event_loop.PATIENCE", 0.2)
+    monkeypatch.setattr("solera.tasks.event_loop.CLOSING", 0.2)
     cancelled, started, release = [], threading.Event(), threading.Event()
 
     async def waiting():
