@@ -79,7 +79,8 @@ class TaskConfig:
     """The task. `arithmetic`: generated sums of two numbers, graded exactly, no download. `countdown`: reach a target
     from given numbers. `gym:NAME`: any task of reasoning-gym. `gsm8k`, `math`: word problems and competition
     mathematics. `jsonl`: problems from your own file. `mixture`: several of these. `file.py:Class` or
-    `package.module:Class`: your own task (docs/tasks.md). `env:file.py:Class`: an environment (docs/agents.md)."""
+    `package.module:Class`: your own task (docs/tasks.md). `env:file.py:Class`: an environment,
+    `textarena:NAME`: a game of TextArena for one player (docs/agents.md)."""
     level: int | None = None
     """Difficulty of generated problems. `arithmetic`: maximum number of digits, 1 to 4; default 2, which the embedded
     model was taught. `countdown`: how many numbers, 2 to 6; default 3. `gym:NAME`: level of its curriculum, 0 or more;

@@ -31,7 +31,7 @@ TASK_FIELDS: dict[str, dict[str, Any]] = {
     "own": {},
 }  # fmt: skip
 """The fields that each task uses, and their defaults."""
-GYM, ENVIRONMENT = "gym:", "env:"
+GYM, ENVIRONMENT, TEXTARENA, VERIFIERS = "gym:", "env:", "textarena:", "verifiers:"
 SPELLED = {"gym": f"{GYM}NAME", "own": "file.py:Class"}
 """How to write the kinds of tasks that have no fixed name."""
 

@@ -52,9 +52,10 @@ class EnvironmentTask:
         environment: Callable[[], Environment],
         rows: Rows | None = None,
         held_out: Rows | None = None,
+        name: str | None = None,
     ) -> None:
         self.make = environment
-        self.name = getattr(environment, "__name__", type(environment).__name__)
+        self.name = str(name or getattr(environment, "__name__", type(environment).__name__))
         example = environment()
         self.steps = _has_steps(example)
         _check(example, self.name, self.steps)

@@ -3,16 +3,18 @@
 import inspect
 from collections.abc import Callable, Set
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from solera.config.tasks import ENVIRONMENT
+from solera.config.tasks import ENVIRONMENT, TEXTARENA
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate, Task
 from solera.records import Prompt, Reward, Rollout
 from solera.tasks.environments import EnvironmentTask, environment_rows
 from solera.tasks.functions import check_file, is_spec, load_module, where
+from solera.tasks.textarena_games import textarena_task
 from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
@@ -28,6 +30,8 @@ class Regrade(Protocol):
 
 def check_task(spec: str) -> None:
     """Refuse what cannot name a task, before anything is imported."""
+    if spec.startswith(TEXTARENA):
+        return
     if not is_spec(spec.removeprefix(ENVIRONMENT)):
         raise SoleraError(
             f"task.name is {spec!r}; write your own task as file.py:Class or package.module:Class, and an environment "
@@ -39,6 +43,8 @@ def check_task(spec: str) -> None:
 def load_task(spec: str, path: str | None = None) -> TaskFactory:
     """Return the class, or function of a codec, that a spec names. `path` holds the rows of an environment."""
     check_task(spec)
+    if spec.startswith(TEXTARENA):
+        return partial(textarena_task, spec.removeprefix(TEXTARENA))
     module, name = load_module(spec.removeprefix(ENVIRONMENT), "task.name"), spec.rpartition(":")[2]
     factory = getattr(module, name, None)
     if factory is not None and spec.startswith(ENVIRONMENT):
