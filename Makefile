@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test test-vllm test-cluster check model results clean
+.PHONY: demo test test-vllm test-verifiers test-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -16,6 +16,9 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
+
+test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with environments of verifiers, which have an environment of their own
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/verifiers -m verifiers
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster
@@ -64,5 +67,13 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 
+# verifiers requires older versions of mcp and openai than the other extras use. It runs in a process of its own.
+.venv-verifiers/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Solera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing verifiers into .venv-verifiers (once, a minute) ..."
+	@test -x .venv-verifiers/bin/python || $(PYTHON) -m venv .venv-verifiers
+	@.venv-verifiers/bin/python -m pip install -q --disable-pip-version-check verifiers==0.4.0 uv
+	@touch $@
+
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv .venv-vllm build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-verifiers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

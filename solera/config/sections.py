@@ -80,7 +80,8 @@ class TaskConfig:
     from given numbers. `gym:NAME`: any task of reasoning-gym. `gsm8k`, `math`: word problems and competition
     mathematics. `jsonl`: problems from your own file. `mixture`: several of these. `file.py:Class` or
     `package.module:Class`: your own task (docs/tasks.md). `env:file.py:Class`: an environment,
-    `textarena:NAME`: a game of TextArena for one player (docs/agents.md)."""
+    `textarena:NAME`: a game of TextArena for one player, `verifiers:NAME`: an environment of verifiers
+    (docs/agents.md)."""
     level: int | None = None
     """Difficulty of generated problems. `arithmetic`: maximum number of digits, 1 to 4; default 2, which the embedded
     model was taught. `countdown`: how many numbers, 2 to 6; default 3. `gym:NAME`: level of its curriculum, 0 or more;
@@ -88,7 +89,7 @@ class TaskConfig:
     path: str | None = None
     """Problems, one JSON object per line: a file, a folder with train.jsonl and test.jsonl, or a hub name (OWNER/NAME
     or OWNER/NAME:SUBSET), which Solera downloads (`jsonl`, `gsm8k`, `math`). For `env:file.py:Class`: the rows that
-    `reset` is given (docs/agents.md)."""
+    `reset` is given. For `verifiers:NAME`: a TOML file with the environment's settings (docs/agents.md)."""
     prompt: str | None = None
     """Column with the prompt, which is text or chat messages. Default: `prompt` (`jsonl`), `question` (`gsm8k`),
     `problem` (`math`)."""

@@ -53,7 +53,7 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     if kind not in TASK_FIELDS or task.name in SPELLED:
         known = [SPELLED.get(name, name) for name in TASK_FIELDS]
         raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
-    own = TASK_FIELDS[kind] | ({"path": None} if task.name.startswith(ENVIRONMENT) else {})
+    own = TASK_FIELDS[kind] | ({"path": None} if task.name.startswith((ENVIRONMENT, VERIFIERS)) else {})
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):
         if key.name not in ("name", *own, *unset):

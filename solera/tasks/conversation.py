@@ -76,7 +76,7 @@ class Conversation:
         self.calls = self.errors = self.turns = self.retokenised = 0
         self.tool_seconds = 0.0
         self._generate = generate
-        self._tools = tools
+        self.tools = tools
         self._template_kwargs = template_kwargs
         self._limits = limits or Limits()
         self._began = time.monotonic()
@@ -159,7 +159,7 @@ class Conversation:
 
     def _give(self) -> None:
         """Make the conversation so far the next input of the engine."""
-        rendered = self.codec.chat_text(self.messages, self._tools, **self._template_kwargs)
+        rendered = self.codec.chat_text(self.messages, self.tools, **self._template_kwargs)
         between = self._between(rendered)
         if between is None:
             if self._parts:

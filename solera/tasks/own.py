@@ -8,13 +8,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from solera.config.tasks import ENVIRONMENT, TEXTARENA
+from solera.config.tasks import ENVIRONMENT, TEXTARENA, VERIFIERS
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate, Task
 from solera.records import Prompt, Reward, Rollout
 from solera.tasks.environments import EnvironmentTask, environment_rows
 from solera.tasks.functions import check_file, is_spec, load_module, where
 from solera.tasks.textarena_games import textarena_task
+from solera.tasks.verifiers_task import VerifiersTask
 from solera.values import kind
 
 METHODS = {"prompt": "prompt(index)", "held_out": "held_out(count)", "run": "async run(prompt, generate)"}
@@ -30,7 +31,7 @@ class Regrade(Protocol):
 
 def check_task(spec: str) -> None:
     """Refuse what cannot name a task, before anything is imported."""
-    if spec.startswith(TEXTARENA):
+    if spec.startswith((TEXTARENA, VERIFIERS)):
         return
     if not is_spec(spec.removeprefix(ENVIRONMENT)):
         raise SoleraError(
@@ -45,6 +46,8 @@ def load_task(spec: str, path: str | None = None) -> TaskFactory:
     check_task(spec)
     if spec.startswith(TEXTARENA):
         return partial(textarena_task, spec.removeprefix(TEXTARENA))
+    if spec.startswith(VERIFIERS):
+        return partial(VerifiersTask, spec.removeprefix(VERIFIERS), path)
     module, name = load_module(spec.removeprefix(ENVIRONMENT), "task.name"), spec.rpartition(":")[2]
     factory = getattr(module, name, None)
     if factory is not None and spec.startswith(ENVIRONMENT):
