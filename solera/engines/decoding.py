@@ -18,6 +18,9 @@ from solera.models.language_model import LanguageModel
 from solera.records import Sampling
 from solera.streams import uniforms
 
+SHARED = 128
+"""Shortest beginning, in tokens, that is computed once for all texts that begin together."""
+
 
 @dataclass
 class LiveRows:
@@ -35,23 +38,30 @@ class LiveRows:
     cache: DynamicCache
     real_SK: Tensor | None
     next_position_S: Tensor
+    prefilled: int
+    """Tokens that were computed for the prompts."""
     diverged: bool = False
     """Whether every row has its own text. Rows that differ once never become equal again."""
 
     @classmethod
     def prefill(cls, model: LanguageModel, prompts: Items[tuple[int, ...]]) -> "LiveRows":
-        """Run each distinct prompt through the model."""
+        """Run each distinct prompt through the model. A long beginning that all of them share is computed once."""
         number = {prompt: s for s, prompt in enumerate(dict.fromkeys(prompts))}
-        longest = max(map(len, number))
+        cache = model.new_cache()
+        shared = _begin_shared(model, list(number), cache)
+        longest = max(map(len, number)) - shared
         token_SK = np.zeros((len(number), longest), np.int64)
         real_SK = np.zeros((len(number), longest), bool)
         for prompt, s in number.items():
-            token_SK[s, longest - len(prompt) :] = prompt  # padded on the left: all last tokens are in one column
-            real_SK[s, longest - len(prompt) :] = True
+            start = shared + longest - len(prompt)  # padded on the left: all last tokens are in one column
+            token_SK[s, start:] = prompt[shared:]
+            real_SK[s, start:] = True
+        position_SK = torch.from_numpy(shared + (real_SK.cumsum(1) - 1).clip(0)).to(model.device)
         real = None if real_SK.all() else torch.from_numpy(real_SK).to(model.device)
-        position_SK = torch.from_numpy((real_SK.cumsum(1) - 1).clip(0)).to(model.device)
-        cache = model.new_cache()
-        mask = None if real is None else _prefill_mask(real) if model.takes_any_mask else real
+        mask = None if real is None else _prefill_mask(real, shared) if model.takes_any_mask else real
+        if real is not None and shared:
+            real = torch.nn.functional.pad(real, (shared, 0), value=True)
+            mask = mask if model.takes_any_mask else real
         hidden_SKH = model.hidden(torch.from_numpy(token_SK).to(model.device), position_SK, mask, cache)
         return cls(
             row_B=torch.arange(len(prompts), device=model.device),
@@ -61,12 +71,12 @@ class LiveRows:
             cache=cache,
             real_SK=real,
             next_position_S=position_SK[:, -1] + 1,
+            prefilled=shared + int(real_SK.sum()),
         )
 
     @property
     def can_join(self) -> bool:
-        """A cache that keeps a window only cannot be padded on the left."""
-        return all(type(layer) is DynamicLayer for layer in self.cache.layers)
+        return _is_plain(self.cache)
 
     def join(self, other: "LiveRows") -> None:
         """Take in other rows, whose `row_B` is numbered to go with these. Shorter texts are padded on the left; columns
@@ -89,7 +99,8 @@ class LiveRows:
 
     @property
     def _longest(self) -> int:
-        return self.width if self.real_SK is None else int(self.real_SK.sum(1).max())
+        """Columns from the first that any row needs. Behind a shared beginning, a shorter text has a gap."""
+        return self.width if self.real_SK is None else self.width - int(self.real_SK.any(0).int().argmax())
 
     def advance(self, model: LanguageModel, token_B: Tensor, kept_B: Tensor | None) -> None:
         """Append a token to every row. If `kept_B` is given, the other rows are removed first."""
@@ -137,12 +148,35 @@ def _padded_mask(rows: LiveRows, width: int) -> Tensor:
     return torch.nn.functional.pad(real_SK, (width - own, 0))
 
 
-def _prefill_mask(real_SK: Tensor) -> Tensor:
-    """Each token sees real keys up to its own position; padding sees itself, so that its softmax is defined. `[S, 1, K,
-    K]`"""
+def _begin_shared(model: LanguageModel, prompts: list[tuple[int, ...]], cache: DynamicCache) -> int:
+    """Compute the beginning that all prompts share, if it is long enough to be worth it. Returns its length.
+
+    The turns of an agent share the description of its tools, and those of a group also their prompt.
+    """
+    first, last = min(prompts), max(prompts)  # all others lie between them
+    most = min(map(len, prompts)) - 1
+    shared = next((n for n in range(most) if first[n] != last[n]), most)
+    if len(prompts) < 2 or shared < SHARED or not _is_plain(cache):
+        return 0
+    token_1K = torch.tensor([first[:shared]], device=model.device)
+    model.hidden(token_1K, torch.arange(shared, device=model.device)[None], None, cache)
+    for layer in cache.layers:
+        layer.keys, layer.values = (x.expand(len(prompts), -1, -1, -1) for x in (layer.keys, layer.values))
+    return shared
+
+
+def _is_plain(cache: DynamicCache) -> bool:
+    """Whether every layer keeps all tokens. One that keeps a window cannot be padded or shared."""
+    return all(type(layer) is DynamicLayer for layer in cache.layers)
+
+
+def _prefill_mask(real_SK: Tensor, shared: int) -> Tensor:
+    """Each token sees real keys up to its own position; padding sees itself, so that its softmax is defined. All see a
+    `shared` beginning. `[S, 1, K, shared + K]`"""
     places = torch.arange(real_SK.shape[1], device=real_SK.device)
     seen_KK, own_KK = places[None, :] <= places[:, None], places[None, :] == places[:, None]
-    return ((real_SK[:, None, :] & seen_KK) | own_KK)[:, None]
+    mask_SKK = (real_SK[:, None, :] & seen_KK) | own_KK
+    return torch.nn.functional.pad(mask_SKK, (shared, 0), value=True)[:, None]
 
 
 def room_for(model: LanguageModel, prompt: int, max_tokens: int) -> int:
@@ -231,8 +265,9 @@ class PlainDecoder:
         return len(jobs)
 
     def _prefill(self, jobs: list[Job]) -> LiveRows:
-        self.prefilled += sum(map(len, {job.token_ids for job in jobs}))
-        return LiveRows.prefill(self.model, [job.token_ids for job in jobs])
+        live = LiveRows.prefill(self.model, [job.token_ids for job in jobs])
+        self.prefilled += live.prefilled
+        return live
 
     @torch.inference_mode()
     def advance(self) -> list[Written]:
@@ -265,7 +300,7 @@ class PlainDecoder:
         renewed = LiveRows.prefill(self.model, texts)
         renewed.row_B, renewed.step_B = live.row_B, live.step_B
         self._live = renewed
-        self.prefilled += sum(map(len, set(texts)))
+        self.prefilled += renewed.prefilled
         return dict(zip(jobs, steps, strict=True))
 
     def _sample(self, live: LiveRows, page: Page) -> tuple[Tensor, Tensor]:

@@ -20,16 +20,23 @@ class TokenizerCodec:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.end_token_ids = end_token_ids
-        fast = getattr(tokenizer, "backend_tokenizer", None)
+        fast = self._fast = getattr(tokenizer, "backend_tokenizer", None)
         unknown = getattr(fast.model, "unk_token", None) if fast is not None else tokenizer.unk_token
         self.unknown_id: int | None = tokenizer.convert_tokens_to_ids(unknown) if unknown else None
         self.chats: bool = tokenizer.chat_template is not None
         self._encode = (lambda text: fast.encode(text).ids) if fast is not None else tokenizer.encode
         self._decode = fast.decode if fast is not None else tokenizer.decode
+        self._newest: tuple[str, tuple[int, ...]] = "", ()
         self._spelling = Spelling(fast) if fast is not None and _is_byte_level(fast) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
+
+    def _encode_part(self, text: str) -> list[int]:
+        """Without the tokens that a tokenizer adds around a text."""
+        if self._fast is None:
+            return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._fast.encode(text, add_special_tokens=False).ids  # a third of the time
 
     def response(self, text: str, ended: bool) -> tuple[int, ...]:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -57,13 +64,17 @@ class TokenizerCodec:
 
     def encode_after(self, given: tuple[int, ...], text: str) -> tuple[int, ...]:
         if not given:
-            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+            newest, ids = self._newest  # members of a group begin with the same text
+            if text != newest:
+                ids = tuple(self._encode_part(text))
+                self._newest = text, ids
+            return ids
         # A special token is a border: the tokens behind it do not depend on those before it.
         anchor = self._spell_last(given)
-        ids = tuple(self.tokenizer.encode(anchor + text, add_special_tokens=False))
+        ids = tuple(self._encode_part(anchor + text))
         if ids[:1] == given[-1:]:
             return ids[1:]
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self._encode_part(text))
 
     def text_after(self, given: tuple[int, ...], written: tuple[int, ...]) -> str:
         if self._spelling is not None:

@@ -47,6 +47,7 @@ class Toolbox:
         self.longest = longest
         self.one_by_one = one_by_one
         self._tools = {schema["function"]["name"]: tool for schema, tool in zip(self.schemas, tools, strict=True)}
+        self._signatures = {name: inspect.signature(tool) for name, tool in self._tools.items()}
         if len(self._tools) < len(tools):
             raise SoleraError("tools: two of them have the same name")
 
@@ -85,7 +86,7 @@ class Toolbox:
         if call.name not in self._tools:
             return f"there is no tool named {call.name!r}; the tools are {', '.join(self._tools)}"
         try:
-            inspect.signature(self._tools[call.name]).bind(**call.arguments)
+            self._signatures[call.name].bind(**call.arguments)
         except TypeError as error:
             return f"{call.name}: {error}"
         return None

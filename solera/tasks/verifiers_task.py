@@ -186,6 +186,7 @@ async def _end(process: Process) -> None:
             await process.wait()
     with suppress(ProcessLookupError):  # and what it has started
         os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _listed(settings: dict[str, Any]) -> Sequence[dict[str, Any]]:

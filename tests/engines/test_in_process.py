@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from solera.engines.decoding import decode
+from solera.engines.decoding import PlainDecoder, decode
 from solera.engines.in_process import InProcessEngine
+from solera.engines.jobs import Job
 from solera.engines.sampling import sample
 from solera.errors import BadRequestError, SoleraError
 from solera.learner.learner import Weights
@@ -61,6 +62,39 @@ def test_behaviour_logp_is_that_of_a_fresh_forward_pass(engine, model):
         assert np.abs(completion.behaviour_logp_T - expected).max() < 1e-4
         lengths.add(len(completion.token_ids_T))
     assert {1, SAMPLING.max_tokens} <= lengths  # some end at once, some are cut off
+
+
+@pytest.mark.parametrize("lengths", [(5,) * 6, (1, 9, 3, 17, 2, 2)])
+def test_a_beginning_that_all_texts_share_is_computed_once(model, monkeypatch, lengths):
+    """The second batch joins the first while it is being written, after the longest text has left."""
+    monkeypatch.setattr("solera.engines.decoding.SHARED", 20)
+    rng = np.random.default_rng(0)
+    start = rng.integers(2, VOCABULARY, 20).tolist()
+    texts = [(*start, n + 2, *rng.integers(2, VOCABULARY, length - 1).tolist()) for n, length in enumerate(lengths)]
+    once = Sampling(SAMPLING.temperature, 1)
+    first, late = (
+        [Job(text, sampling, seed + n, sampling.max_tokens)
+         for n, text in enumerate(texts) for sampling in [once if n == 3 else SAMPLING]]
+        for seed in (0, 100)
+    )  # fmt: skip
+    decoder = PlainDecoder(model, (END,), 64)
+    decoder.admit(first)
+    written = [*decoder.advance(), *decoder.advance()]
+    assert len(written) < 6 and decoder.admit(late[:3]) == 3
+    while decoder.busy:
+        written += decoder.advance()
+    assert decoder.prefilled == 20 + sum(lengths) + 20 + sum(lengths[:3])
+    assert {each.job for each in written} == {*first, *late[:3]}
+    for each in written:
+        completion = Completion(each.token_ids_T, each.logp_T, ((len(each.logp_T), 0),), "stop")
+        expected = fresh_logp(model, each.job.token_ids, completion, SAMPLING.temperature)
+        np.testing.assert_allclose(each.logp_T, expected, atol=2e-5)
+
+
+def test_a_short_shared_beginning_is_not_worth_it(engine):
+    requests = [((*[3] * 20, n), SAMPLING, n) for n in range(2, 6)]
+    ask(engine, requests)
+    assert engine.work.prefilled == 4 * 21
 
 
 def test_finish_reason_and_end_token(engine):

@@ -114,7 +114,7 @@ def test_a_whole_run(tmp_path):
     found = command(
         "train", "short.toml", "--model", "model", "--task", "verifiers:glossary", "--run.steps", "1",
         "--collect.prompts", "1", "--collect.group_size", "2", "--evaluate.problems", "1",
-        "--sampling.max_tokens", "8", cwd=tmp_path, env={**os.environ},
+        "--sampling.max_tokens", "8", cwd=tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{ENVIRONMENTS}",
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     (line,) = (tmp_path / "runs/x/metrics.jsonl").read_text().splitlines()[-1:]
