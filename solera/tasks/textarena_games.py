@@ -85,7 +85,7 @@ def _try(name: str) -> None:
     except LookupError as error:
         raise SoleraError(f"task textarena:{name}: {_missing(error)}") from error
     except Exception as error:  # a game may refuse one player in any way
-        raise SoleraError(f"task textarena:{name}: it cannot be played alone: {one_line(error)}") from error
+        raise SoleraError(f"task textarena:{name}: it cannot be started for one player: {one_line(error)}") from error
     finally:
         random.setstate(state)
     if not alone:

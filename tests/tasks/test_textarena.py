@@ -79,7 +79,7 @@ def test_an_episode_is_repeated_whatever_else_draws_random_numbers(codec, name):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [("GuesTheNumber-v0", "TextArena has no such game; did you mean GuessTheNumber-v0"),
-     ("TicTacToe-v0", "cannot be played alone: The number of players has to be 2"),
+     ("TicTacToe-v0", "cannot be started for one player: The number of players has to be 2"),
      ("MarketEntryGame-v0", "not a game for one player"), ("GuessWho-v0", "OpenRouter API key not found")],
 )  # fmt: skip
 def test_a_game_that_cannot_be_played_is_refused_in_one_line(codec, name, complaint, monkeypatch):
