@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from solera.errors import SoleraError, one_line
-from solera.sharded.rank import STARTING, Seat
+from solera.errors import SoleraError, counted, one_line
+from solera.sharded.rank import Seat
 from solera.sharded.ranks import Served
 
 QUICK_CHECKS = {
@@ -26,6 +26,14 @@ QUICK_CHECKS = {
     "RAY_health_check_failure_threshold": "3",
 }
 """A lost machine is noticed after 9 seconds. Ray's own settings need more than a minute."""
+
+NOT_FOUND = (
+    "cluster.address: cannot join a Ray cluster at {} (if it runs, it may want its token: set RAY_AUTH_MODE=token, and "
+    "RAY_AUTH_TOKEN_PATH to a file with what `ray get-auth-token` prints on its head)"
+)
+"""Ray does not say whether nobody answered or the token was wrong."""
+PULSE = "pulse"
+"""The concurrency group of `Actor.pulse`."""
 
 
 class Place(NamedTuple):
@@ -56,6 +64,10 @@ class Actor:
     def call(self, call: bytes) -> bytes:
         return self._served.call(call)
 
+    def pulse(self) -> float:
+        """Runs in a thread of its own, beside `call`."""
+        return self._served.pulse()
+
 
 class Actors:
     """One Ray actor for each rank. `make(seat)` runs in each of them; its result is the object that is called."""
@@ -66,7 +78,9 @@ class Actors:
         self._connected = _connect(self._ray, count, address)
         self._here = _address_of_node(self._ray)
         try:
-            self._actors = self._create()
+            self._actors = self._create(timeout)
+            self._asked: list[Any] = [None] * count
+            self._pulses: dict[int, float] = {}
             self.places: list[Place] = self._ray.get([actor.place.remote() for actor in self._actors])
             meeting = f"tcp://{self.places[0].node}:{self.places[0].port}"
             threads = max(1, torch.get_num_threads() // count)
@@ -87,6 +101,18 @@ class Actors:
         ready, _ = self._ray.wait([self._pending[rank] for rank in ranks], timeout=seconds)
         return {rank: self._received(rank) for rank in ranks if self._pending[rank] in ready}
 
+    def pulses(self) -> dict[int, float]:
+        """Asks again each rank that has answered."""
+        for rank, asked in enumerate(self._asked):
+            ready, _ = self._ray.wait([asked], timeout=0) if asked is not None else ([None], [])
+            if not ready:
+                continue
+            if asked is not None:
+                with suppress(self._ray.exceptions.RayError):  # it has died, which `wait` tells
+                    self._pulses[rank] = self._ray.get(asked)
+            self._asked[rank] = self._actors[rank].pulse.options(concurrency_group=PULSE).remote()
+        return self._pulses
+
     def how_it_ended(self, rank: int) -> str:
         return f"died (process {self.places[rank].pid} on {self.places[rank].node})"
 
@@ -103,17 +129,17 @@ class Actors:
             self._ray.util.remove_placement_group(self._bundles)
         self._leave()
 
-    def _create(self) -> list[Any]:
+    def _create(self, patience: float) -> list[Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         self._bundles = self._ray.util.placement_group([{"CPU": 1}] * self.count, strategy="PACK")
-        if not self._bundles.wait(STARTING):
-            cores = self._ray.cluster_resources().get("CPU", 0)
+        if not self._bundles.wait(patience):
+            cores = counted(int(self._ray.cluster_resources().get("CPU", 0)), "CPU")
             raise SoleraError(
-                f"cluster.learners is {self.count}, but the Ray cluster of {cores:g} CPUs has no room for that many "
-                "ranks of one CPU each: lower it, or add machines"
+                f"cluster.learners is {self.count}, but the Ray cluster has {cores} and no room for that many ranks of "
+                f"one CPU each (waited {patience:g} s): lower it, or add machines"
             )
-        made = self._ray.remote(Actor)
+        made = self._ray.remote(concurrency_groups={PULSE: 1})(Actor)
         return [
             made.options(
                 num_cpus=1,
@@ -146,9 +172,9 @@ def _connect(ray: Any, count: int, address: str | None) -> bool:
     try:
         with _same_signals():
             ray.init(**({"address": "local", **here} if address is None else {"address": address}), **quiet)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        where = "Ray cannot be started" if address is None else f"cluster.address: no Ray cluster at {address}"
-        raise SoleraError(f"{where}: {one_line(error)}") from error
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        failed = "Ray cannot be started" if address is None else NOT_FOUND.format(address)
+        raise SoleraError(f"{failed}: {one_line(error)}") from error
     return True
 
 

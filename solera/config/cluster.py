@@ -17,7 +17,8 @@ class ClusterConfig:
     """For `ray`: the address of a running Ray cluster, such as 10.0.0.1:6379, or `auto` for the cluster that this
     machine belongs to. If unset, Solera starts Ray on this machine and stops it at the end."""
     timeout: float = 120.0
-    """Seconds that a rank waits for the others before the update fails."""
+    """Seconds that a rank waits for the others before the update fails, and that a run waits for free CPUs in the Ray
+    cluster."""
     restarts: int = 3
     """How often all ranks are started again from the last checkpoint after one of them died or hung. After that, the
     run stops."""

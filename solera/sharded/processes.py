@@ -5,7 +5,9 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 
 from solera.sharded.rank import Seat
-from solera.sharded.ranks import GRACE, Served
+from solera.sharded.ranks import BEAT, GRACE, Served
 
 
 class Processes:
@@ -27,14 +29,18 @@ class Processes:
         threads = max(1, torch.get_num_threads() // count)
         context = multiprocessing.get_context("spawn")
         self._connections: list[Connection] = []
+        self._beats: list[Connection] = []
+        self._pulses: dict[int, float] = {}
         self.processes: list[Any] = []
         for rank in range(count):
-            ours, theirs = context.Pipe()
+            (ours, theirs), (beats, beating) = context.Pipe(), context.Pipe(duplex=False)
             made = partial(make, Seat(rank, count, address, timeout, threads))
-            process = context.Process(target=_serve, args=(theirs, made), name=f"rank {rank}", daemon=True)
+            process = context.Process(target=_serve, args=(theirs, beating, made), name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()  # otherwise the end of the process would not be the end of the connection
+            beating.close()
             self._connections.append(ours)
+            self._beats.append(beats)
             self.processes.append(process)
 
     def send(self, rank: int, call: bytes) -> None:
@@ -43,6 +49,13 @@ class Processes:
     def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
         ready = wait([self._connections[rank] for rank in ranks], seconds)
         return {rank: self._received(rank) for rank in ranks if self._connections[rank] in ready}
+
+    def pulses(self) -> dict[int, float]:
+        for rank, beats in enumerate(self._beats):
+            with suppress(EOFError, OSError):  # it has died, which `wait` tells
+                while beats.poll():
+                    self._pulses[rank] = beats.recv()
+        return self._pulses
 
     def how_it_ended(self, rank: int) -> str:
         self.processes[rank].join(GRACE)
@@ -57,7 +70,7 @@ class Processes:
             process.kill()
         for process in self.processes:
             process.join()
-        for connection in self._connections:
+        for connection in (*self._connections, *self._beats):
             connection.close()
         self._folder.cleanup()
 
@@ -68,12 +81,13 @@ class Processes:
             return None
 
 
-def _serve(connection: Connection, make: Callable[[], Any]) -> None:
+def _serve(connection: Connection, beating: Connection, make: Callable[[], Any]) -> None:
     """Run a rank: answer calls until the controller closes the connection or dies."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its name resolves to
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller finishes its step
     threading.Thread(target=_end_with_the_controller, daemon=True).start()
     served = Served()
+    threading.Thread(target=_beat, args=(served, beating), daemon=True).start()
     try:
         connection.send_bytes(served.start(make))
         while True:
@@ -81,6 +95,14 @@ def _serve(connection: Connection, make: Callable[[], Any]) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the controller has ended
     os._exit(0)  # not through torch's end of a process group, which may wait for ranks that are gone
+
+
+def _beat(served: Served, beating: Connection) -> None:
+    """Tell the controller again and again that this process runs, and what its rank has computed."""
+    with suppress(OSError):  # the controller has ended
+        while True:
+            beating.send(served.pulse())
+            time.sleep(BEAT)
 
 
 def _end_with_the_controller() -> None:

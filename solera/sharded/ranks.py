@@ -4,6 +4,7 @@ A rank that dies or hangs ends all ranks, and the error names it. Where the rank
 """
 
 import pickle
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
@@ -16,6 +17,8 @@ from solera.sharded.rank import STARTING
 GRACE = 3.0
 """Seconds after a rank's failure in which the others may report theirs, before all are ended. The first to report is
 often not the one that caused it."""
+BEAT = 1.0
+"""Seconds between two looks at what the ranks do."""
 
 
 class RankError(SoleraError):
@@ -33,6 +36,10 @@ class Host(Protocol):
 
     def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
         """Wait until one of these ranks answers or dies. Returns the answers; `None` for a rank that died."""
+        ...
+
+    def pulses(self) -> dict[int, float]:
+        """The last pulse of each rank that is known (`Served.pulse`). Does not wait for a rank."""
         ...
 
     def how_it_ended(self, rank: int) -> str:
@@ -78,11 +85,17 @@ class Ranks:
         results: dict[int, Any] = {}
         failures: dict[int, tuple[str, str]] = {}
         died: list[int] = []
+        watch = Watch(self.host, self.timeout)
         while waiting := [rank for rank in range(self.count) if rank not in {*results, *failures, *died}]:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            answers = self.host.wait(waiting, left)
+            left = BEAT if deadline is None else min(BEAT, deadline - time.monotonic())
+            answers = self.host.wait(waiting, max(0.0, left))
             if not answers:
-                break
+                if left <= 0:
+                    break
+                if deadline is None and (still := watch.still(waiting)):
+                    waiting = still
+                    break
+                continue
             for rank, answer in answers.items():
                 if answer is None:
                     died.append(rank)
@@ -118,17 +131,44 @@ class Ranks:
         raise error
 
 
+class Watch:
+    """Finds ranks that neither compute nor wait for another rank, while one call lasts.
+
+    A rank that waits for another fails by itself after `timeout` seconds, and knows more. So this waits longer.
+    """
+
+    def __init__(self, host: Host, timeout: float) -> None:
+        self.host, self.patience = host, timeout + 2 * GRACE
+        self._since = dict.fromkeys(range(host.count), time.monotonic())
+        self._pulses: dict[int, float] = {}
+
+    def still(self, ranks: Sequence[int]) -> list[int]:
+        """Those of `ranks` whose pulse has not changed for too long."""
+        now = time.monotonic()
+        for rank, pulse in self.host.pulses().items():
+            if self._pulses.get(rank) != pulse:
+                self._pulses[rank], self._since[rank] = pulse, now
+        return [rank for rank in ranks if now - self._since[rank] > self.patience]
+
+
 class Served:
     """A rank's side: makes the rank at the first call and answers calls."""
 
     def __init__(self) -> None:
         self.rank: Any = None
+        self._clock: int | None = None
+        """Of the thread that runs the rank."""
 
     def start(self, make: Callable[[], Any]) -> bytes:
         def begin() -> None:
             self.rank = make()
 
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
         return _answer(begin)
+
+    def pulse(self) -> float:
+        """Seconds that the rank has computed. It stands still while the rank waits, and if it hangs."""
+        return 0.0 if self._clock is None else time.clock_gettime(self._clock)
 
     def call(self, call: bytes) -> bytes:
         method, given = pickle.loads(call)

@@ -1,6 +1,7 @@
 """Ranks for tests: they stay up while one learner after the other is made on them, and they show their gradient."""
 
 import re
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,16 @@ class Reusable:
     def parts(self) -> int:
         """Elements of the weights that this rank holds."""
         return sum(p.to_local().numel() for p in self.rank.learner.model.parameters().values())
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def compute(self, seconds: float) -> float:
+        """Use this rank's processor, without a word to the others."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            torch.ones(100, 100) @ torch.ones(100, 100)
+        return seconds
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rank, name)

@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from solera.sharded.ranks import RankError
-from tests.cluster.ranks import begin, spec_of, start
+from solera.cluster.actors import Actors
+from solera.sharded.processes import Processes
+from solera.sharded.ranks import RankError, Ranks
+from tests.cluster.ranks import Reusable, begin, spec_of, start
 from tests.cluster.test_sharded import batch_of
 from tests.learner.test_invariance import GRPO, make_groups
 
@@ -33,6 +37,41 @@ def test_a_rank_that_dies_or_hangs_is_named_within_the_time_limit(sent, says):
     assert not any(process.is_alive() for process in ranks.host.processes)
     with pytest.raises(RankError, match="have ended"):
         sharded.update(batch)
+
+
+@pytest.fixture(params=["processes", "ray"])
+def host(request) -> Callable[[float], Ranks]:
+    hosts = {"processes": Processes, "ray": partial(Actors, address=None)}
+    return lambda timeout: Ranks(hosts[request.param](2, Reusable, timeout), timeout)
+
+
+def pids_of(ranks: Ranks) -> list[int]:
+    own = ranks.host.processes if isinstance(ranks.host, Processes) else ranks.host.places
+    return [each.pid for each in own]
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "asleep"])
+def test_ranks_that_all_hang_outside_of_collectives_are_named(host, stopped):
+    """None of them waits for another, so none of them notices."""
+    ranks = host(2.0)
+    pids = pids_of(ranks)
+    assert ranks.call("compute", [(0.1,)] * 2) == [0.1, 0.1]
+    if stopped:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 0 and rank 1 of 2 did not answer in sleep \(time limit 2 s\)"):
+        ranks.call("sleep", [(600.0,)] * 2)
+    assert 7 < time.monotonic() - began < 40  # 2 s, 6 s in which a rank could report another, and a busy machine
+    assert not any(map(runs, pids))
+
+
+def test_a_rank_that_computes_for_longer_than_the_time_limit_is_left_alone(host):
+    """Both compute, so neither is late for the other."""
+    ranks = host(1.0)
+    assert ranks.call("compute", [(12.0,)] * 2) == [12.0, 12.0]
+    with pytest.raises(RankError, match="rank 1 of 2 did not answer in compute"):
+        ranks.call("compute", [(0.1,), (600.0,)])
 
 
 CONTROLLER = """
