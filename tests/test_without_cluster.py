@@ -43,6 +43,7 @@ def test_ray_is_neither_imported_nor_started(tmp_path: Path) -> None:
         ({"learners": 2, "restarts": -1}, "cluster.restarts is -1; it must be at least 0"),
         ({"learners": 2, "timeout": 0.0}, "cluster.timeout is 0; use a number of seconds above 0"),
         ({"learners": 2, "runtime": "processes", "address": "auto"}, "cluster.address has no effect with"),
+        ({"engines": -1}, "cluster.engines is -1; it must be at least 0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], says: str) -> None:
@@ -54,6 +55,16 @@ def test_ranks_on_a_gpu_are_refused() -> None:
     config = override(override(Config(), "run", device="cuda"), "cluster", learners=2)
     with pytest.raises(SoleraError, match=r"^cluster\.learners: several ranks train on CPUs only"):
         check(config)
+
+
+def test_engines_in_ray_actors_are_refused_on_a_gpu_and_beside_a_server() -> None:
+    config = override(Config(), "cluster", engines=2)
+    check(override(config, "engine", timeout=30.0))
+    check(override(config, "cluster", runtime="processes", address="auto"))
+    with pytest.raises(SoleraError, match=r"^cluster\.engines: engines in Ray actors generate on CPUs only"):
+        check(override(config, "run", device="cuda"))
+    with pytest.raises(SoleraError, match=r"^cluster\.engines has no effect with engine\.name = vllm: remove one"):
+        check(override(config, "engine", name="vllm", launch=1))
 
 
 def test_the_other_settings_may_stay_when_ranks_are_switched_off() -> None:

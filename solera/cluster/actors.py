@@ -1,37 +1,24 @@
-"""Ranks as Ray actors, one in each bundle of a placement group. This is the only file that imports Ray.
+"""Ranks as Ray actors, one in each bundle of a placement group.
 
 Ray ends the actors when the controller dies. If Solera started Ray, Ray ends as well.
 """
 
 import fcntl
-import logging
 import os
 import signal
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
+from solera.cluster.connection import CONNECTION, address_of_node, need_ray
 from solera.errors import SoleraError, counted, one_line
 from solera.sharded.rank import Seat
 from solera.sharded.ranks import Served
 
-QUICK_CHECKS = {
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "2000",
-    "RAY_health_check_failure_threshold": "3",
-}
-"""A lost machine is noticed after 9 seconds. Ray's own settings need more than a minute."""
-
-NOT_FOUND = (
-    "cluster.address: cannot join a Ray cluster at {} (if it runs, it may want its token: set RAY_AUTH_MODE=token, and "
-    "RAY_AUTH_TOKEN_PATH to a file with what `ray get-auth-token` prints on its head)"
-)
-"""Ray does not say whether nobody answered or the token was wrong."""
 PULSE = "pulse"
 """The concurrency group of `Actor.pulse`."""
 
@@ -51,7 +38,7 @@ class Actor:
         self._served = Served()
 
     def place(self) -> Place:
-        node = _address_of_node(need_ray())
+        node = address_of_node(need_ray())
         if name := _interface(node):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         with socket.socket() as found:
@@ -72,11 +59,13 @@ class Actor:
 class Actors:
     """One Ray actor for each rank. `make(seat)` runs in each of them; its result is the object that is called."""
 
-    def __init__(self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None) -> None:
+    def __init__(
+        self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None, cpus: int = 0
+    ) -> None:
+        """If Ray is started here, it gets at least `cpus`."""
         self.count = count
-        self._ray = need_ray()
-        self._connected = _connect(self._ray, count, address)
-        self._here = _address_of_node(self._ray)
+        self._ray = CONNECTION.join(max(cpus, count), address)
+        self._here = address_of_node(self._ray)
         try:
             self._actors = self._create(timeout)
             self._asked: list[Any] = [None] * count
@@ -89,7 +78,7 @@ class Actors:
                 for rank, actor in enumerate(self._actors)
             ]
         except BaseException as error:
-            self._leave()
+            CONNECTION.leave()
             if isinstance(error, self._ray.exceptions.RayError):
                 raise SoleraError(f"cluster: Ray cannot start the ranks: {one_line(error)}") from error
             raise
@@ -127,7 +116,7 @@ class Actors:
             for actor in self._actors:
                 self._ray.kill(actor)
             self._ray.util.remove_placement_group(self._bundles)
-        self._leave()
+        CONNECTION.leave()
 
     def _create(self, patience: float) -> list[Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -154,48 +143,6 @@ class Actors:
         except self._ray.exceptions.RayError:  # the rank's own errors are part of its answer
             return None
 
-    def _leave(self) -> None:
-        if self._connected:
-            self._ray.shutdown()
-
-
-def _connect(ray: Any, count: int, address: str | None) -> bool:
-    """Join the Ray cluster at `address`, or start Ray here. False if this process is in a cluster already."""
-    if ray.is_initialized():
-        return False
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray would report its use over the network
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
-        here = {"num_cpus": max(count, os.cpu_count() or 1), "include_dashboard": False}
-        for name, value in QUICK_CHECKS.items():
-            os.environ.setdefault(name, value)
-    try:
-        with _same_signals():
-            ray.init(**({"address": "local", **here} if address is None else {"address": address}), **quiet)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        failed = "Ray cannot be started" if address is None else NOT_FOUND.format(address)
-        raise SoleraError(f"{failed}: {one_line(error)}") from error
-    return True
-
-
-@contextmanager
-def _same_signals() -> Iterator[None]:
-    """Ray replaces the handler of SIGTERM, which ends a run after its checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _address_of_node(ray: Any) -> str:
-    """The address by which other nodes of the cluster know this one."""
-    own = ray.get_runtime_context().get_node_id()
-    return next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
-
 
 def _interface(node: str) -> str | None:
     """The network interface with this address. gloo would take the one that the machine's name resolves to."""
@@ -213,14 +160,3 @@ def _interface(node: str) -> str | None:
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def need_ray() -> Any:
-    try:
-        import ray
-    except ImportError:
-        raise SoleraError(
-            "cluster.runtime = ray needs the package ray: pip install 'solera[cluster]', or use --cluster.runtime "
-            "processes on this machine"
-        ) from None
-    return ray

@@ -10,9 +10,12 @@ class ClusterConfig:
 
     learners: int = 0
     """Number of ranks. 0 trains in the main process, without ranks."""
+    engines: int = 0
+    """Number of engines, each a Ray actor with a copy of the model on one CPU. 0 generates in the main process, or on
+    vLLM servers (`engine.name`)."""
     runtime: Literal["ray", "processes"] = "ray"
     """What runs the ranks. `ray`: Ray actors (needs the extra `cluster`). `processes`: processes on this machine,
-    without Ray."""
+    without Ray. Engines are always Ray actors."""
     address: str | None = None
     """For `ray`: the address of a running Ray cluster, such as 10.0.0.1:6379, or `auto` for the cluster that this
     machine belongs to. If unset, Solera starts Ray on this machine and stops it at the end."""

@@ -36,7 +36,7 @@ SAFE = (
     "engine.gpu_memory", "engine.timeout", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every",
     "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
     "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "report.page",
-    "cluster.learners", "cluster.runtime", "cluster.address", "cluster.timeout", "cluster.restarts",
+    "cluster.learners", "cluster.engines", "cluster.runtime", "cluster.address", "cluster.timeout", "cluster.restarts",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -99,7 +99,8 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("evaluate.samples", c.evaluate.samples, 1),
         ("checkpoint.every", c.checkpoint.every, 0), ("checkpoint.keep", c.checkpoint.keep, 1),
         ("reward.overlong_buffer", c.reward.overlong_buffer, 0), ("lora.rank", c.lora.rank, 0),
-        ("cluster.learners", c.cluster.learners, 0), ("cluster.restarts", c.cluster.restarts, 0),
+        ("cluster.learners", c.cluster.learners, 0), ("cluster.engines", c.cluster.engines, 0),
+        ("cluster.restarts", c.cluster.restarts, 0),
     ]  # fmt: skip
     return [
         *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
@@ -205,7 +206,7 @@ def _stream_rules(config: Config) -> list[tuple[bool, str]]:
 
 def _engine_rules(config: Config) -> list[tuple[bool, str]]:
     engine, sync, served = config.engine, config.sync, config.engine.name == "vllm"
-    settings = ("urls", "launch", "args", "gpu_memory", "timeout")
+    settings = ("urls", "launch", "args", "gpu_memory", *(() if config.cluster.engines else ("timeout",)))
     unused = [n for n in settings if getattr(engine, n) != getattr(EngineConfig, n)]
     return [
         (served or not unused,
@@ -234,7 +235,11 @@ def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
     return [
         (cluster.learners == 0 or config.run.device != "cuda",
          "cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it"),
-        (cluster.address is None or cluster.runtime == "ray",
+        (cluster.engines == 0 or config.run.device != "cuda",
+         "cluster.engines: engines in Ray actors generate on CPUs only: use run.device = cpu, or remove it"),
+        (cluster.engines == 0 or config.engine.name == "in_process",
+         f"cluster.engines has no effect with engine.name = {config.engine.name}: remove one of them"),
+        (cluster.address is None or cluster.runtime == "ray" or cluster.engines > 0,
          "cluster.address has no effect with cluster.runtime = processes: remove one of them"),
         (cluster.timeout > 0, f"cluster.timeout is {cluster.timeout:g}; use a number of seconds above 0"),
     ]  # fmt: skip

@@ -340,8 +340,8 @@ class EngineConfig:
     """With `launch`: share of the GPU's memory that each server may use, between 0 and 1. Default: 0.4 divided by the
     number of servers, because the learner needs the rest."""
     timeout: float = 600.0
-    """For `vllm`: seconds to wait for a response, or for a control call, before another server is asked. If no server
-    answers for this long, the run stops."""
+    """For `vllm` and `cluster.engines`: seconds to wait for a response, or for a control call, before another engine is
+    asked. If none answers for this long, the run stops."""
 
 
 @dataclass(frozen=True)

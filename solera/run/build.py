@@ -34,8 +34,9 @@ from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
 from solera.report.stalling import Stalling
+from solera.report.straggling import Straggling
 from solera.run.parts import Parts
-from solera.run.ranking import open_ranks
+from solera.run.ranking import open_engines, open_ranks
 from solera.run.serving import open_servers
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.rank import LearnerSpec
@@ -80,7 +81,8 @@ def _loop(
     events = EventLoop(in_rounds=config.collect.deterministic)
     served = isinstance(engine, EnginePool)
     if served:
-        parts.say("evaluation runs on the server, with the weights that were published last (eval/version)")
+        where = "server" if config.engine.name == "vllm" else "engines"
+        parts.say(f"evaluation runs on the {where}, with the weights that were published last (eval/version)")
     examined = dataclasses.replace(parts, model=_own_model(parts, learner))
     examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
     exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
@@ -200,6 +202,8 @@ def _engine(
         pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder)
         count(pool.sampled)  # what the servers sampled after the run was killed
         return pool, False
+    if config.cluster.engines:
+        return open_engines(parts, count), False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     own = _own_model(parts, learner)
     shared = fresh and not isinstance(learner, ShardedLearner) and own.module.dtype == parts.compute
@@ -316,4 +320,6 @@ def sinks_of(parts: Parts, folder: Path, console: Console, version: int) -> list
         if parts.objective.compares:
             sinks.append(Stalling(parts.say))
         sinks.append(Shortage(config.draw, config.collect.prompts, parts.say))
+    if config.cluster.learners > 1:
+        sinks.append(Straggling(config.cluster.learners, parts.say))
     return sinks

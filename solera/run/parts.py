@@ -103,6 +103,10 @@ def device_of(config: Config) -> torch.device:
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
     if device.type == "cuda" and config.cluster.learners:
         raise SoleraError("cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it")
+    if device.type == "cuda" and config.cluster.engines:
+        raise SoleraError(
+            "cluster.engines: engines in Ray actors generate on CPUs only: use run.device = cpu, or remove it"
+        )
     if device.type == "cpu":
         configuration.refuse_without_gpu(config)
     return device

@@ -37,8 +37,10 @@ class ShardedLearner:
         portions = portions_of(
             batch, self.spec.objective, self.spec.config.minibatches, self.spec.limit, self.ranks.count
         )
-        found = self.ranks.call("learn", [(own,) for own in portions])
-        update = conclude(batch, found, self.version, self.lineage)
+        learned = self.ranks.call("learn", [(own,) for own in portions])
+        update = conclude(batch, [found for found, _ in learned], self.version, self.lineage)
+        for rank, (_, effort) in enumerate(learned):
+            update.metrics.update(effort.metrics(rank))
         self.version += 1
         return update
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from solera.models.language_model import LanguageModel
 from solera.models.unloaded import Unloaded
+from solera.sharded.effort import Waiting, gather_timed, reduce_timed
 
 T = TypeVar("T", bound=tuple[Tensor, ...])
 ENTRY = "run_with_weights"
@@ -21,9 +22,11 @@ class ShardedModel(LanguageModel):
     """Every rank makes it from the same model, and then keeps its own part of each weight. Of a model that is not
     loaded yet, it never holds more than one layer, or the embedding and the head."""
 
-    def __init__(self, model: LanguageModel | Unloaded, mesh: DeviceMesh, trained: bool = True) -> None:
+    def __init__(
+        self, model: LanguageModel | Unloaded, mesh: DeviceMesh, waiting: Waiting, trained: bool = True
+    ) -> None:
         adapter, fill = (None, model.fill) if isinstance(model, Unloaded) else (model.adapter, _nothing_to_load)
-        _shard(model.module, mesh, fill)
+        _shard(model.module, mesh, fill, waiting)
         if not trained:
             model.module.requires_grad_(False)
         super().__init__(model.module, adapter)  # lists the parameters, which are others now
@@ -42,7 +45,7 @@ def part_of(whole: Tensor, like: nn.Parameter) -> Tensor:
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _shard(module: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[nn.Module], None]) -> None:
+def _shard(module: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[nn.Module], None], waiting: Waiting) -> None:
     """Each layer is gathered alone. The rest is one unit: sharded alone, tied embeddings would come untied. `fill`
     loads the weights of a unit."""
     layers: Any = getattr(module.base_model, "layers", ())
@@ -56,6 +59,8 @@ def _shard(module: PreTrainedModel, mesh: DeviceMesh, fill: Callable[[nn.Module]
         if isinstance(part, FSDPModule):  # by default, gradients are means over ranks
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
+            part.set_custom_all_gather(gather_timed(waiting))  # type: ignore[arg-type]
+            part.set_custom_reduce_scatter(reduce_timed(waiting))  # type: ignore[arg-type]
     setattr(module, ENTRY, _call)
     register_fsdp_forward_method(module, ENTRY)
 

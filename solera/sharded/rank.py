@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from solera.models.language_model import LanguageModel
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout
+from solera.sharded.effort import Effort, Waiting, peak_memory
 from solera.sharded.model import ShardedModel, part_of
 
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class GroupPeers:
         # Ranks may start long after each other, so the short time limit belongs to a group of its own.
         self.group = dist.new_group(timeout=timedelta(seconds=seat.timeout))
         self.rank, self.count = seat.rank, seat.count
+        self.waiting = Waiting()
 
     def most(self, number: int) -> int:
         return self._agree(number, dist.ReduceOp.MAX)
@@ -77,12 +80,14 @@ class GroupPeers:
 
     def gather(self, mine: list[T]) -> list[T]:
         each: list[Any] = [None] * self.count
-        dist.all_gather_object(each, mine, self.group)
+        with self.waiting:
+            dist.all_gather_object(each, mine, self.group)
         return [one for several in each for one in several]
 
     def _agree(self, number: int, how: Any) -> int:
         agreed = torch.tensor(number)
-        dist.all_reduce(agreed, how, self.group)
+        with self.waiting:
+            dist.all_reduce(agreed, how, self.group)
         return int(agreed)
 
 
@@ -90,21 +95,24 @@ class Rank:
     """All ranks get the same calls in the same order. What is gathered is returned by rank 0."""
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
-        self.first = peers.rank == 0
+        self.first, self.waiting = peers.rank == 0, peers.waiting
         mesh = DeviceMesh.from_group(peers.group, "cpu")
-        model = ShardedModel(spec.load(), mesh)
+        model = ShardedModel(spec.load(), mesh, self.waiting)
         reference = None
         if spec.objective.uses_reference:
-            reference = Reference(
-                model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, lambda: _frozen(spec, mesh)
-            )
+            copied = partial(_frozen, spec, mesh, self.waiting)
+            reference = Reference(model, spec.objective.ref_period, spec.objective.ref_ema, spec.compute, copied)
         self.learner = Learner(
             model, spec.objective, spec.config, lineage=spec.lineage, temperature=spec.temperature, limit=spec.limit,
             steps=spec.steps, compute=spec.compute, reference=reference, peers=peers,
         )  # fmt: skip
 
-    def learn(self, portions: list[Portion]) -> Findings:
-        return self.learner.learn(portions)
+    def learn(self, portions: list[Portion]) -> tuple[Findings, Effort]:
+        before = self.waiting.seconds
+        found = self.learner.learn(portions)
+        texts = [text for portion in portions for rollout in portion.rollouts for text in rollout.sequences]
+        tokens = sum(len(text.token_ids_T) for text in texts)
+        return found, Effort(tokens, self.waiting.seconds - before, peak_memory())
 
     def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
         return self.learner.score(rollouts).logp_T
@@ -147,9 +155,9 @@ class Rank:
         return {"optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
 
 
-def _frozen(spec: LearnerSpec, mesh: DeviceMesh) -> ShardedModel:
+def _frozen(spec: LearnerSpec, mesh: DeviceMesh, waiting: Waiting) -> ShardedModel:
     """A second copy of the weights, for the reference policy."""
-    return ShardedModel(spec.load(), mesh, trained=False)
+    return ShardedModel(spec.load(), mesh, waiting, trained=False)
 
 
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with a cable between them, each with a Ray node of one CPU.
+"""Two hosts on one machine: network namespaces with a cable between them, each with a Ray node.
 
 It needs root and the command `ip` (iproute2). What a test that was killed has left behind is removed by the next one.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from solera.cluster.actors import QUICK_CHECKS
+from solera.cluster.connection import QUICK_CHECKS
 from tests.command import ROOT, SEARCH_PATH
 
 PREFIX = "solera-test-"
@@ -32,8 +32,8 @@ print(sum(node["Alive"] for node in ray.nodes()))
 class Host:
     """A network namespace."""
 
-    def __init__(self, name: str, address: str, folder: Path) -> None:
-        self.name, self.address, self.folder = name, address, folder
+    def __init__(self, name: str, address: str, folder: Path, cpus: int = 1) -> None:
+        self.name, self.address, self.folder, self.cpus = name, address, folder, cpus
         shell("ip", "netns", "add", name)
         shell("ip", "-n", name, "link", "set", "lo", "up")
 
@@ -57,7 +57,7 @@ class Host:
         if self.raylet() is not None:
             return
         self.end_processes()  # what a node that died has left
-        own = ("--node-ip-address", self.address, "--num-cpus", 1, "--object-store-memory", 100_000_000)
+        own = ("--node-ip-address", self.address, "--num-cpus", self.cpus, "--object-store-memory", 100_000_000)
         others = ("--address", f"{head.address}:{PORT}")
         if head is self:
             others = ("--head", "--port", PORT, "--include-dashboard", "false", "--temp-dir", self.folder / "ray")
@@ -77,6 +77,9 @@ class Host:
     def ranks(self) -> list[int]:
         return [pid for pid, command in self.processes().items() if command.startswith("ray::Actor")]
 
+    def engines(self) -> list[int]:
+        return [pid for pid, command in self.processes().items() if command.startswith("ray::EngineActor")]
+
     def raylet(self) -> int | None:
         return next((pid for pid, command in self.processes().items() if "/raylet/raylet " in command), None)
 
@@ -93,10 +96,10 @@ class Host:
 class Hosts:
     """The first host has the head of the Ray cluster."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, cpus: tuple[int, int]) -> None:
         (folder / "token").write_text(secrets.token_hex(32))
-        self.first = Host(f"{PREFIX}{os.getpid()}-a", "10.93.0.1", folder)
-        self.second = Host(f"{PREFIX}{os.getpid()}-b", "10.93.0.2", folder)
+        self.first = Host(f"{PREFIX}{os.getpid()}-a", "10.93.0.1", folder, cpus[0])
+        self.second = Host(f"{PREFIX}{os.getpid()}-b", "10.93.0.2", folder, cpus[1])
         ends = [self.first.name, "type", "veth", "peer", "name", CABLE, "netns", self.second.name]
         shell("ip", "link", "add", CABLE, "netns", *ends)
         for host in self.both:
@@ -128,11 +131,12 @@ class Hosts:
 
 
 @contextmanager
-def two_hosts() -> Iterator[Hosts]:
+def two_hosts(cpus: tuple[int, int] = (1, 1)) -> Iterator[Hosts]:
+    """`cpus` are those that Ray has on each host."""
     remove_leftovers()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: Ray's sockets are in it
     try:
-        yield Hosts(folder)
+        yield Hosts(folder, cpus)
     finally:
         remove(os.getpid())
         shutil.rmtree(folder)

@@ -81,6 +81,11 @@ class Reusable:
         """Elements of the weights that this rank holds."""
         return sum(p.to_local().numel() for p in self.rank.learner.model.parameters().values())
 
+    def slow_down(self, seconds: float) -> None:
+        """Let each layer take so much longer, as on a slower machine."""
+        for layer in self.rank.learner.model.module.model.layers:
+            layer.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 

@@ -28,7 +28,8 @@ def train(tmp_path: Path, name: str, learners: int = 2, runtime: str = "processe
 
 def rows_of(folder: Path) -> list[dict[str, float]]:
     return [
-        {k: v for k, v in row.items() if not k.startswith("time/")} for row in read_metrics(folder / "metrics.jsonl")
+        {k: v for k, v in row.items() if not k.startswith(("time/", "rank/"))}
+        for row in read_metrics(folder / "metrics.jsonl")
     ]
 
 

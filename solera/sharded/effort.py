@@ -1,0 +1,81 @@
+"""What a rank did in an update, and how long it waited for the others."""
+
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class Waiting:
+    """The seconds that a rank has spent in collective operations. Most of them are spent waiting for a slower rank.
+
+    >>> waiting = Waiting()
+    >>> with waiting:
+    ...     time.sleep(0.01)
+    >>> 0.01 <= waiting.seconds < 1
+    True
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
+class Collective:
+    """What FSDP calls to gather weights or to reduce gradients, timed. On a CPU the call returns when it is done."""
+
+    def __init__(self, function: Any, waiting: Waiting) -> None:
+        self.function, self.waiting = function, waiting
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
+        with self.waiting:
+            return self.function(output_tensor, input_tensor, *given, **named)
+
+
+def gather_timed(waiting: Waiting) -> Collective:
+    return Collective(_named("all_gather_single", "all_gather_into_tensor"), waiting)
+
+
+def reduce_timed(waiting: Waiting) -> Collective:
+    return Collective(_named("reduce_scatter_single", "reduce_scatter_tensor"), waiting)
+
+
+def _named(name: str, before: str) -> Any:
+    """The function has another name since torch 2.13."""
+    return getattr(dist, name, None) or getattr(dist, before)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one rank needed for an update."""
+
+    tokens: int
+    """Tokens of the texts that it was given."""
+    waiting: float
+    """Seconds in collective operations."""
+    memory: float
+    """The most memory that its process has held so far, in GiB."""
+
+    def metrics(self, rank: int) -> dict[str, float]:
+        return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items()}
+
+
+def peak_memory() -> float:
+    """The most memory that this process has held, in GiB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, "Linux says it"
+    return int(found[1]) / 2**20

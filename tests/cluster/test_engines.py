@@ -1,0 +1,149 @@
+"""Engines as Ray actors: what they hold and write is what an engine in this process would, and one that dies costs only
+its requests."""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from solera.cluster.engines import ActorPool, EngineSpec
+from solera.engines.in_process import InProcessEngine
+from solera.errors import BadRequestError
+from solera.models.digest import describe
+from solera.models.loading import Source
+from solera.protocols import Weights
+from solera.records import Manifest, Sampling
+from solera.report.sinks import read_metrics
+from tests.cluster.hosts import Hosts, seconds_until, two_hosts
+from tests.cluster.runs import reached, write
+from tests.test_account import assert_the_checkpoint_agrees, verified
+
+pytestmark = pytest.mark.cluster
+SOURCE = Source("embedded")
+PROMPT = tuple(range(4, 9))
+
+
+class Pool(ActorPool):
+    """Two actors on this machine. Keeps its messages, and an event loop as a run does."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.counted: list[int] = []
+        super().__init__(
+            EngineSpec(SOURCE, torch.float32, 64, 1), 2, cpus=2, address=None, timeout=60.0, tell=self.counted.append,
+            say=self.said.append,
+        )  # fmt: skip
+        self.events = asyncio.new_event_loop()
+        threading.Thread(target=self.events.run_forever, daemon=True).start()
+
+    def write(self, requests: int, tokens: int = 8):
+        """Ask for so many responses; returns a future of all of them."""
+
+        async def ask():
+            asked = (self.generate(PROMPT, Sampling(1.0, tokens), seed) for seed in range(requests))
+            return await asyncio.gather(*asked)
+
+        return asyncio.run_coroutine_threadsafe(ask(), self.events)
+
+    def pids(self) -> list[int]:
+        return [int(member.name.split("process ")[1].split()[0]) for member in self.members]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    opened = Pool()
+    yield opened
+    opened.close()
+    opened.events.call_soon_threadsafe(opened.events.stop)
+
+
+def moved(version: int) -> dict[str, torch.Tensor]:
+    """Other weights for every version."""
+    model, _ = SOURCE.load(torch.device("cpu"))
+    torch.manual_seed(version)
+    return {name: p.detach() + 0.01 * torch.randn_like(p) for name, p in model.parameters().items()}
+
+
+def publish(pool: Pool, version: int) -> Manifest:
+    tensors = moved(version)
+    held = pool.load(Weights("run", version, iter(tensors.items())))
+    assert held == Manifest("run", version, describe(tensors.items()))
+    return held
+
+
+def test_an_actor_holds_the_weights_that_were_sent_and_writes_what_an_engine_in_this_process_writes(pool):
+    publish(pool, 1)
+    model, codec = SOURCE.load(torch.device("cpu"))
+    here = InProcessEngine(model, codec.end_token_ids, 64, torch.float32)
+    here.load(Weights("run", 1, iter(moved(1).items())))
+    for member in pool.members:
+        assert member.engine.held.version == 1
+
+        async def both(engine=member.engine):
+            requests = [(PROMPT, Sampling(1.0, 8), seed) for seed in range(6)]
+            return [await asyncio.gather(*(e.generate(*each) for each in requests)) for e in (engine, here)]
+
+        there, expected = asyncio.run_coroutine_threadsafe(both(), pool.events).result(60)
+        for one, other in zip(there, expected, strict=True):
+            assert (one.token_ids_T == other.token_ids_T).all() and one.versions == other.versions
+            assert np.allclose(one.behaviour_logp_T, other.behaviour_logp_T, atol=1e-5)
+
+
+def test_a_text_that_the_model_cannot_read_is_refused_and_the_engine_goes_on(pool):
+    publish(pool, 2)
+    before = list(pool.said)
+    with pytest.raises(BadRequestError, match="token id 100000 is not one of the model's"):
+        asyncio.run_coroutine_threadsafe(pool.generate((100000,), Sampling(1.0, 4), 0), pool.events).result(60)
+    assert len(pool.write(4).result(60)) == 4 and pool.said == before
+
+
+def test_an_engine_that_dies_costs_its_requests_only_and_comes_back_with_the_current_weights(pool):
+    publish(pool, 3)
+    pool.write(8).result(60)
+    asked = pool.write(300, tokens=60)
+    os.kill(pool.pids()[1], signal.SIGKILL)
+    completions = asked.result(120)
+    assert len(completions) == 300 and all(c.versions[-1][1] == 3 for c in completions)
+    publish(pool, 4)  # while one engine is missing
+    seconds_until(lambda: len(pool.roster.serving()) == 2, 120, str(pool.said))
+    assert [member.engine.held.version for member in pool.members] == [4, 4]
+    assert all(c.versions == ((len(c.token_ids_T), 4),) for c in pool.write(20).result(60))
+    assert any("engine 1 (process" in s and "is set aside" in s for s in pool.said), pool.said
+    assert "is back with the weights of version 4" in pool.said[-1]
+    returned = sum(len(c.token_ids_T) for c in completions)
+    assert pool.counted == sorted(pool.counted) and pool.counted[-1] >= returned
+    assert pool.sampled == pool.counted[-1]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with two_hosts((3, 1)) as hosts:
+        yield hosts
+
+
+def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, tmp_path: Path):
+    file = write(tmp_path, "run", runtime="ray", address=f'"{hosts.address}"', engines=2, timeout=60.0)
+    folder, said = tmp_path / "run", tmp_path / "said"
+    process = hosts.first.solera("train", file, said=said)
+    try:
+        reached(folder, 4, process)
+        assert [len(host.ranks()) for host in hosts.both] == [2, 0]
+        assert [len(host.engines()) for host in hosts.both] == [1, 1]
+        os.kill(hosts.second.engines()[0], signal.SIGKILL)
+        assert process.wait(400) == 0, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    text = " ".join(said.read_text().split())
+    assert "2 engines generate: engine 0 (process" in text and "10.93.0.2) is set aside" in text
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert len([row for row in rows if "learn/loss" in row]) == 14
+    assert all(row["sync/faults"] == 0 for row in rows if "sync/faults" in row)
+    assert assert_the_checkpoint_agrees(folder).difference == 0
+    assert verified(folder).returncode == 0
