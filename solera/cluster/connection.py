@@ -89,6 +89,9 @@ def address_of_node(ray: Any) -> str:
 
 
 def need_ray() -> Any:
+    """The package ray. It is told not to start by itself when it is called after its end, by a thread that opens an
+    engine, for instance."""
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     try:
         import ray
     except ImportError:

@@ -152,7 +152,7 @@ class RemoteEngine:
             with self._failing():
                 answer = await asyncio.wrap_future(asked.future())
         except asyncio.CancelledError:
-            with suppress(self._ray.exceptions.RayError, RuntimeError):
+            with suppress(self._ray.exceptions.RayError):
                 self._ray.cancel(asked)
             raise
         return self._learn_of(answer)
@@ -172,7 +172,7 @@ class RemoteEngine:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            with suppress(self._ray.exceptions.RayError, RuntimeError):  # Ray may have ended
+            with suppress(self._ray.exceptions.RayError):  # Ray may have ended
                 self._ray.kill(self._actor)
 
     def _get(self, asked: Any) -> Any:
@@ -223,8 +223,6 @@ class ActorPool(EnginePool):
 def open_engine(spec: EngineSpec, number: int, timeout: float, sampled: Sampled) -> Opened:
     """Start an engine on a free CPU of the cluster, on another machine than the last one if possible."""
     ray, actor = need_ray(), None
-    if not ray.is_initialized():  # it would start by itself
-        raise EngineError(f"cluster.engines: engine {number} cannot start: the connection to Ray has ended")
     try:
         made = ray.remote(EngineActor)
         at_once = max(1000, 2 * spec.max_rows)
@@ -233,7 +231,7 @@ def open_engine(spec: EngineSpec, number: int, timeout: float, sampled: Sampled)
     except BaseException as error:
         said = _why_not(ray, number, error)
         if actor is not None:
-            with suppress(ray.exceptions.RayError, RuntimeError):
+            with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
         raise (error if said is None else EngineError(said)) from error
     engine = RemoteEngine(ray, actor, hello, timeout, sampled)

@@ -171,6 +171,18 @@ def save(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
         raise OSError(errno.EIO, one_line(error), str(folder)) from error
 
 
+def save_without_weights(model: LanguageModel, codec: TokenizerCodec, folder: Path) -> None:
+    """Write everything else of a Hugging Face folder, and the digests of all of it. The weights are there already."""
+    module = model.module
+    module.config.dtype = str(module.dtype).removeprefix("torch.")
+    module.config.architectures = [type(module).__name__]
+    module.config.save_pretrained(folder)
+    if module.can_generate():
+        module.generation_config.save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    seal(folder)
+
+
 def export(model: LanguageModel, codec: TokenizerCodec, folder: Path, merge: bool) -> None:
     """Write the final model of a run. With `merge`, adapters are added into the weights."""
     save(LanguageModel(model.adapter.merged()) if merge and model.adapter else model, codec, folder)

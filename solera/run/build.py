@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -148,9 +149,26 @@ def fetch_weights(learner: protocols.Learner, model: LanguageModel) -> None:
         learner.copy_to(model)
 
 
+def export_model(parts: Parts, learner: protocols.Learner, folder: Path) -> None:
+    """Write the final model of a run to `folder`, which is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+    if not _exported_by_ranks(parts, learner, folder):
+        fetch_weights(learner, parts.model)
+        loading.export(parts.model, parts.codec, folder, merge=parts.config.lora.export == "merged")
+
+
 def _save_model(parts: Parts, learner: Learner | ShardedLearner, folder: Path) -> None:
-    fetch_weights(learner, parts.model)
-    loading.save(parts.model, parts.codec, folder)
+    if not _exported_by_ranks(parts, learner, folder):
+        fetch_weights(learner, parts.model)
+        loading.save(parts.model, parts.codec, folder)
+
+
+def _exported_by_ranks(parts: Parts, learner: protocols.Learner, folder: Path) -> bool:
+    """Let the ranks write the model without gathering it, if there are ranks and they can."""
+    if not isinstance(learner, ShardedLearner) or not learner.export(folder):
+        return False
+    loading.save_without_weights(parts.model, parts.codec, folder)
+    return True
 
 
 def _own_model(parts: Parts, learner: Learner | ShardedLearner) -> LanguageModel:

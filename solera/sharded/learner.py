@@ -16,6 +16,7 @@ from solera.learner.portions import balance, conclude, portions_of
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Manifest, Rollout
+from solera.sharded.exporting import write_index
 from solera.sharded.rank import LearnerSpec
 from solera.sharded.ranks import Ranks
 
@@ -74,6 +75,14 @@ class ShardedLearner:
     def save(self, folder: Path) -> None:
         """Write what a checkpoint needs beside the weights. Each rank writes its own part."""
         self._all("save", str(folder.absolute()))
+
+    def export(self, folder: Path) -> bool:
+        """Let the ranks write the weights of a Hugging Face folder. False if only the whole model can be written."""
+        if not self._all("exports"):
+            return False
+        folder.mkdir()
+        write_index(self.ranks.call("export", [(str(folder.absolute()),)] * self.ranks.count), folder)
+        return True
 
     def restore(self, lineage: str, version: int, state: dict[str, Any] | Path) -> None:
         """Continue from a folder that any number of ranks saved, or from the state of a learner in one process. The

@@ -22,6 +22,7 @@ from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout
 from solera.sharded.effort import Effort, Waiting, peak_memory
+from solera.sharded.exporting import Share, write_share
 from solera.sharded.model import ShardedModel, part_of
 
 T = TypeVar("T")
@@ -95,9 +96,11 @@ class Rank:
     """All ranks get the same calls in the same order. What is gathered is returned by rank 0."""
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
-        self.first, self.waiting = peers.rank == 0, peers.waiting
+        self.first, self.waiting, self.peers = peers.rank == 0, peers.waiting, peers
         mesh = DeviceMesh.from_group(peers.group, "cpu")
-        model = ShardedModel(spec.load(), mesh, self.waiting)
+        loaded = spec.load()
+        self._named_as_files = isinstance(loaded, Unloaded)
+        model = ShardedModel(loaded, mesh, self.waiting)
         reference = None
         if spec.objective.uses_reference:
             copied = partial(_frozen, spec, mesh, self.waiting)
@@ -130,6 +133,15 @@ class Rank:
         """Describe the weights, one gathered tensor after the other."""
         manifest = self.learner.manifest(dtype)
         return manifest if self.first else None
+
+    def exports(self) -> bool:
+        """Whether the names of the parameters are those of a Hugging Face folder. Otherwise transformers translates
+        them, for which it needs the whole model."""
+        return self._named_as_files
+
+    def export(self, folder: str) -> Share:
+        """Write this rank's share of the weights."""
+        return write_share(self.learner.model, self.peers.rank, self.peers.count, Path(folder))
 
     def save(self, folder: str) -> None:
         self.learner.save(Path(folder))

@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from solera.folder.checkpoint import checkpoints, read_state
 from tests.cluster.runs import assert_same, ranks_of, reached, rows_of, train, weights_of, write
@@ -28,6 +29,20 @@ def test_the_metrics_are_those_of_one_process(tmp_path, undisturbed):
             assert several[0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
     for name, tensor in weights_of(tmp_path / "one").items():
         assert torch.allclose(weights_of(undisturbed)[name], tensor, atol=0.02), name
+
+
+def test_each_rank_writes_its_share_of_the_model(tmp_path, undisturbed):
+    """The rest of the folder is the same as that of one process."""
+    single, last = train(tmp_path, "one", learners=0), checkpoints(undisturbed / "checkpoints")[-1]
+    for several in (undisturbed / "model", last / "model"):
+        assert {path.name for path in several.glob("*.safetensors")} == {
+            "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+        }  # fmt: skip
+        for path in (single / "model").iterdir():
+            if path.name not in ("model.safetensors", "digests.json"):
+                assert (several / path.name).read_bytes() == path.read_bytes(), path.name
+        model = AutoModelForCausalLM.from_pretrained(several)
+        assert torch.equal(model.get_input_embeddings().weight, weights_of(undisturbed)["model.embed_tokens.weight"])
 
 
 def test_ray_actors_train_the_same_run_as_processes(tmp_path, undisturbed):

@@ -98,12 +98,14 @@ def test_passes_minibatches_checkpointing_and_clipping(ranks, learn):
 
 
 @pytest.mark.parametrize("reference", [{}, {"ref_ema": 0.5}], ids=["adapters off", "a copy"])
-def test_adapters_alone_are_trained(ranks, reference):
+def test_adapters_alone_are_trained(tmp_path, ranks, reference):
     objective = ObjectiveConfig("grpo", beta=0.1, **reference)
     spec = spec_of(objective, adapted_llama, lr=1e-2, passes=2, gradient_checkpointing=True, micro_batch_tokens=40)
     compare(ranks, spec, make_groups(), updates=2)
-    names = [name for name, _ in begin(ranks, spec).weights("float64").tensors]
+    sharded = begin(ranks, spec)
+    names = [name for name, _ in sharded.weights("float64").tensors]
     assert names and all("lora_" in name for name in names)
+    assert not sharded.export(tmp_path / "exported") and not (tmp_path / "exported").exists()
 
 
 def test_tied_embeddings_stay_tied(ranks):
@@ -131,6 +133,16 @@ def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
     for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
         assert most - held < size / ranks.count + 0.2 * size  # its part, one layer, and what torch and gloo need
     assert sharded.manifest("float32").tensors == describe(LanguageModel(whole).parameters().items())
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    assert sharded.export(tmp_path / "exported")
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.2 * size  # the tensors that it writes
+    files = sorted((tmp_path / "exported").glob("*.safetensors"))
+    assert len(files) == ranks.count and max(f.stat().st_size for f in files) < 1.1 * size / ranks.count
+    whole.config.save_pretrained(tmp_path / "exported")
+    read = LlamaForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
+    assert read.keys() == whole.state_dict().keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in whole.state_dict().items())
 
 
 def test_weights_come_one_by_one_with_the_digests_of_one_process(ranks):
