@@ -6,6 +6,7 @@ dies is the business of the pool that they are members of (`engines/pool.py`).
 
 import asyncio
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from solera.config import InFlight
 from solera.engines.faults import EngineError
 from solera.engines.in_process import InProcessEngine
 from solera.engines.member import Opened
-from solera.engines.pool import EnginePool
+from solera.engines.pool import CHECKING, EnginePool
 from solera.errors import SoleraError, counted, one_line
 from solera.models.loading import Source
 from solera.protocols import Weights, Work
@@ -43,6 +44,7 @@ class Hello(NamedTuple):
     """What an engine says when it is ready."""
 
     node: str
+    node_id: str
     pid: int
     dtype: str
     slots: int
@@ -87,7 +89,9 @@ class EngineActor:
         self._loading: asyncio.Future[Manifest] | None = None
 
     async def hello(self) -> Hello:
-        return Hello(address_of_node(need_ray()), os.getpid(), self.engine.dtype, self.engine.slots)
+        ray, engine = need_ray(), self.engine
+        node_id = ray.get_runtime_context().get_node_id()
+        return Hello(address_of_node(ray), node_id, os.getpid(), engine.dtype, engine.slots)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
         return await self._answer(self.engine.generate(token_ids, sampling, seed))
@@ -129,10 +133,13 @@ class RemoteEngine:
 
     def __init__(self, ray: Any, actor: Any, hello: Hello, timeout: float, sampled: Sampled) -> None:
         self._ray, self._actor, self._timeout, self._sampled = ray, actor, timeout, sampled
+        self._hello = hello
         self.place = f"process {hello.pid} on {hello.node}"
         self.dtype, self.slots = hello.dtype, hello.slots
         self.held = Manifest("", 0, ())
         self.work = Work()
+        self._silent = False
+        """Whether it did not answer the last call."""
         self._closed = False
 
     @property
@@ -143,7 +150,7 @@ class RemoteEngine:
     def sampled(self) -> int:
         """Asks the engine. What an engine sampled that died since it answered last is not known."""
         with suppress(EngineError):
-            self._learn_of(self._get(self._actor.did.remote()))
+            self._learn_of(self._get(self._actor.did.remote(), min(self._timeout, CHECKING)))
         return self._sampled.raise_to(self, 0)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
@@ -174,10 +181,15 @@ class RemoteEngine:
             self._closed = True
             with suppress(self._ray.exceptions.RayError):  # Ray may have ended
                 self._ray.kill(self._actor)
+                if self._silent:
+                    _kill_there(self._ray, self._hello)
 
-    def _get(self, asked: Any) -> Any:
+    def _get(self, asked: Any, timeout: float | None = None) -> Any:
+        self._silent = True
         with self._failing():
-            return self._ray.get(asked, timeout=self._timeout)
+            found = self._ray.get(asked, timeout=timeout or self._timeout)
+        self._silent = False
+        return found
 
     def _learn_of(self, answer: Answer) -> Any:
         self.work = answer.work
@@ -195,6 +207,19 @@ class RemoteEngine:
             raise EngineError(f"no answer within {self._timeout:g} s (engine.timeout)") from None
         except self._ray.exceptions.RayError as error:
             raise EngineError(f"died or cannot be reached ({type(error).__name__}; {self.place})") from error
+
+
+def _kill_there(ray: Any, hello: Hello) -> None:
+    """End a process that was stopped: it does not hear Ray, and its CPU would stay taken."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(hello.node_id, soft=False)
+    ray.get(ray.remote(_kill).options(num_cpus=0, scheduling_strategy=there).remote(hello.pid), timeout=CHECKING)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 class ActorPool(EnginePool):
