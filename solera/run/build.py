@@ -149,12 +149,12 @@ def fetch_weights(learner: protocols.Learner, model: LanguageModel) -> None:
         learner.copy_to(model)
 
 
-def export_model(parts: Parts, learner: protocols.Learner, folder: Path) -> None:
-    """Write the final model of a run to `folder`, which is made anew."""
+def take_model(parts: Parts, learner: protocols.Learner, folder: Path) -> None:
+    """Before ranks end, let them write the final model to `folder`. If they cannot, give their weights to the parts'
+    model; then there is no folder."""
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
     if not _exported_by_ranks(parts, learner, folder):
         fetch_weights(learner, parts.model)
-        loading.export(parts.model, parts.codec, folder, merge=parts.config.lora.export == "merged")
 
 
 def _save_model(parts: Parts, learner: Learner | ShardedLearner, folder: Path) -> None:

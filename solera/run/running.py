@@ -21,13 +21,14 @@ from solera.folder.beginning import Beginning, make_run_folder, new_folder, read
 from solera.folder.checkpoint import Checkpoint
 from solera.folder.files import UNFINISHED, alone, publish
 from solera.folder.paths import CONFIG, MODEL
+from solera.models import loading
 from solera.objectives.objective import Objective
 from solera.objectives.table import notices
 from solera.protocols import SupplyState, Weights
 from solera.records import PolicyVersion, Rollout
 from solera.report.result import Result, result_of
 from solera.report.sinks import TeeSink, need_wandb
-from solera.run.build import build_loop, export_model, sinks_of
+from solera.run.build import build_loop, sinks_of, take_model
 from solera.run.importing import check_shares, import_data, read_data
 from solera.run.interruption import Interruption
 from solera.run.own_code import own_code
@@ -166,7 +167,10 @@ def _train(
     if not finished:
         raise InterruptedRunError(f"stopped after batch {version}; continue with: {command}")
     with _advised(folder, command):
-        publish(folder / f"{UNFINISHED}{MODEL}", folder / MODEL)
+        unfinished = folder / f"{UNFINISHED}{MODEL}"
+        if not unfinished.exists():
+            loading.export(parts.model, parts.codec, unfinished, merge=parts.config.lora.export == "merged")
+        publish(unfinished, folder / MODEL)
     with _advised(folder, f"solera report {folder}"):
         return result_of(folder, time.perf_counter() - start, parts.say, parts.config.report.page)
 
@@ -218,7 +222,7 @@ def _learn(
                 resumption.tell(parts.say)
             finished = loop.run(sync)
             if finished:
-                export_model(parts, loop.learner, folder / f"{UNFINISHED}{MODEL}")
+                take_model(parts, loop.learner, folder / f"{UNFINISHED}{MODEL}")
             return finished, loop.learner.version
 
 
