@@ -4,9 +4,9 @@ Calls run in a daemon thread, because Python cannot stop a thread, but a daemon 
 A call that never ends is left behind with its thread, and later calls use a new thread.
 """
 
+import _thread
 import asyncio
 import inspect
-import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[
             loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(outcome))
 
     arguments = (function, list(zip(calls, answers, strict=True)), timeout, tell)
-    threading.Thread(target=work, args=arguments, daemon=True, name="solera-reward").start()
+    _thread.start_new_thread(work, arguments)
     return answers
 
 
