@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test test-vllm test-verifiers test-cluster check model results clean
+.PHONY: demo test test-vllm test-adapters test-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -17,8 +17,8 @@ test: .venv/dev check  ## ruff, types, layers and all tests
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
-test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with environments of verifiers, which have an environment of their own
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/verifiers -m verifiers
+test-adapters: .venv/adapters .venv-verifiers/ready  ## tests with MCP servers, TextArena and verifiers
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m adapters
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster
@@ -51,6 +51,10 @@ model: .venv/base  ## make the embedded model anew (minutes)
 
 .venv/dev: .venv/base
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/adapters: .venv/dev
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mcp,textarena]'
 	@touch $@
 
 .venv/cluster: .venv/dev

@@ -33,7 +33,7 @@ from solera.training.supply import LockStep
 
 MODEL = Path(solera.models.__file__).parent / "embedded"
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
-STEPS = 80
+STEPS = 60
 
 
 def specs(named) -> tuple[TensorSpec, ...]:

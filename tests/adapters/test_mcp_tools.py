@@ -18,6 +18,7 @@ from solera.tasks.tool_calls import Call
 from solera.tasks.tools import Toolbox
 from tests.command import solera as command
 
+pytestmark = pytest.mark.adapters
 SERVER = Path(__file__).with_name("mcp_server.py")
 
 

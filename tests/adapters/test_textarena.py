@@ -12,6 +12,7 @@ from tests.command import solera as command
 from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
 from tests.tasks.test_conversation import Scripted
 
+pytestmark = pytest.mark.adapters
 QWEN = TEMPLATES["qwen2_5"]
 
 
