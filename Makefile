@@ -12,7 +12,7 @@ demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i
 
 # The tests start hundreds of processes. With bytecode files these need not compile the package.
 test: .venv/dev check  ## ruff, types, layers and all tests
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2 --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
