@@ -5,20 +5,27 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test test-vllm test-adapters test-cluster check model results clean
+.PHONY: demo test all-tests test-vllm test-adapters test-verifiers test-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
 
-# The tests start hundreds of processes. With bytecode files these need not compile the package.
-test: .venv/dev check  ## ruff, types, layers and all tests
+# The checks use time in which the tests wait. The tests start hundreds of processes. With bytecode files these need not
+# compile the package.
+test: .venv/dev  ## ruff, types, layers and all tests
+	@$(MAKE) --no-print-directory -j2 check all-tests
+
+all-tests: .venv/dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
 	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
 
-test-adapters: .venv/adapters .venv-verifiers/ready  ## tests with MCP servers, TextArena and verifiers
+test-adapters: .venv/adapters  ## tests with MCP servers and TextArena
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m adapters
+
+test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with an environment of verifiers, which installs packages of its own
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m verifiers
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster

@@ -1,4 +1,4 @@
-"""A published environment of verifiers 0.4.0, unchanged, in a Python installation of its own (make test-adapters)."""
+"""A published environment of verifiers 0.4.0, unchanged, in a Python installation of its own (make test-verifiers)."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
 from tests.tasks.test_conversation import Scripted
 from tests.test_agents import SHORT, chat_model
 
-pytestmark = pytest.mark.adapters
+pytestmark = pytest.mark.verifiers
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = Path(__file__).with_name("environments")
 FACTS = json.loads((ENVIRONMENTS / "glossary/servers/facts.json").read_text())
