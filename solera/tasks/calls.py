@@ -66,6 +66,7 @@ def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[
             loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(outcome))
 
     arguments = (function, list(zip(calls, answers, strict=True)), timeout, tell)
+    # `threading.Thread.start` would wait here until the thread runs. Threads of this kind are daemons, too.
     _thread.start_new_thread(work, arguments)
     return answers
 
