@@ -3,6 +3,7 @@
 import json
 import time
 import urllib.request
+from functools import partial
 
 from tests.vllm.proxy import GENERATE, Proxy
 
@@ -30,10 +31,19 @@ class Checks:
 
     def __init__(self, proxies: list[Proxy]) -> None:
         self.tokens = 0
-        for proxy in proxies:
-            proxy.spoil = self.watch
+        self.begun, self.ended = ([0] * len(proxies) for _ in range(2))
+        """How often the run has read each server's counter."""
+        for number, proxy in enumerate(proxies):
+            proxy.spoil = partial(self.watch, number)
 
-    def watch(self, path: str, request: bytes, answer: bytes | None) -> bytes | None:
+    @property
+    def between_readings(self) -> bool:
+        """Whether the run has read the counters of all servers equally often and is not reading one now."""
+        return len({*self.begun, *self.ended}) == 1
+
+    def watch(self, number: int, path: str, request: bytes, answer: bytes | None) -> bytes | None:
+        if path == "/metrics":
+            (self.begun if answer is None else self.ended)[number] += 1
         if path == GENERATE and answer is not None and len(json.loads(request)["token_ids"]) == CHECK:
             self.tokens += len(json.loads(answer)["choices"][0]["token_ids"])
         return answer
