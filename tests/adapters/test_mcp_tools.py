@@ -43,7 +43,7 @@ def ask(events: EventLoop, tools: Toolbox, *calls: tuple[str, dict]) -> list[str
 
 
 def test_calls_share_one_server_and_one_that_dies_or_hangs_is_started_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("solera.tasks.mcp_tools.ALIVE", 0.5)
+    monkeypatch.setattr("solera.tasks.mcp_tools.ALIVE", 2.0)
     server = Server(tmp_path)
     tools = mcp_tools(server.command)
     about = {tool.name: tool.schema["function"] for tool in tools}
@@ -51,21 +51,21 @@ def test_calls_share_one_server_and_one_that_dies_or_hangs_is_started_again(tmp_
     assert about["add"]["description"] == "Add two numbers."
     assert about["add"]["parameters"]["properties"]["a"]["type"] == "integer"
     assert server.started == 1 and not server.left()
-    patient, hasty = Toolbox(tools, timeout=20), Toolbox(tools, timeout=1)
+    patient, hasty = Toolbox(tools, timeout=20), Toolbox(tools, timeout=4)
     one = ("add", {"a": 1, "b": 2})
     with EventLoop() as events:
         assert ask(events, patient, one, one) == ["3", "3"]
         wrong, failed, fine = ask(events, patient, ("add", {"a": "x"}), ("refuse", {}), one)
         assert "valid integer" in wrong and failed == "error: McpError: Error executing tool refuse" and fine == "3"
-        assert ask(events, hasty, ("wait", {}), one) == ["error: wait took longer than 1 s", "3"]
-        time.sleep(0.7)
+        assert ask(events, hasty, ("wait", {}), one) == ["error: wait took longer than 4 s", "3"]
+        time.sleep(2.5)
         assert ask(events, patient, one) == ["3"] and server.started == 2  # a slow call is no reason to start it again
         dead = ask(events, patient, ("open", {"box": 7}), ("wait", {}))
         assert all(text.startswith("error: McpError:") and "Connection closed" in text for text in dead)
         time.sleep(0.2)
         assert ask(events, patient, one) == ["3"] and server.started == 3
-        assert ask(events, hasty, ("hang", {})) == ["error: hang took longer than 1 s"]
-        time.sleep(0.7)
+        assert ask(events, hasty, ("hang", {})) == ["error: hang took longer than 4 s"]
+        time.sleep(2.5)
         assert ask(events, patient, one) == ["3"] and server.started == 4
         ask(events, hasty, ("hang", {}))
     assert not server.left()
