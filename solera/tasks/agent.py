@@ -6,7 +6,7 @@ from typing import Any
 from solera.protocols import Codec, Generate
 from solera.records import Prompt
 from solera.tasks.conversation import Conversation, Limits, Message
-from solera.tasks.tool_calls import described, format_of
+from solera.tasks.tool_calls import format_of, with_tools
 from solera.tasks.tools import LONGEST, TIMEOUT, Tool, Toolbox
 
 
@@ -46,12 +46,7 @@ class Agent:
         """The first messages of a conversation, with the tools described in the system message where the chat template
         cannot describe them."""
         shown = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        if not self.format.in_text or not self.tools.schemas:
-            return shown
-        about = described(self.tools.schemas)
-        if shown[0]["role"] == "system":
-            return [{**shown[0], "content": f"{shown[0]['content']}\n\n{about}"}, *shown[1:]]
-        return [{"role": "system", "content": about}, *shown]
+        return with_tools(shown, self.tools.schemas) if self.format.in_text and self.tools.schemas else shown
 
     def start(self, prompt: Prompt, generate: Generate) -> Conversation:
         """The conversation of a prompt made by `prompt`, before its first turn."""

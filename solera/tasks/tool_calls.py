@@ -37,7 +37,7 @@ class CallFormat:
     def answers(self, calls: list[Call], results: list[str], message: Message) -> list[Message]:
         """The messages that carry the results. `message` is the assistant's, and gets the calls if needed."""
         if self.in_text or (self.structured and any(call.mistake for call in calls)):
-            return [{"role": "user", "content": "\n".join(map(_response, results))}]
+            return [{"role": "user", "content": "\n".join(map(response, results))}]
         named = [
             {"role": "tool", "name": call.name, "content": result} for call, result in zip(calls, results, strict=True)
         ]
@@ -51,7 +51,8 @@ class CallFormat:
         return [answer | {"tool_call_id": id_} for answer, id_ in zip(named, ids, strict=True)]
 
 
-def _response(result: str) -> str:
+def response(result: str) -> str:
+    """The text of a result, for models without messages of the role `tool`."""
     return f"<tool_response>\n{result}\n</tool_response>"
 
 
@@ -155,6 +156,14 @@ def format_of(codec: Codec, name: str | None = None, **template_kwargs: Any) -> 
     if "[AVAILABLE_TOOLS]" in shown:
         return FORMATS["mistral"]
     return FORMATS["llama" if '"parameters": dictionary' in shown and "<tool_call>" not in shown else "hermes"]
+
+
+def with_tools(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
+    """The messages, with the tools described in the system message, for a chat template that cannot describe them."""
+    first, about = messages[0], described(tools)
+    if first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{about}"}, *messages[1:]]
+    return [{"role": "system", "content": about}, *messages]
 
 
 def described(tools: list[dict[str, Any]]) -> str:

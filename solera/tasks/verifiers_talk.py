@@ -12,7 +12,7 @@ from typing import Any
 from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
 from solera.tasks.conversation import Conversation, Message, Turn
-from solera.tasks.tool_calls import CallFormat, described
+from solera.tasks.tool_calls import CallFormat, response, with_tools
 
 _CALLS = re.compile(r"<tool_call>|\[TOOL_CALLS\]")
 
@@ -105,17 +105,12 @@ def plain(message: Message) -> Message:
 
 def _in_text(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:
     """The messages for a chat template without tools."""
-    about, begun = described(tools), messages[0]
-    if begun["role"] == "system":
-        messages = [{**begun, "content": f"{begun['content']}\n\n{about}"}, *messages[1:]]
-    else:
-        messages = [{"role": "system", "content": about}, *messages]
     shown = list[Message]()
-    for message in messages:
+    for message in with_tools(messages, tools):
         if message["role"] != "tool":
             shown.append(message)
             continue
-        text = f"<tool_response>\n{message['content']}\n</tool_response>"
+        text = response(message["content"])
         if shown[-1]["role"] == "user" and shown[-1].get("results"):
             shown[-1] = {**shown[-1], "content": f"{shown[-1]['content']}\n{text}"}
         else:
