@@ -1,7 +1,7 @@
 """Convert text to token ids and back, without the overhead of a tokenizer's convenience layer."""
 
 import json
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from solera.errors import SoleraError, one_line
 
 NO_LETTER = 0x10FFFF
 """A character that represents no byte."""
+REMEMBERED = 256
+"""Texts whose tokens are remembered: members of a group begin with the same text, and tools repeat their answers."""
 
 
 class TokenizerCodec:
@@ -26,17 +28,17 @@ class TokenizerCodec:
         self.chats: bool = tokenizer.chat_template is not None
         self._encode = (lambda text: fast.encode(text).ids) if fast is not None else tokenizer.encode
         self._decode = fast.decode if fast is not None else tokenizer.decode
-        self._newest: tuple[str, tuple[int, ...]] = "", ()
+        self._encode_part = lru_cache(REMEMBERED)(self._encoded_part)
         self._spelling = Spelling(fast) if fast is not None and _is_byte_level(fast) else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._encode(text))
 
-    def _encode_part(self, text: str) -> list[int]:
+    def _encoded_part(self, text: str) -> tuple[int, ...]:
         """Without the tokens that a tokenizer adds around a text."""
         if self._fast is None:
-            return self.tokenizer.encode(text, add_special_tokens=False)
-        return self._fast.encode(text, add_special_tokens=False).ids  # a third of the time
+            return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return tuple(self._fast.encode(text, add_special_tokens=False).ids)  # a third of the time
 
     def response(self, text: str, ended: bool) -> tuple[int, ...]:
         ids = self.tokenizer.encode(text, add_special_tokens=False)
@@ -64,17 +66,13 @@ class TokenizerCodec:
 
     def encode_after(self, given: tuple[int, ...], text: str) -> tuple[int, ...]:
         if not given:
-            newest, ids = self._newest  # members of a group begin with the same text
-            if text != newest:
-                ids = tuple(self._encode_part(text))
-                self._newest = text, ids
-            return ids
+            return self._encode_part(text)
         # A special token is a border: the tokens behind it do not depend on those before it.
         anchor = self._spell_last(given)
-        ids = tuple(self._encode_part(anchor + text))
+        ids = self._encode_part(anchor + text)
         if ids[:1] == given[-1:]:
             return ids[1:]
-        return tuple(self._encode_part(text))
+        return self._encode_part(text)
 
     def text_after(self, given: tuple[int, ...], written: tuple[int, ...]) -> str:
         if self._spelling is not None:
