@@ -33,7 +33,7 @@ from solera.training.supply import LockStep
 
 MODEL = Path(solera.models.__file__).parent / "embedded"
 DEMO = Path(__file__).parents[1] / "recipes" / "demo.toml"
-STEPS = 60
+STEPS = 40
 
 
 def specs(named) -> tuple[TensorSpec, ...]:
@@ -208,11 +208,11 @@ def test_another_engine_and_another_learner_train_the_demo(tmp_path):
     store.close()
     rows = sink.logged
     assert len(rows) == STEPS + 1
-    assert rows[0]["eval/pass@1"] < 0.4 and rows[-1]["eval/pass@1"] >= 0.9
+    assert rows[0]["eval/pass@1"] < 0.4 and rows[-1]["eval/pass@1"] >= 0.75
     assert [row["sync/version"] for row in rows[:-1]] == [step // 10 * 10 for step in range(STEPS)]
     assert [row["age/max"] for row in rows[:-1]] == [step % 10 for step in range(STEPS)]
     assert max(row["mismatch/logp"] for row in rows if "mismatch/logp" in row) < 1e-4
     apart = [row["divergence/tv_token"] for row in rows[:-1]]  # the policy moves away from the engine's until a sync
     assert max(apart[::10]) < 1e-5
-    assert min(apart[9:60:10]) > 1e-3
+    assert min(apart[9::10]) > 1e-3
     assert said == []
