@@ -1,8 +1,9 @@
 """`solera` in a process of its own, without the seconds that a new process takes to import torch.
 
-On Linux a server (`tests.forking`) that has imported everything forks a process for the command. Each process of pytest
-starts one server, when it needs it. The fork has its own directory, environment, standard streams, arguments, signal
-handlers and exit status, and runs `python -m solera.cli` from its first line to its exit handlers.
+On Linux a server (`tests.forking`) that has imported everything forks a process for the command. xdist's workers share
+one server, which xdist's first process starts; without xdist, pytest starts one when it needs it. The fork has its own
+directory, environment, standard streams, arguments, signal handlers and exit status, and runs `python -m solera.cli`
+from its first line to its exit handlers.
 
 A new process starts instead
 - if the command gets another value of a variable that Python or a library reads when it starts (`READ_AT_START`);
@@ -30,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).parents[1]
 SEARCH_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -38,6 +40,8 @@ READ_AT_START = (
     "TORCH", "TRANSFORMERS_", "TRITON_", "TZ", "XDG_",
 )  # fmt: skip
 """How the names of these variables begin."""
+ADDRESS = "TESTS_FORKING"
+"""The variable with the server's address."""
 
 
 def solera(
@@ -179,18 +183,33 @@ Process = Called if sys.platform == "linux" else multiprocessing.get_context("sp
 
 @lru_cache
 def _server() -> socket.socket:
-    """Where requests go. The server ends when the last copy of this socket is closed."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    """Where requests go."""
+    if ADDRESS not in os.environ:
+        start_server()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(os.environ[ADDRESS])
+    return connection
+
+
+def start_server() -> None:
+    """Start the server, which ends with this process, and tell processes that start later where it is."""
+    folder = TemporaryDirectory()
+    address = f"{folder.name}/forking"
+    owner = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(address)
+        listener.listen()
+        owner.connect(address)  # waits in the queue until the server has loaded everything
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.forking", str(theirs.fileno())], cwd=ROOT,
+            [sys.executable, "-m", "tests.forking", str(listener.fileno())], cwd=ROOT,
             env={**_surroundings(), "OPENBLAS_NUM_THREADS": "1"},  # its threads start with numpy, and forks lose them
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         )  # fmt: skip
+    os.environ[ADDRESS] = address
 
     def end() -> None:
-        ours.close()
+        owner.close()
         server.wait()
+        folder.cleanup()
 
     atexit.register(end)
-    return ours

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from solera.config import Config, parse
 from solera.records import Completion, Reward, Rollout, Sequence
 from solera.store.database import Place, place_of
+from tests.command import start_server
 from tests.postgres import find_programs, running_server
 
 if TYPE_CHECKING:  # xdist's first process reads this file and runs no test: torch would delay the workers by seconds
@@ -29,6 +31,13 @@ LONG = (
     "tests/test_hub.py", "tests/test_no_fresh_data.py", "tests/report/test_sinks.py", "tests/tasks/test_sandbox.py",
 )  # fmt: skip
 """Files with tests of ten seconds and more."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """xdist's first process starts the server that forks commands, for all workers."""
+    shares = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if shares and sys.platform == "linux" and not config.option.collectonly:
+        start_server()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

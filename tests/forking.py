@@ -1,8 +1,8 @@
 """A server that has loaded what `solera` needs, and forks a process for each command. `tests.command` asks it.
 
-Run as `python -m tests.forking DESCRIPTOR`. The descriptor is a socket. Each message on it is a request in JSON, and
-carries four descriptors: the command's standard streams and a socket for the answers. The command's process answers
-with its id, and the server answers with its exit status.
+Run as `python -m tests.forking DESCRIPTOR`. The descriptor is a socket that accepts connections. Each message on one of
+them is a request in JSON, and carries four descriptors: the command's standard streams and a socket for the answers.
+The command's process answers with its id, and the server answers with its exit status.
 """
 
 import atexit
@@ -40,10 +40,10 @@ LEAVING: list[int] = []
 
 def main() -> None:
     atexit.register(leave)
-    control = socket.socket(fileno=int(sys.argv[1]))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest, and the server ends with it
     load()
-    request, descriptors = serve(control)
+    request, descriptors = serve(listener)
     become(request, descriptors)
     run(request)
 
@@ -104,28 +104,40 @@ def fill_caches() -> None:
     draw([{"step": 0, "eval/pass@1": 0.5, "age/mean": 0.0}], "").savefig(BytesIO())
 
 
-def serve(control: socket.socket) -> tuple[dict, list[int]]:
-    """Fork for every request, until nobody is left to ask. Returns in the forks: a request and its descriptors."""
-    waiting = selectors.DefaultSelector()
-    waiting.register(control, selectors.EVENT_READ)
+def serve(listener: socket.socket) -> tuple[dict, list[int]]:
+    """Fork for every request, until the first connection ends. Returns in the forks: a request and its descriptors."""
+    waiting, owner = selectors.DefaultSelector(), listener.accept()[0]
+    for each in (listener, owner):
+        waiting.register(each, selectors.EVENT_READ)
     while True:
         for key, _ in waiting.select():
-            if key.fileobj is not control:
+            if key.data is not None:
                 tell_the_end(waiting, key)
                 continue
-            text, descriptors, *_ = socket.recv_fds(control, LONGEST, 4)
+            if key.fileobj is listener:
+                waiting.register(listener.accept()[0], selectors.EVENT_READ)
+                continue
+            text, descriptors, *_ = socket.recv_fds(key.fileobj, LONGEST, 4)
             if not text:
-                os._exit(0)
+                leave_connection(waiting, key.fileobj, owner)
+                continue
             request = json.loads(text)
             if "module" in request:
                 importlib.import_module(request["module"])  # here, so that later forks have it
             pid = os.fork()
             if not pid:
-                close_the_rest(waiting, control)
+                close_the_rest(waiting)
                 return request, descriptors
             for descriptor in descriptors[:3]:
                 os.close(descriptor)
             waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, socket.socket(fileno=descriptors[3])))
+
+
+def leave_connection(waiting: selectors.BaseSelector, connection: socket.socket, owner: socket.socket) -> None:
+    if connection is owner:
+        os._exit(0)
+    waiting.unregister(connection)
+    connection.close()
 
 
 def tell_the_end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
@@ -137,14 +149,15 @@ def tell_the_end(waiting: selectors.BaseSelector, key: selectors.SelectorKey) ->
         answers.send(f"status {status}".encode())
 
 
-def close_the_rest(waiting: selectors.BaseSelector, control: socket.socket) -> None:
+def close_the_rest(waiting: selectors.BaseSelector) -> None:
     """Close what belongs to the server and to other commands."""
     for key in list(waiting.get_map().values()):
-        if key.fileobj is not control:
+        if key.data is None:
+            key.fileobj.close()
+        else:
             os.close(key.fd)
             key.data[1].close()
     waiting.close()
-    control.close()
 
 
 def become(request: dict, descriptors: list[int]) -> None:
