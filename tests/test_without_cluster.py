@@ -44,6 +44,12 @@ def test_ray_is_neither_imported_nor_started(tmp_path: Path) -> None:
         ({"learners": 2, "timeout": 0.0}, "cluster.timeout is 0; use a number of seconds above 0"),
         ({"learners": 2, "runtime": "processes", "address": "auto"}, "cluster.address has no effect with"),
         ({"engines": -1}, "cluster.engines is -1; it must be at least 0"),
+        (
+            {"gpus_per_learner": 1.5},
+            "cluster.gpus_per_learner is 1.5; use a fraction of a GPU, such as 0.5, or a number",
+        ),
+        ({"gpus_per_engine": 0.0}, "cluster.gpus_per_engine is 0; use a fraction of a GPU"),
+        ({"gpus_per_engine": -1.0}, "cluster.gpus_per_engine is -1; use a fraction of a GPU"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(values: dict[str, object], says: str) -> None:
@@ -51,20 +57,24 @@ def test_settings_that_cannot_work_are_refused(values: dict[str, object], says: 
         check(override(Config(), "cluster", **values))
 
 
-def test_ranks_on_a_gpu_are_refused() -> None:
-    config = override(override(Config(), "run", device="cuda"), "cluster", learners=2)
-    with pytest.raises(SoleraError, match=r"^cluster\.learners: several ranks train on CPUs only"):
-        check(config)
+def test_ranks_may_train_on_gpus_but_not_in_float16() -> None:
+    config = override(override(Config(), "run", device="cuda"), "cluster", learners=2, engines=1, gpus_per_engine=0.5)
+    check(config)
+    with pytest.raises(SoleraError, match=r"^model\.compute is float16, in which ranks cannot compute: use bfloat16"):
+        check(override(config, "model", compute="float16"))
 
 
-def test_engines_in_ray_actors_are_refused_on_a_gpu_and_beside_a_server() -> None:
+def test_engines_in_ray_actors_may_be_vllm_servers_that_the_actors_start() -> None:
     config = override(Config(), "cluster", engines=2)
     check(override(config, "engine", timeout=30.0))
     check(override(config, "cluster", runtime="processes", address="auto"))
-    with pytest.raises(SoleraError, match=r"^cluster\.engines: engines in Ray actors generate on CPUs only"):
-        check(override(config, "run", device="cuda"))
-    with pytest.raises(SoleraError, match=r"^cluster\.engines has no effect with engine\.name = vllm: remove one"):
-        check(override(config, "engine", name="vllm", launch=1))
+    served = override(config, "engine", name="vllm", args=("--max-num-seqs=8",), gpu_memory=0.5)
+    check(served)
+    for changed in ({"launch": 1}, {"urls": ("http://127.0.0.1:8000",)}):
+        with pytest.raises(SoleraError, match=r"^cluster\.engines starts a vLLM server in each Ray actor"):
+            check(override(served, "engine", **changed))
+    with pytest.raises(SoleraError, match=r"^sync\.transport is ipc, but servers in Ray actors get their weights in"):
+        check(override(served, "sync", transport="ipc"))
 
 
 def test_the_other_settings_may_stay_when_ranks_are_switched_off() -> None:

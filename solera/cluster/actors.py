@@ -60,10 +60,11 @@ class Actors:
     """One Ray actor for each rank. `make(seat)` runs in each of them; its result is the object that is called."""
 
     def __init__(
-        self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None, cpus: int = 0
-    ) -> None:
-        """If Ray is started here, it gets at least `cpus`."""
-        self.count = count
+        self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None, cpus: int = 0,
+        gpus: float = 0.0,
+    ) -> None:  # fmt: skip
+        """If Ray is started here, it gets at least `cpus`. Each rank gets one CPU and `gpus`."""
+        self.count, self._gpus = count, gpus
         self._ray = CONNECTION.join(max(cpus, count), address)
         self._here = address_of_node(self._ray)
         try:
@@ -121,17 +122,21 @@ class Actors:
     def _create(self, patience: float) -> list[Any]:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._bundles = self._ray.util.placement_group([{"CPU": 1}] * self.count, strategy="PACK")
+        needed = {"CPU": 1.0} | ({"GPU": self._gpus} if self._gpus else {})
+        self._bundles = self._ray.util.placement_group([needed] * self.count, strategy="PACK")
         if not self._bundles.wait(patience):
-            cores = counted(int(self._ray.cluster_resources().get("CPU", 0)), "CPU")
+            found = self._ray.cluster_resources()
+            has = " and ".join(counted(int(found.get(kind, 0)), kind) for kind in needed)
+            each = f"one CPU{f' and {self._gpus:g} GPU' if self._gpus else ''}"
             raise SoleraError(
-                f"cluster.learners is {self.count}, but the Ray cluster has {cores} and no room for that many ranks of "
-                f"one CPU each (waited {patience:g} s): lower it, or add machines"
+                f"cluster.learners is {self.count}, but the Ray cluster has {has} and no room for that many ranks of "
+                f"{each} each (waited {patience:g} s): lower it, or add machines"
             )
         made = self._ray.remote(concurrency_groups={PULSE: 1})(Actor)
         return [
             made.options(
                 num_cpus=1,
+                num_gpus=self._gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=rank),
             ).remote()
             for rank in range(self.count)

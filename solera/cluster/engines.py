@@ -1,4 +1,4 @@
-"""Engines as Ray actors: our own engine, each with a copy of the model, anywhere in the cluster.
+"""Engines as Ray actors, anywhere in the cluster: our own engine with a copy of the model, or a vLLM server.
 
 The controller sends texts to them, and weights one tensor at a time through Ray's object store. What happens when one
 dies is the business of the pool that they are members of (`engines/pool.py`).
@@ -13,31 +13,80 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import Queue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
+from solera.cluster.passing import gpu_of, packed, unpacked
 from solera.config import InFlight
 from solera.engines.faults import EngineError
 from solera.engines.in_process import InProcessEngine
 from solera.engines.member import Opened
 from solera.engines.pool import CHECKING, EnginePool
+from solera.engines.vllm.client import VllmEngine
 from solera.errors import SoleraError, counted, one_line
 from solera.models.loading import Source
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 from solera.sharded.rank import STARTING
 
+CLOSING = 15.0
+"""Seconds in which an engine must end its server."""
+
+
+class Spec(Protocol):
+    """What an actor must know to make its engine. `servers.py` has another one."""
+
+    @property
+    def max_rows(self) -> int:
+        """Requests that the engine may have at once."""
+        ...
+
+    @property
+    def starting(self) -> float:
+        """Seconds in which the actor must be ready."""
+        ...
+
+    @property
+    def gpus(self) -> float:
+        """What Ray gives the actor, besides a CPU."""
+        ...
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether the engine must free its memory whenever it has nothing to write."""
+        ...
+
+    def open(self, number: int) -> InProcessEngine | VllmEngine:
+        """Make engine `number`, inside the actor."""
+        ...
+
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an actor must know to make its engine."""
+    """Our own engine."""
 
     source: Source
     compute: torch.dtype
     max_rows: int
     threads: int
+    device: str = "cpu"
+    gpus: float = 0.0
+    """What Ray gives the actor."""
+    starting = STARTING
+
+    @property
+    def shares_gpu(self) -> bool:
+        return 0 < self.gpus < 1
+
+    def open(self, number: int) -> InProcessEngine:
+        torch.set_num_threads(self.threads)
+        model, codec = self.source.load(torch.device(self.device))
+        return InProcessEngine(
+            model.for_compute(self.compute, copied=True), codec.end_token_ids, self.max_rows, self.compute, early=True,
+            spell=codec.decode,
+        )  # fmt: skip
 
 
 class Hello(NamedTuple):
@@ -48,6 +97,8 @@ class Hello(NamedTuple):
     pid: int
     dtype: str
     slots: int
+    gpu: str
+    """Where it computes (`passing.gpu_of`)."""
 
 
 class Answer(NamedTuple):
@@ -78,23 +129,30 @@ class Sampled:
 class EngineActor:
     """What runs inside a Ray actor. Its methods run in one event loop, except for the loading of weights."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        torch.set_num_threads(spec.threads)
-        model, codec = spec.source.load(torch.device("cpu"))
-        self.engine = InProcessEngine(
-            model.for_compute(spec.compute, copied=True), codec.end_token_ids, spec.max_rows, spec.compute, early=True,
-            spell=codec.decode,
-        )  # fmt: skip
+    def __init__(self) -> None:
         self._tensors: Queue[tuple[str, Any] | None] = Queue(1)
         self._loading: asyncio.Future[Manifest] | None = None
 
-    async def hello(self) -> Hello:
-        ray, engine = need_ray(), self.engine
+    async def open(self, spec: Spec, number: int) -> Hello | SoleraError:
+        """Returns why the engine cannot be made, if it cannot: Ray would wrap an error that is raised."""
+        try:
+            self.engine = await asyncio.to_thread(spec.open, number)
+            self._frees, self._writing = spec.shares_gpu, 0
+        except SoleraError as error:
+            return error
+        ray = need_ray()
         node_id = ray.get_runtime_context().get_node_id()
-        return Hello(address_of_node(ray), node_id, os.getpid(), engine.dtype, engine.slots)
+        gpu = gpu_of(self.engine.model.device) if isinstance(self.engine, InProcessEngine) else ""
+        return Hello(address_of_node(ray), node_id, os.getpid(), self.engine.dtype, self.engine.slots, gpu)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
-        return await self._answer(self.engine.generate(token_ids, sampling, seed))
+        self._writing += 1
+        try:
+            return await self._answer(self.engine.generate(token_ids, sampling, seed))
+        finally:
+            self._writing -= 1
+            if self._frees and not self._writing and isinstance(self.engine, InProcessEngine):
+                await asyncio.to_thread(self.engine.free)
 
     async def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
         """Load the weights that `take` brings next."""
@@ -104,7 +162,7 @@ class EngineActor:
     async def take(self, name: str, tensor: Any) -> None:
         """One tensor. Returns when the one before it has been copied, or when loading has failed."""
         assert self._loading is not None, "begin comes first"
-        put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, tensor)))
+        put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, unpacked(tensor))))
         either: list[asyncio.Future[Any]] = [put, self._loading]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
@@ -116,7 +174,12 @@ class EngineActor:
         return await self._answer(self._loading)
 
     async def did(self) -> Answer:
-        return Answer(None, None, self.engine.sampled, self.engine.work)
+        """Asks a server how much it has sampled."""
+        return Answer(None, None, await asyncio.to_thread(lambda: self.engine.sampled), self.engine.work)
+
+    async def close(self) -> None:
+        """End a server. It would also end by itself after this process."""
+        await asyncio.to_thread(self.engine.close)
 
     async def _answer(self, awaited: Any) -> Answer:
         result, failed = None, None
@@ -124,7 +187,9 @@ class EngineActor:
             result = await awaited
         except SoleraError as error:
             failed = error
-        return Answer(result, failed, self.engine.sampled, self.engine.work)
+        engine = self.engine  # a server is not asked after each response
+        sampled = engine.sampled if isinstance(engine, InProcessEngine) else engine.work.tokens
+        return Answer(result, failed, sampled, engine.work)
 
 
 class RemoteEngine:
@@ -168,7 +233,7 @@ class RemoteEngine:
         """Send the weights, each tensor when the one before it has been taken."""
         self._get(self._actor.begin.remote(weights.lineage, weights.version, in_flight))
         for name, tensor in weights.tensors:
-            self._get(self._actor.take.remote(name, tensor.detach().cpu()))
+            self._get(self._actor.take.remote(name, packed(tensor, self._hello.gpu)))
         self.held = self._learn_of(self._get(self._actor.finish.remote()))
         return self.held
 
@@ -180,6 +245,8 @@ class RemoteEngine:
         if not self._closed:
             self._closed = True
             with suppress(self._ray.exceptions.RayError):  # Ray may have ended
+                if not self._silent:
+                    self._ray.wait([self._actor.close.remote()], timeout=CLOSING)
                 self._ray.kill(self._actor)
                 if self._silent:
                     _kill_there(self._ray, self._hello)
@@ -227,13 +294,13 @@ class ActorPool(EnginePool):
     `cpus` or more."""
 
     def __init__(
-        self, spec: EngineSpec, count: int, *, cpus: int, address: str | None, timeout: float,
+        self, spec: Spec, count: int, *, cpus: int, address: str | None, timeout: float,
         tell: Callable[[int], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         # Not in the threads that open the engines: what Ray starts ends together with the thread that started it.
         CONNECTION.join(cpus, address)
-        sampled = Sampled(tell)
-        opens = [partial(open_engine, spec, number, timeout, sampled) for number in range(count)]
+        sampled, self._starting = Sampled(tell), Starting()
+        opens = [partial(open_engine, spec, number, timeout, sampled, self._starting) for number in range(count)]
         try:
             super().__init__(opens, timeout=timeout, say=say)
         except BaseException:
@@ -242,19 +309,54 @@ class ActorPool(EnginePool):
 
     def close(self) -> None:
         super().close()
+        self._starting.end(need_ray())
+        self.wait_for_threads(CHECKING)  # Ray ends a process whose threads call it after its end
         CONNECTION.leave()
 
 
-def open_engine(spec: EngineSpec, number: int, timeout: float, sampled: Sampled) -> Opened:
+class Starting:
+    """The actors that threads wait for until they have started."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._actors: list[Any] = []
+        self._ended = False
+
+    @contextmanager
+    def watching(self, actor: Any) -> Iterator[None]:
+        with self._lock:
+            if self._ended:
+                raise EngineError("the engines are closed")
+            self._actors.append(actor)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._actors.remove(actor)
+
+    def end(self, ray: Any) -> None:
+        """Kill them, so that nobody waits for them any more."""
+        with self._lock:
+            self._ended = True
+            for actor in self._actors:
+                with suppress(ray.exceptions.RayError):  # Ray may have ended
+                    ray.kill(actor)
+
+
+def open_engine(spec: Spec, number: int, timeout: float, sampled: Sampled, starting: Starting) -> Opened:
     """Start an engine on a free CPU of the cluster, on another machine than the last one if possible."""
     ray, actor = need_ray(), None
     try:
-        made = ray.remote(EngineActor)
-        at_once = max(1000, 2 * spec.max_rows)
-        actor = made.options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=at_once).remote(spec)
-        hello = ray.get(actor.hello.remote(), timeout=STARTING)
+        made, at_once = ray.remote(EngineActor), max(1000, 2 * spec.max_rows)
+        actor = made.options(
+            num_cpus=1, num_gpus=spec.gpus, scheduling_strategy="SPREAD", max_concurrency=at_once
+        ).remote()
+        with starting.watching(actor):
+            hello = ray.get(actor.open.remote(spec, number), timeout=spec.starting)
+        if isinstance(hello, SoleraError):
+            raise hello
     except BaseException as error:
-        said = _why_not(ray, number, error)
+        said = _why_not(ray, number, error, spec)
         if actor is not None:
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
@@ -263,13 +365,16 @@ def open_engine(spec: EngineSpec, number: int, timeout: float, sampled: Sampled)
     return Opened(f"engine {number} ({engine.place})", engine)
 
 
-def _why_not(ray: Any, number: int, error: BaseException) -> str | None:
+def _why_not(ray: Any, number: int, error: BaseException, spec: Spec) -> str | None:
     """Why an engine did not start, if it is Ray that says so."""
     if isinstance(error, ray.exceptions.GetTimeoutError):
-        free = counted(int(ray.available_resources().get("CPU", 0)), "free CPU")
+        free = ray.available_resources()
+        needs, has = "one CPU", counted(int(free.get("CPU", 0)), "free CPU")
+        if spec.gpus:
+            needs, has = f"{needs} and {spec.gpus:g} GPU", f"{has} and {free.get('GPU', 0):g} of its GPUs free"
         return (
-            f"cluster.engines: engine {number} did not start within {STARTING:g} s. Each needs one CPU, and the Ray "
-            f"cluster has {free}"
+            f"cluster.engines: engine {number} did not start within {spec.starting:g} s. Each needs {needs}, and the "
+            f"Ray cluster has {has}"
         )
     if isinstance(error, ray.exceptions.RayError):
         return f"cluster.engines: engine {number} cannot start: {one_line(error)}"

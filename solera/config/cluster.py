@@ -11,8 +11,9 @@ class ClusterConfig:
     learners: int = 0
     """Number of ranks. 0 trains in the main process, without ranks."""
     engines: int = 0
-    """Number of engines, each a Ray actor with a copy of the model on one CPU. 0 generates in the main process, or on
-    vLLM servers (`engine.name`)."""
+    """Number of engines, each a Ray actor with a copy of the model. With `engine.name = "vllm"`, each actor starts a
+    vLLM server on its machine. 0 generates in the main process, or on the servers of `engine.urls` and
+    `engine.launch`."""
     runtime: Literal["ray", "processes"] = "ray"
     """What runs the ranks. `ray`: Ray actors (needs the extra `cluster`). `processes`: processes on this machine,
     without Ray. Engines are always Ray actors."""
@@ -25,3 +26,9 @@ class ClusterConfig:
     restarts: int = 3
     """How often all ranks are started again from the last checkpoint after one of them died or hung. After that, the
     run stops."""
+    gpus_per_learner: float = 1.0
+    """On a machine with GPUs: what Ray gives each rank. With a fraction, such as 0.5, ranks share a GPU."""
+    gpus_per_engine: float = 1.0
+    """On a machine with GPUs: what Ray gives each engine. With a fraction, engines share a GPU with each other or with
+    ranks. Such an engine frees its key-value cache whenever it has nothing to write, so that ranks can use the memory.
+    """

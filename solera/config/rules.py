@@ -37,6 +37,7 @@ SAFE = (
     "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
     "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "report.page",
     "cluster.learners", "cluster.engines", "cluster.runtime", "cluster.address", "cluster.timeout", "cluster.restarts",
+    "cluster.gpus_per_learner", "cluster.gpus_per_engine",
 )  # fmt: skip
 """Settings that a resumed run may change: its length, where and how fast it computes, what it measures and keeps. Any
 other change would make it a different run."""
@@ -208,12 +209,13 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
     engine, sync, served = config.engine, config.sync, config.engine.name == "vllm"
     settings = ("urls", "launch", "args", "gpu_memory", *(() if config.cluster.engines else ("timeout",)))
     unused = [n for n in settings if getattr(engine, n) != getattr(EngineConfig, n)]
+    started = engine.launch > 0 or config.cluster.engines > 0
     return [
         (served or not unused,
          f"engine.{'/'.join(unused)} has no effect without engine.name = vllm: set that (--engine vllm) or remove it"),
         (served or sync.transport == SyncConfig.transport,
          f"sync.transport is {sync.transport}, but without engine.name = vllm there is no server: remove it"),
-        (not served or bool(engine.urls) != bool(engine.launch),
+        (not served or bool(config.cluster.engines) or bool(engine.urls) != bool(engine.launch),
          "engine.name = vllm needs either engine.urls (running servers) or engine.launch (servers to start): "
          f"{'both are set' if engine.urls and engine.launch else 'none is set, such as --engine.launch 1'}"),
         (len(set(engine.urls)) == len(engine.urls), "engine.urls: a server is named twice: remove one"),
@@ -221,11 +223,11 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
         (all(is_server_url(url) for url in engine.urls),
          "engine.urls: each must be the address of a server, such as http://127.0.0.1:8000, without a path, user or "
          "password (an API key belongs into the environment variable VLLM_API_KEY)"),
-        (engine.launch > 0 or not engine.args, "engine.args has no effect without engine.launch: remove it"),
+        (started or not engine.args, "engine.args has no effect without engine.launch: remove it"),
         (not any(a.partition("=")[0] == "--api-key" for a in engine.args),
          "engine.args holds an API key, which would be written to the run's config: set the environment variable "
          "VLLM_API_KEY instead"),
-        (engine.gpu_memory is None or (engine.launch > 0 and 0 < engine.gpu_memory < 1),
+        (engine.gpu_memory is None or (started and 0 < engine.gpu_memory < 1),
          f"engine.gpu_memory is {engine.gpu_memory}; it needs engine.launch and a share between 0 and 1"),
     ]  # fmt: skip
 
@@ -233,12 +235,17 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
 def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
     cluster = config.cluster  # learners = 0 switches it off, and the other settings may stay
     return [
-        (cluster.learners == 0 or config.run.device != "cuda",
-         "cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it"),
-        (cluster.engines == 0 or config.run.device != "cuda",
-         "cluster.engines: engines in Ray actors generate on CPUs only: use run.device = cpu, or remove it"),
-        (cluster.engines == 0 or config.engine.name == "in_process",
-         f"cluster.engines has no effect with engine.name = {config.engine.name}: remove one of them"),
+        (cluster.learners == 0 or config.model.compute != "float16",
+         "model.compute is float16, in which ranks cannot compute: use bfloat16, or remove cluster.learners"),
+        *((0 < share <= 1 or share == int(share) > 0,
+           f"cluster.{name} is {share:g}; use a fraction of a GPU, such as 0.5, or a number of GPUs")
+          for name, share in (("gpus_per_learner", cluster.gpus_per_learner),
+                              ("gpus_per_engine", cluster.gpus_per_engine))),
+        (cluster.engines == 0 or not (config.engine.urls or config.engine.launch),
+         "cluster.engines starts a vLLM server in each Ray actor: remove engine.urls and engine.launch, or "
+         "cluster.engines"),
+        (cluster.engines == 0 or config.sync.transport in ("auto", "file"),
+         f"sync.transport is {config.sync.transport}, but servers in Ray actors get their weights in files: use auto"),
         (cluster.address is None or cluster.runtime == "ray" or cluster.engines > 0,
          "cluster.address has no effect with cluster.runtime = processes: remove one of them"),
         (cluster.timeout > 0, f"cluster.timeout is {cluster.timeout:g}; use a number of seconds above 0"),

@@ -325,7 +325,8 @@ class EngineConfig:
     """The engine that generates responses: inside this process, or a vLLM server (docs/engines.md)."""
 
     name: Annotated[Literal["in_process", "vllm"], short("engine", "name")] = "in_process"
-    """`in_process` generates inside the training process. `vllm` uses a vLLM server; set `urls` or `launch` as well."""
+    """`in_process` generates inside the training process. `vllm` uses vLLM servers; set `urls`, `launch`
+    or `cluster.engines` as well."""
     max_rows: int = 1024
     """Maximum number of responses decoded at the same time. More responses are generated in several rounds."""
     urls: tuple[str, ...] = ()
@@ -334,11 +335,11 @@ class EngineConfig:
     launch: int = 0
     """For `vllm`: number of servers to start on this machine. Solera stops them when it ends."""
     args: tuple[str, ...] = ()
-    """With `launch`: more arguments of `vllm serve`, such as --max-num-seqs=64. On the command line, write them as
-    --engine.args=--max-num-seqs=64."""
+    """With `launch` or `cluster.engines`: more arguments of `vllm serve`, such as --max-num-seqs=64. On the command
+    line, write them as --engine.args=--max-num-seqs=64."""
     gpu_memory: float | None = None
-    """With `launch`: share of the GPU's memory that each server may use, between 0 and 1. Default: 0.4 divided by the
-    number of servers, because the learner needs the rest."""
+    """With `launch` or `cluster.engines`: share of the GPU's memory that each server may use, between 0 and 1. Default:
+    0.4 divided by `launch`, because the learner needs the rest."""
     timeout: float = 600.0
     """For `vllm` and `cluster.engines`: seconds to wait for a response, or for a control call, before another engine is
     asked. If none answers for this long, the run stops."""

@@ -61,6 +61,14 @@ class ContinuousDecoder:
     def reset(self) -> None:
         self.rows: Rows | None = None
 
+    def free(self) -> None:
+        """Give up the memory of keys and values, and the graphs that use it."""
+        self.reset()
+        self._graphs.clear()
+        self.memory = None
+        for module in self.model.attentions:
+            vars(module).update(pool_key=None, pool_value=None)
+
     @property
     def busy(self) -> bool:
         return self.rows is not None

@@ -243,6 +243,10 @@ class PlainDecoder:
         self._live: LiveRows | None = None
         self._page: Page | None = None
 
+    def free(self) -> None:
+        """Keys and values are not kept longer than a batch."""
+        self.reset()
+
     @property
     def busy(self) -> bool:
         return self._live is not None

@@ -162,6 +162,14 @@ class InProcessEngine:
     def close(self) -> None:
         return
 
+    def free(self) -> None:
+        """Give up the memory of keys and values, so that another process can use it. The next request takes it
+        again."""
+        with self._writing:
+            self.decoder.free()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
         """Refuse token ids that the model does not have. Inside a batch, they would fail the other requests too."""
         if token_ids is self._readable:

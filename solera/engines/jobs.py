@@ -94,6 +94,10 @@ class Decoder(Protocol):
         """Drop all jobs."""
         ...
 
+    def free(self) -> None:
+        """Drop all jobs, and give up the memory of keys and values."""
+        ...
+
 
 def stop_at(token_ids_T: npt.NDArray[np.int32], known: int, stop: tuple[str, ...], spell: Spell) -> int | None:
     """Number of tokens up to and including the one that completes a stop string; `None` if there is none yet. The

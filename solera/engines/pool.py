@@ -85,6 +85,8 @@ class EnginePool:
         """Work of this object, and of engines that are gone."""
         self._sampled = 0
         """Tokens that engines sampled which are gone."""
+        self._threads = set[threading.Thread]()
+        """Each checks an engine or brings one back."""
 
     @property
     def version(self) -> int:
@@ -251,8 +253,21 @@ class EnginePool:
         self._in_thread(self._bring_back, member, error, why)
 
     def _in_thread(self, work: Callable[..., None], member: Member, *given: Any) -> None:
-        name = f"solera-engine-{member.number}"
-        threading.Thread(target=work, args=(member, *given), daemon=True, name=name).start()
+        def run() -> None:
+            try:
+                work(member, *given)
+            finally:
+                self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, daemon=True, name=f"solera-engine-{member.number}")
+        self._threads.add(thread)
+        thread.start()
+
+    def wait_for_threads(self, seconds: float) -> None:
+        """After `close`, wait until no thread uses an engine any more."""
+        deadline = time.monotonic() + seconds
+        for thread in tuple(self._threads):
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _check(self, member: Member, error: Exception, short: Witness, held: Published | None) -> None:
         """Readmit a suspected engine if it answers a short request. Otherwise set it aside."""

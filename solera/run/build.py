@@ -82,7 +82,7 @@ def _loop(
     events = EventLoop(in_rounds=config.collect.deterministic)
     served = isinstance(engine, EnginePool)
     if served:
-        where = "server" if config.engine.name == "vllm" else "engines"
+        where = "engines" if config.cluster.engines else "server"
         parts.say(f"evaluation runs on the {where}, with the weights that were published last (eval/version)")
     examined = dataclasses.replace(parts, model=_own_model(parts, learner))
     examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
@@ -138,7 +138,7 @@ def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
     load = partial(source.absolute().for_rank, parts.model.takes_any_mask)
     spec = LearnerSpec(
         load, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature, config.sampling.max_tokens,
-        config.run.steps, parts.compute,
+        config.run.steps, parts.compute, parts.model.device.type,
     )  # fmt: skip
     return ShardedLearner(spec, open_ranks(cluster, spec, parts.say))
 
@@ -216,12 +216,12 @@ def _engine(
     config = parts.config
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
+    if config.cluster.engines:
+        return open_engines(parts, folder, count), False
     if config.engine.name == "vllm":
         pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder)
         count(pool.sampled)  # what the servers sampled after the run was killed
         return pool, False
-    if config.cluster.engines:
-        return open_engines(parts, count), False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     own = _own_model(parts, learner)
     shared = fresh and not isinstance(learner, ShardedLearner) and own.module.dtype == parts.compute

@@ -101,12 +101,6 @@ def device_of(config: Config) -> torch.device:
     if config.run.device == "cuda" and not available:
         raise SoleraError("run.device is cuda, but torch finds no GPU here: use cpu or auto")
     device = torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
-    if device.type == "cuda" and config.cluster.learners:
-        raise SoleraError("cluster.learners: several ranks train on CPUs only: use run.device = cpu, or remove it")
-    if device.type == "cuda" and config.cluster.engines:
-        raise SoleraError(
-            "cluster.engines: engines in Ray actors generate on CPUs only: use run.device = cpu, or remove it"
-        )
     if device.type == "cpu":
         configuration.refuse_without_gpu(config)
     return device
@@ -128,7 +122,7 @@ def compute_of(
     if begun is not None:
         say(f"using {begun}, as at the start of the run")
         return getattr(torch, begun)
-    if not model.can_take_plans:
+    if not model.can_take_plans or config.cluster.learners:  # ranks have no copy of their weights in float16
         return torch.bfloat16
     number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
     if fits_float16(number):

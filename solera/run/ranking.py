@@ -2,15 +2,25 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from solera.config import ClusterConfig
 from solera.engines.pool import EnginePool
+from solera.engines.vllm.launch import GPU_MEMORY
+from solera.errors import SoleraError
+from solera.folder.paths import SERVER
 from solera.run.parts import Parts
+from solera.run.serving import ours_of, size_of
 from solera.sharded.processes import Processes
 from solera.sharded.rank import LearnerSpec, make_rank
 from solera.sharded.ranks import Host, Ranks
+
+if TYPE_CHECKING:
+    from solera.cluster.engines import EngineSpec
+    from solera.cluster.servers import ServerSpec
 
 
 def check_runtime(cluster: ClusterConfig) -> None:
@@ -35,21 +45,58 @@ def _host(cluster: ClusterConfig, spec: LearnerSpec) -> Host:
         return Processes(cluster.learners, make, cluster.timeout)
     from solera.cluster.actors import Actors
 
-    return Actors(cluster.learners, make, cluster.timeout, cluster.address, cluster.learners + cluster.engines)
+    gpus = cluster.gpus_per_learner if spec.device == "cuda" else 0.0
+    return Actors(
+        cluster.learners, make, cluster.timeout, cluster.address, cluster.learners + cluster.engines, gpus
+    )  # fmt: skip
 
 
-def open_engines(parts: Parts, count: Callable[[int], None]) -> EnginePool:
-    """The engines of `cluster.engines`, as one engine. `count` is told what all of them have sampled so far."""
-    from solera.cluster.engines import ActorPool, EngineSpec
+def open_engines(parts: Parts, folder: Path, count: Callable[[int], None]) -> EnginePool:
+    """The engines of `cluster.engines`, as one engine. `count` is told what all of them have sampled so far. Logs of
+    vLLM servers go to `folder`."""
+    from solera.cluster.engines import ActorPool
 
-    cluster, config, source = parts.config.cluster, parts.config.engine, parts.source
-    assert source is not None, "load_parts says where the model came from"
-    threads = max(1, torch.get_num_threads() // cluster.engines)
+    cluster = parts.config.cluster
+    spec = _server_spec(parts, folder) if parts.config.engine.name == "vllm" else _engine_spec(parts)
     pool = ActorPool(
-        EngineSpec(source.absolute(), parts.compute, config.max_rows, threads), cluster.engines,
-        cpus=cluster.learners + cluster.engines, address=cluster.address, timeout=config.timeout, tell=count,
-        say=parts.say,
+        spec, cluster.engines, cpus=cluster.learners + cluster.engines, address=cluster.address,
+        timeout=parts.config.engine.timeout, tell=count, say=parts.say,
     )  # fmt: skip
     names = ", ".join(member.name for member in pool.members)
     parts.say(f"{cluster.engines} engines generate: {names}")
     return pool
+
+
+def _engine_spec(parts: Parts) -> "EngineSpec":
+    from solera.cluster.engines import EngineSpec
+
+    assert parts.source is not None, "load_parts says where the model came from"
+    threads = max(1, torch.get_num_threads() // parts.config.cluster.engines)
+    return EngineSpec(
+        parts.source.absolute(), parts.compute, parts.config.engine.max_rows, threads, parts.model.device.type,
+        _gpus_of(parts),
+    )  # fmt: skip
+
+
+def _gpus_of(parts: Parts) -> float:
+    """What each engine gets."""
+    return parts.config.cluster.gpus_per_engine if parts.model.device.type == "cuda" else 0.0
+
+
+def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
+    from solera.cluster.servers import ServerSpec
+
+    config, source = parts.config, parts.source
+    assert source is not None, "load_parts says where the model came from"
+    if parts.model.adapter is not None:
+        raise SoleraError(
+            "cluster.engines: vLLM servers in Ray actors cannot add LoRA adapters: use engine.launch, or engine.name = "
+            "in_process"
+        )
+    longest = len(parts.task.prompt(0).token_ids)
+    return ServerSpec(
+        source.absolute().path, ours_of(parts, longest), size_of(parts),
+        config.engine.gpu_memory or GPU_MEMORY if parts.model.device.type == "cuda" else None,
+        config.engine.args, folder.absolute() / SERVER, config.engine.timeout, config.cluster.engines,
+        _gpus_of(parts),
+    )  # fmt: skip

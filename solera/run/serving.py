@@ -19,10 +19,10 @@ from solera.engines.pool import EnginePool
 from solera.engines.vllm import checks, launch
 from solera.engines.vllm.client import VllmEngine
 from solera.engines.vllm.counter import TokenCounter
-from solera.engines.vllm.http import CONTROL, Http
+from solera.engines.vllm.http import Http
 from solera.engines.vllm.launch import Launched
+from solera.engines.vllm.opening import Reading, connect
 from solera.engines.vllm.transport import FileTransport, GroupTransport, IpcTransport, Transport, transfer_folder
-from solera.engines.vllm.updates import Updates, lineage_of
 from solera.folder.paths import SERVER, WEIGHTS
 from solera.models.language_model import LanguageModel
 from solera.models.source import base_of, obtain
@@ -51,8 +51,7 @@ def open_servers(parts: Parts, path: str, longest: int, folder: Path) -> EngineP
 def _launch(parts: Parts, path: str, longest: int, folder: Path, number: int) -> Opened:
     """Start a server and connect to it."""
     config, model, ours = parts.config, parts.model, ours_of(parts, longest)
-    size = sum(parameter.numel() * parts.compute.itemsize for parameter in model.module.parameters())
-    passing = transfer_folder(folder / WEIGHTS, size * config.engine.launch)
+    passing = transfer_folder(folder / WEIGHTS, size_of(parts) * config.engine.launch)
     source = obtain(path)
     launched = launch.launch(
         base_of(source) or source, dtype=ours.dtype, max_length=ours.max_length, on_gpu=model.device.type == "cuda",
@@ -94,23 +93,13 @@ def open_server(
 ) -> VllmEngine:
     """One server, checked. Weights are passed on in the folder `passing`. `counter` is given the lineage of the weights
     that the server holds."""
-    http = Http(url, min(CONTROL, parts.config.engine.timeout))
-    try:
-        release, facts = checks.release_at(http), checks.check(http, ours_of(parts, longest))
-        if http.get("/is_paused")["is_paused"]:  # by a trainer that was killed during a sync
-            http.post("/resume")
-        adapter = parts.model.adapter
-        updates = Updates(
-            http, release, _transport(parts.config, parts.model.device, http, passing, number),
-            partial(adapter.base, parts.compute) if adapter is not None else None,
-        )  # fmt: skip
-        counted = counter(http, lineage_of(updates.ask_workers("solera_held")["label"]))
-    except BaseException:
-        http.close()
-        raise
-    return VllmEngine(
-        http, release, facts, updates, counted,
-        end_token_ids=parts.codec.end_token_ids, spell=parts.codec.decode, launched=launched,
+    adapter, codec = parts.model.adapter, parts.codec
+    return connect(
+        url, ours_of(parts, longest), Reading(codec.end_token_ids, codec.decode),
+        lambda http: _transport(parts.config, parts.model.device, http, passing, number),
+        timeout=parts.config.engine.timeout,
+        base=partial(adapter.base, parts.compute) if adapter is not None else None,
+        launched=launched, counter=counter,
     )  # fmt: skip
 
 
@@ -132,6 +121,11 @@ def serving(parts: Parts, path: str, lineage: str = "", version: int = 0) -> Ite
     finally:
         engine.close()
     shutil.rmtree(folder)
+
+
+def size_of(parts: Parts) -> int:
+    """Bytes of the weights that a server gets."""
+    return sum(parameter.numel() * parts.compute.itemsize for parameter in parts.model.module.parameters())
 
 
 def ours_of(parts: Parts, longest: int) -> checks.Ours:

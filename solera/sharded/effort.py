@@ -68,14 +68,16 @@ class Effort:
     waiting: float
     """Seconds in collective operations."""
     memory: float
-    """The most memory that its process has held so far, in GiB."""
+    """The most memory that its process has held so far, in GiB; of the GPU, if it has one."""
 
     def metrics(self, rank: int) -> dict[str, float]:
         return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items()}
 
 
-def peak_memory() -> float:
+def peak_memory(device: torch.device) -> float:
     """The most memory that this process has held, in GiB."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None, "Linux says it"
     return int(found[1]) / 2**20

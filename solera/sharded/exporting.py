@@ -35,7 +35,7 @@ def write_share(model: LanguageModel, rank: int, count: int, folder: Path) -> Sh
     for (name, parameter), owner in zip(parameters.items(), owners, strict=True):
         whole = model.whole(parameter.detach())
         if owner == rank:
-            kept[name] = whole.contiguous()
+            kept[name] = whole.contiguous().cpu()
     file = folder / f"model-{rank + 1:05d}-of-{count:05d}.safetensors"
     try:
         save_file(kept, file, {"format": "pt"})

@@ -57,21 +57,28 @@ class LearnerSpec:
     limit: int
     steps: int
     compute: torch.dtype
+    device: str = "cpu"
+    """Or `cuda`."""
 
 
 class GroupPeers:
-    """The ranks of a process group."""
+    """The ranks of a process group. They talk over gloo. Tensors on GPUs travel over NCCL, unless ranks share a GPU,
+    which NCCL refuses."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, device: str = "cpu") -> None:
         torch.set_num_threads(seat.threads)
+        self.device = _device_of(seat, device)
         dist.init_process_group(
             "gloo", init_method=seat.address, rank=seat.rank, world_size=seat.count,
             timeout=timedelta(seconds=STARTING),
         )  # fmt: skip
         # Ranks may start long after each other, so the short time limit belongs to a group of its own.
-        self.group = dist.new_group(timeout=timedelta(seconds=seat.timeout))
+        limit = timedelta(seconds=seat.timeout)
+        self.group = dist.new_group(timeout=limit)
         self.rank, self.count = seat.rank, seat.count
         self.waiting = Waiting()
+        self.of_tensors = dist.new_group(timeout=limit, backend="nccl") if self._have_own_gpus() else self.group
+        """The group that gathers weights and reduces gradients."""
 
     def most(self, number: int) -> int:
         return self._agree(number, dist.ReduceOp.MAX)
@@ -85,6 +92,11 @@ class GroupPeers:
             dist.all_gather_object(each, mine, self.group)
         return [one for several in each for one in several]
 
+    def _have_own_gpus(self) -> bool:
+        if self.device.type != "cuda":
+            return False
+        return len(set(self.gather([_gpu_of(self.device)]))) == self.count
+
     def _agree(self, number: int, how: Any) -> int:
         agreed = torch.tensor(number)
         with self.waiting:
@@ -97,7 +109,7 @@ class Rank:
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
         self.first, self.waiting, self.peers = peers.rank == 0, peers.waiting, peers
-        mesh = DeviceMesh.from_group(peers.group, "cpu")
+        mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
         self._named_as_files = isinstance(loaded, Unloaded)
         model = ShardedModel(loaded, mesh, self.waiting)
@@ -115,7 +127,7 @@ class Rank:
         found = self.learner.learn(portions)
         texts = [text for portion in portions for rollout in portion.rollouts for text in rollout.sequences]
         tokens = sum(len(text.token_ids_T) for text in texts)
-        return found, Effort(tokens, self.waiting.seconds - before, peak_memory())
+        return found, Effort(tokens, self.waiting.seconds - before, peak_memory(self.peers.device))
 
     def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
         return self.learner.score(rollouts).logp_T
@@ -127,7 +139,7 @@ class Rank:
         """One weight, gathered completely."""
         model = self.learner.model
         gathered = model.whole(model.parameters()[name].detach().to(getattr(torch, dtype.removeprefix("torch."))))
-        return gathered if self.first else None
+        return gathered.cpu() if self.first else None
 
     def manifest(self, dtype: str) -> Manifest | None:
         """Describe the weights, one gathered tensor after the other."""
@@ -174,4 +186,17 @@ def _frozen(spec: LearnerSpec, mesh: DeviceMesh, waiting: Waiting) -> ShardedMod
 
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:
     """What a process or an actor does to become a rank."""
-    return Rank(spec, GroupPeers(seat))
+    return Rank(spec, GroupPeers(seat, spec.device))
+
+
+def _device_of(seat: Seat, kind: str) -> torch.device:
+    """The GPUs that this process sees are divided among the ranks. A Ray actor sees only its own."""
+    if kind != "cuda":
+        return torch.device("cpu")
+    found = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    torch.cuda.set_device(found)
+    return found
+
+
+def _gpu_of(device: torch.device) -> str:
+    return str(torch.cuda.get_device_properties(device).uuid)

@@ -1,0 +1,32 @@
+"""How a tensor gets into a Ray actor: through Ray's object store, or as a CUDA handle if both use the same GPU."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+
+class Handle(NamedTuple):
+    """A tensor in the memory of a GPU, for another process on the same machine. Nothing is copied on the way."""
+
+    rebuild: Callable[..., Tensor]
+    given: tuple[Any, ...]
+
+
+def packed(tensor: Tensor, gpu: str) -> Tensor | Handle:
+    """What to send to a process that computes on this GPU; the name is empty for a CPU."""
+    if tensor.is_cuda and gpu_of(tensor.device) == gpu:
+        torch.cuda.current_stream(tensor.device).synchronize()
+        return Handle(*reduce_tensor(tensor.detach()))
+    return tensor.detach().cpu()
+
+
+def unpacked(sent: Tensor | Handle) -> Tensor:
+    return sent.rebuild(*sent.given) if isinstance(sent, Handle) else sent
+
+
+def gpu_of(device: torch.device) -> str:
+    """The name of a GPU, which is the same in every process; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
