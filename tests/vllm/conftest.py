@@ -33,8 +33,13 @@ def urls(request: pytest.FixtureRequest) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that kills a server comes last."""
+    """A test that kills a server comes last. Tests that do not use the shared servers run beside the others, in a
+    process of their own (`--dist loadgroup`)."""
     items.sort(key=lambda item: "doomed" in getattr(item, "fixturenames", ()))
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            shared = "urls" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("shared servers" if shared else "servers of their own"))
 
 
 @pytest.fixture

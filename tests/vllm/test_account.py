@@ -162,13 +162,13 @@ class BetweenReadings:
             self._hold_some_answers()
         if path == GENERATE and answer is not None and json.loads(request)["sampling_params"]["max_tokens"] > 2:
             self._delay(len(json.loads(answer)["choices"][0]["token_ids"]))
-        return self._checks.watch(0, path, request, answer)
+        return self._checks.watch(path, request, answer)
 
     def _at_second(self, path: str, request: bytes, answer: bytes | None) -> bytes | None:
         if path == "/metrics" and answer is None and self.held:
             self.reached.set()
             self._wait()
-        return self._checks.watch(1, path, request, answer)
+        return self._checks.watch(path, request, answer)
 
     def _delay(self, tokens: int) -> None:
         """Answer slowly, so that there are answers to hold when the run takes its account."""
