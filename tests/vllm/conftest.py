@@ -32,6 +32,7 @@ def urls(request: pytest.FixtureRequest) -> list[str]:
     return running or [server.url for server in request.getfixturevalue("launched")]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that kills a server comes last. Tests that do not use the shared servers run beside the others, in a
     process of their own (`--dist loadgroup`)."""
