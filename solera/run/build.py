@@ -77,7 +77,7 @@ def _loop(
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
     counts = Counts(folder / TOKENS)
-    engine, shared = _engine(parts, learner, folder, counting(counts, "engine"))
+    engine, shared = _engine(parts, learner, folder, counts)
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
     served = isinstance(engine, EnginePool)
@@ -209,18 +209,16 @@ def counting(counts: Counts, name: str) -> Callable[[int], None]:
     return lambda sampled: counts.raise_to(name, before + sampled)
 
 
-def _engine(
-    parts: Parts, learner: Learner | ShardedLearner, folder: Path, count: Callable[[int], None]
-) -> tuple[Engine, bool]:
+def _engine(parts: Parts, learner: Learner | ShardedLearner, folder: Path, counts: Counts) -> tuple[Engine, bool]:
     """Return the engine, and whether it shares the learner's weights. It does if a copy would never be older."""
     config = parts.config
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     if config.cluster.engines:
-        return open_engines(parts, folder, count), False
+        return open_engines(parts, folder, counting(counts, "engine")), False
     if config.engine.name == "vllm":
-        pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder)
-        count(pool.sampled)  # what the servers sampled after the run was killed
+        pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder, counts)
+        counting(counts, "engine")(pool.sampled)  # what the servers sampled after the run was killed
         return pool, False
     fresh = parts.own.rule is None and always_fresh(config.sync) and (_waits(config) or staleness_of(config) == 0)
     own = _own_model(parts, learner)
@@ -231,7 +229,7 @@ def _engine(
         beside=_overlaps(parts) and not shared, shared=shared,
         # In lock-step on a CPU, decoding and grading would compete for it.
         early=(model.takes_plans and _graded_alone(parts)) or (staleness_of(config) > 0 and not _waits(config)),
-        spell=parts.codec.decode, count=count,
+        spell=parts.codec.decode, count=counting(counts, "engine"),
     )  # fmt: skip
     return engine, shared
 

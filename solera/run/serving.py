@@ -22,7 +22,9 @@ from solera.engines.vllm.counter import TokenCounter
 from solera.engines.vllm.http import Http
 from solera.engines.vllm.launch import Launched
 from solera.engines.vllm.opening import Reading, connect
+from solera.engines.vllm.readings import Readings
 from solera.engines.vllm.transport import FileTransport, GroupTransport, IpcTransport, Transport, transfer_folder
+from solera.folder.counts import Counts
 from solera.folder.paths import SERVER, WEIGHTS
 from solera.models.language_model import LanguageModel
 from solera.models.source import base_of, obtain
@@ -33,9 +35,10 @@ SAMPLE = 200
 """Tokens of the text with which two tokenizers are compared."""
 
 
-def open_servers(parts: Parts, path: str, longest: int, folder: Path) -> EnginePool:
+def open_servers(parts: Parts, path: str, longest: int, folder: Path, counts: Counts) -> EnginePool:
     """The run's servers, as one engine. `path` is the model to start them with; its weights are replaced at the first
-    sync. `longest` is the number of tokens of the longest prompt, as far as it is known."""
+    sync. `longest` is the number of tokens of the longest prompt, as far as it is known. `counts` get what servers that
+    run already had sampled when the run was killed."""
     engine = parts.config.engine
     if parts.model.adapter is not None:
         parts.model.adapter.base(parts.compute)  # refuses adapters that a server cannot add, before it is started
@@ -43,8 +46,10 @@ def open_servers(parts: Parts, path: str, longest: int, folder: Path) -> EngineP
     if engine.launch:
         opens = [partial(_launch, parts, path, longest, folder, number) for number in range(engine.launch)]
     else:
-        known = dict[str, TokenCounter]()
-        opens = [partial(_connect, parts, url, longest, folder, n, known) for n, url in enumerate(engine.urls)]
+        connect = partial(
+            _connect, parts, longest, folder, dict[str, TokenCounter](), Readings(folder / SERVER, counts)
+        )
+        opens = [partial(connect, url, number) for number, url in enumerate(engine.urls)]
     return EnginePool(opens, timeout=engine.timeout, say=parts.say)
 
 
@@ -66,12 +71,14 @@ def _launch(parts: Parts, path: str, longest: int, folder: Path, number: int) ->
         raise
 
 
-def _connect(parts: Parts, url: str, longest: int, folder: Path, number: int, known: dict[str, TokenCounter]) -> Opened:
+def _connect(
+    parts: Parts, longest: int, folder: Path, known: dict[str, TokenCounter], readings: Readings, url: str, number: int
+) -> Opened:
     """Connect to a server that runs. Its tokens are counted as long as the run lasts, however often it connects."""
 
     def counter(http: Http, held: str) -> TokenCounter:
         if url not in known:
-            known[url] = TokenCounter(http, folder / SERVER / f"counter-{number}.json", held)
+            known[url] = TokenCounter(http, readings, held)
         known[url].connect(http)
         return known[url]
 
@@ -114,7 +121,7 @@ def serving(parts: Parts, path: str, lineage: str = "", version: int = 0) -> Ite
     if parts.model.adapter is not None:
         parts = dataclasses.replace(parts, model=LanguageModel(parts.model.adapter.merged()))
     longest = max((len(prompt.token_ids) for prompt in parts.task.held_out(1)), default=1)
-    engine = open_servers(parts, path, longest, folder)
+    engine = open_servers(parts, path, longest, folder, Counts())
     try:
         engine.load(Weights(lineage, version, ((name, p.detach()) for name, p in parts.model.parameters().items())))
         yield engine

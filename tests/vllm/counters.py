@@ -3,7 +3,6 @@
 import json
 import time
 import urllib.request
-from functools import partial
 
 from tests.vllm.proxy import GENERATE, Proxy
 
@@ -31,19 +30,10 @@ class Checks:
 
     def __init__(self, proxies: list[Proxy]) -> None:
         self.tokens = 0
-        self.begun, self.ended = ([0] * len(proxies) for _ in range(2))
-        """How often the run has read each server's counter."""
-        for number, proxy in enumerate(proxies):
-            proxy.spoil = partial(self.watch, number)
+        for proxy in proxies:
+            proxy.spoil = self.watch
 
-    @property
-    def between_readings(self) -> bool:
-        """Whether the run has read the counters of all servers equally often and is not reading one now."""
-        return len({*self.begun, *self.ended}) == 1
-
-    def watch(self, number: int, path: str, request: bytes, answer: bytes | None) -> bytes | None:
-        if path == "/metrics":
-            (self.begun if answer is None else self.ended)[number] += 1
+    def watch(self, path: str, request: bytes, answer: bytes | None) -> bytes | None:
         if path == GENERATE and answer is not None and len(json.loads(request)["token_ids"]) == CHECK:
             self.tokens += len(json.loads(answer)["choices"][0]["token_ids"])
         return answer

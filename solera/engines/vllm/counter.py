@@ -1,34 +1,13 @@
 """vLLM's own count of the tokens that it has sampled."""
 
-import json
 import threading
-from pathlib import Path
-from typing import NamedTuple
 
 from solera.engines.vllm.http import Http, ServerError
+from solera.engines.vllm.readings import Kept, Reading, Readings
 from solera.errors import SoleraError
 
 TOKENS = "vllm:generation_tokens_total"
 STARTED = "process_start_time_seconds"
-
-
-class Reading(NamedTuple):
-    """What a server said."""
-
-    tokens: int
-    """Sampled since it was started."""
-    started: float
-    """When that was, in seconds since 1970; 0 if it does not say."""
-
-
-class Kept(NamedTuple):
-    """What the counter's file holds: the last reading, tokens to leave out of the next one, and whose tokens they
-    were."""
-
-    url: str
-    reading: Reading
-    excluded: int
-    lineage: str
 
 
 class TokenCounter:
@@ -36,23 +15,22 @@ class TokenCounter:
     on with the same counter. A server that was restarted begins at 0 again; the sum goes on. While a server does not
     answer, the last reading holds.
 
-    `file` is for a run that is resumed after it was killed: what the server has sampled since the last reading is then
-    counted, too. `holds` is the lineage of the weights that the server holds. If these are not the run's own, somebody
-    else has used the server meanwhile, and counting begins anew.
+    `readings` are for a run that is resumed after it was killed: what the server has sampled since the last reading is
+    then counted, too. `holds` is the lineage of the weights that the server holds. If these are not the run's own,
+    somebody else has used the server meanwhile, and its tokens up to now are not the run's.
     """
 
-    def __init__(self, http: Http, file: Path | None = None, holds: str = "") -> None:
-        self.total = 0
-        """At the last reading."""
+    def __init__(self, http: Http, readings: Readings | None = None, holds: str = "") -> None:
+        kept = readings.of(http.url) if readings is not None else None
+        self.total = kept.total if kept is not None else 0
+        """Tokens at the last reading, less those that were excluded since."""
         self._http = http
-        self._file = file
+        self._readings = readings
         self._lineage = ""
         self._excluded = 0
         self._lock = threading.Lock()
-        now, kept = self._ask(), _kept(file)
-        goes_on = kept is not None and (kept.url, kept.lineage, kept.reading.started) == (http.url, holds, now.started)
-        self._last = now
-        if kept is not None and goes_on:
+        self._last = now = self._ask()
+        if kept is not None and (kept.lineage, kept.reading.started) == (holds, now.started):
             self._lineage = kept.lineage
             self._last = Reading(min(kept.reading.tokens + kept.excluded, now.tokens), now.started)
 
@@ -90,24 +68,9 @@ class TokenCounter:
             self._keep()
 
     def _keep(self) -> None:
-        if self._file is not None:
-            kept = Kept(self._http.url, self._last, self._excluded, self._lineage)
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part = self._file.with_suffix(".part")
-            part.write_text(json.dumps(kept))
-            part.replace(self._file)
-
-
-def _kept(file: Path | None) -> Kept | None:
-    if file is None or not file.is_file():
-        return None
-    try:
-        url, reading, excluded, lineage = json.loads(file.read_text())
-        return Kept(url, Reading(*reading), excluded, lineage)
-    except (ValueError, TypeError) as error:
-        raise SoleraError(
-            f"{file}: the file is damaged; delete it, and what the server has sampled since is not counted"
-        ) from error
+        if self._readings is not None:
+            kept = Kept(self._last, self._excluded, self._lineage, self.total + self._excluded)
+            self._readings.keep(self._http.url, kept)
 
 
 def total_of(metrics: str, url: str) -> int:
