@@ -1,6 +1,7 @@
 """What only an accelerator can show. Run with `pytest -m gpu`; the results are in benchmarks/RESULTS.md."""
 
 import asyncio
+import copy
 import dataclasses
 import gc
 import os
@@ -17,6 +18,7 @@ from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
+from solera.learner.compute_weights import ComputeWeights
 from solera.learner.head import ScoredHead
 from solera.learner.optimisers import LeanAdamW
 from solera.models import loading
@@ -307,6 +309,36 @@ def test_packed_learning_in_bfloat16_errs_no_more_than_plain_bfloat16(tiny, comp
     print(f"error of the gradient: plain bfloat16 {plain:.4f}, packed {wide:.4f}, packed float16 {short:.4f}")
     assert wide < 1.2 * plain
     assert short < 0.3 * plain
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_recomputed_activations_give_the_same_bits_in_less_memory(compute, compiled):
+    """Twelve layers, 8,192 tokens in one pass. What is kept is about what is estimated."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 4}
+    module = LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes)).to("cuda")
+    ids, at = torch.randint(0, 100, (1, 8192), device="cuda"), torch.arange(8192, device="cuda")[None]
+    plan = PackedTexts.of([Text(0, 8192)]).to(torch.device("cuda"))
+    grads, taken = [], []
+    for recomputes in (False, True, False):
+        masters = LanguageModel(copy.deepcopy(module).eval())
+        masters.can_take_plans = True
+        weights = ComputeWeights(masters, compute, trained=True, compiled=compiled)
+        weights.recompute(recomputes)
+        for _ in range(2):  # compiled in the first
+            weights.release()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            with weights.learning():
+                weights.model.hidden(ids, at, plan=plan).float().pow(2).mean().mul(weights.loss_scale).backward()
+            taken.append((torch.cuda.max_memory_allocated() - before) / 8192 / weights.bytes_per_token(recomputes))
+        grads.append(torch.cat([p.grad.flatten() for p in weights.model.parameters().values() if p.grad is not None]))
+    print(f"memory of activations over its estimate: kept {taken[1]:.2f}, recomputed {taken[3]:.2f}")
+    assert torch.equal(grads[0], grads[2])
+    assert torch.equal(grads[0], grads[1])
+    assert taken[1] < 1.5
+    assert taken[3] < 1.5
 
 
 def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):

@@ -304,15 +304,16 @@ class LearnConfig:
     """Optimiser steps per pass. Each step uses its share of the batch's groups."""
     micro_batch_tokens: int | None = None
     """Maximum number of tokens, including padding, in one forward and backward pass. Default on a GPU: what fits into
-    two thirds of the free memory, at most 32,768; on a CPU: 16,384. If memory runs out anyway, the number is halved. It
-    changes memory and speed, not the gradient."""
+    two thirds of the free memory, at most 32,768; on a CPU: 16,384. If memory runs out anyway, activations are
+    recomputed, and then the number is halved. It changes memory and speed, not the gradient."""
     pack_tokens: int = 128
     """Responses up to this length share a row with others to the same prompt, so that the prompt is computed once. 0
     disables it."""
     logit_chunk: int = 4096
     """Maximum number of tokens whose logits are in memory at the same time."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass. This saves memory and takes a third more time."""
+    """Always recompute activations in the backward pass. This saves memory and takes a third more time. Without it,
+    this happens only if the activations of a batch would not fit into a GPU's memory."""
     memory: Literal["full", "lean"] = "full"
     """`full` keeps weights, gradients and AdamW's moments in float32, and on a GPU a 16-bit copy of the weights. `lean`
     keeps weights and gradients in bfloat16 and the moments in 8 bits: 6 bytes per weight instead of 20, or 16 on a CPU.

@@ -6,7 +6,8 @@ masters' values. With `learn.memory = "lean"` there is one set of weights, in bf
 """
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,6 +26,9 @@ CALM = 64
 """Steps without an overflow after which the scale is doubled again."""
 FEWEST_TOKENS = 256
 """If not even these fit, something else than the learner's activations takes the memory."""
+WORTHWHILE_TOKENS = 4096
+"""If fewer fit into one pass, recomputing activations is faster. Starting the kernels of a pass took the host about
+60 ms, in which an H200 computed 3,300 tokens of a model with 1.56 billion weights (benchmarks/RESULTS.md)."""
 
 
 class ComputeWeights:
@@ -37,6 +41,8 @@ class ComputeWeights:
         self.separate = self.model is not masters
         self.compiled = compiled and self.model.device.type == "cuda" and self.model.takes_plans
         self._at_once = sys.maxsize
+        self.recomputes = False
+        """Whether the backward pass recomputes activations, layer by layer, from the input of each layer."""
         if compute == torch.float16 and not self.separate:
             raise SoleraError(
                 "model.compute = float16 needs a GPU and a model that takes packed texts: use bfloat16 or float32"
@@ -97,31 +103,79 @@ class ComputeWeights:
         grows = self._calm >= CALM and scale < self._most_scale
         self.loss_scale, self._calm = (scale * 2, 0) if grows else (scale, self._calm)
 
+    @property
+    def can_recompute(self) -> bool:
+        """Whether recomputing activations is possible and saves memory. With two layers it saves none."""
+        saves = self.bytes_per_token(recomputes=True) < self.bytes_per_token(recomputes=False)
+        return saves and bool(self.model.module.supports_gradient_checkpointing)
+
+    def recompute(self, activations: bool) -> None:
+        """Recompute activations in backward passes from now on, or keep them."""
+        if activations == self.recomputes:
+            return
+        self.recomputes = activations
+        module = self.model.module
+        if activations:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        else:
+            module.gradient_checkpointing_disable()
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """transformers recomputes in training mode only, and keeps no cache then. Evaluation needs one."""
+        module = self.model.module
+        if self.recomputes:
+            module.train()
+        try:
+            yield
+        finally:
+            if self.recomputes:
+                module.eval()
+
+    def should_recompute(self, longest: int) -> bool:
+        """Whether too little memory is free to keep the activations of a text of this length, or of a worthwhile
+        number of tokens. A text cannot be cut."""
+        if self._free() is None or not self.can_recompute:
+            return False
+        return self._fitting(recomputes=False) < max(longest, WORTHWHILE_TOKENS)
+
     def tokens_at_once(self, wished: int | None) -> int:
         """Tokens of one forward and backward pass: as wished, or as many as fit. Fewer once memory ran out."""
-        return min(wished or self._fitting(), self._at_once)
+        return min(wished or max(1024, self._fitting(self.recomputes)), self._at_once)
 
-    def _fitting(self) -> int:
-        """Tokens whose activations fit into two thirds of the GPU's free memory, estimated from the sizes of a usual
-        layer. The last third is for logits and gradients."""
+    def _fitting(self, recomputes: bool) -> int:
+        """Tokens whose activations fit into two thirds of the GPU's free memory. The last third is for logits and
+        gradients."""
+        free = self._free()
+        return 16_384 if free is None else min(MOST_TOKENS, int(free * 2 / 3 / self.bytes_per_token(recomputes)))
+
+    def _free(self) -> int | None:
+        """Free bytes of a GPU, without those for gradients that are not allocated yet."""
         if self.model.device.type != "cuda":
-            return 16_384
+            return None
+        return free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
+
+    def bytes_per_token(self, recomputes: bool) -> float:
+        """Memory for the activations of a token, estimated from the sizes of a usual layer. If they are recomputed: the
+        input of every layer, and the activations of one layer with their gradients."""
         config = self.model.module.config.get_text_config()
         inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         width = 5.5 * config.hidden_size + 2.5 * inner if self.compiled else 10 * config.hidden_size + 7 * inner
-        each = config.num_hidden_layers * width * (4 if self.model.is_wide else self.compute.itemsize)
-        free = free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
-        return max(1024, min(MOST_TOKENS, int(free * 2 / 3 / each)))
+        layers = config.num_hidden_layers
+        kept = (layers + 2) * config.hidden_size + 2 * width if recomputes else layers * width
+        return kept * (4 if self.model.is_wide else self.compute.itemsize)
 
     def _missing_gradients(self) -> int:
         """Bytes of gradients that are not allocated yet. In bfloat16 they take as much as the weights."""
         return sum(own.nbytes for own in self._to if own.requires_grad and own.grad is None)
 
-    def take_less(self, tokens: int) -> bool:
-        """Memory ran out with that many tokens at once: take half from now on. False if that would not help."""
+    def release(self) -> None:
+        """Give back what an interrupted pass has left."""
         for own in self._to:
             own.grad = None
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._at_once = tokens // 2
-        return tokens > FEWEST_TOKENS
+
+    def take_at_most(self, tokens: int) -> None:
+        """Never take more tokens at once from now on."""
+        self._at_once = tokens

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -17,14 +17,14 @@ from torch import Tensor
 from solera.batch import Batch, Scored, Update
 from solera.config import LearnConfig
 from solera.errors import SoleraError
-from solera.learner.compute_weights import ComputeWeights
+from solera.learner.compute_weights import FEWEST_TOKENS, ComputeWeights
 from solera.learner.contribution import contribution
 from solera.learner.optimisers import optimiser_of
 from solera.learner.peers import Alone, Peers
 from solera.learner.portions import Findings, Portion, conclude, portions_of
 from solera.learner.prepared import Minibatch, TrainingMicroBatch, contributions, log_ratios, prepare
 from solera.learner.reference import Reference
-from solera.learner.rows import MicroBatch, flat_micro_batches, micro_batches
+from solera.learner.rows import MicroBatch, flat_micro_batches, longest_text, micro_batches
 from solera.learner.schedule import learning_rate
 from solera.learner.scoring import score
 from solera.learner.shards import read_shards, write_shards
@@ -39,6 +39,7 @@ from solera.protocols import Weights
 from solera.records import Manifest, Rollout, Span
 from solera.records import Sequence as Text
 
+RECOMPUTED = "recomputed in the backward pass, which takes about a third more time"
 LARGE_REWARD = 1000.0
 """From which on a reward is the first to be suspected where a gradient is not finite."""
 
@@ -95,10 +96,12 @@ class Learner:
         """Whether the present update cannot be begun again: it has taken a step, or is counted."""
         parameters = list(model.parameters().values())
         self._optimiser = optimiser_of(parameters, config, seed, self.compute_weights.compiled)
-        if config.gradient_checkpointing:
-            self.compute_weights.model.module.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+        self.compute_weights.recompute(config.gradient_checkpointing)
+        self._recomputes = config.gradient_checkpointing
+        """Whether every batch recomputes activations. Otherwise a batch does so if its texts are too long."""
+        self._told = config.gradient_checkpointing
+        self._differentiates = False
+        """Whether the present update has come to its backward passes, which need memory for activations."""
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype`, for whoever takes them."""
@@ -145,19 +148,47 @@ class Learner:
     def learn(self, portions: list[Portion]) -> Findings:
         """Learn from this rank's portions of a batch, together with the other ranks.
 
-        Where a GPU's memory ends before the weights have moved, the batch is learned from in smaller parts.
+        If a GPU's memory is full before the weights have moved, the batch is learned from again with less memory.
         """
         while True:
-            self._moved = False
+            self._moved = self._differentiates = False
+            self._choose_activations(portions)
             tokens = self.compute_weights.tokens_at_once(self.config.micro_batch_tokens)
             try:
                 with RECORDING:
                     return self._learn(portions)
             except torch.OutOfMemoryError:
                 # The other ranks are in the middle of a pass, in which this one has to take part.
-                if self._moved or self.peers.count > 1 or not self.compute_weights.take_less(tokens):
+                if self._moved or self.peers.count > 1 or not self._take_less(tokens):
                     raise
-            self._say(f"a GPU's memory ended in batch {self.version}: {tokens // 2} tokens at a time from now on")
+            self.compute_weights.release()  # only now: the error's traceback held the activations
+
+    def _choose_activations(self, portions: list[Portion]) -> None:
+        """Recompute activations if those of the batch's longest text do not fit. All ranks decide alike."""
+        weights = self.compute_weights
+        longest = max((longest_text(portion.rollouts) for portion in portions), default=0)
+        wanted = self._recomputes or weights.should_recompute(longest)
+        weights.recompute(self.peers.most(int(wanted)) > 0)
+        if weights.recomputes and not self._told:
+            self._told = True
+            self._say(
+                f"too little GPU memory is free for the activations of batch {self.version}, whose longest text has "
+                f"{longest} tokens: they are {RECOMPUTED}"
+            )
+
+    def _take_less(self, tokens: int) -> bool:
+        """Memory ran out with so many tokens at a time: recompute activations, or take half of the tokens from now on.
+        False if neither would help."""
+        weights, where = self.compute_weights, f"a GPU's memory ended in batch {self.version}"
+        if self._differentiates and weights.can_recompute and not weights.recomputes:
+            self._recomputes = self._told = True
+            weights.take_at_most(tokens)
+            self._say(f"{where}: from now on activations are {RECOMPUTED}")
+            return True
+        weights.take_at_most(tokens // 2)
+        if tokens > FEWEST_TOKENS:
+            self._say(f"{where}: {tokens // 2} tokens at a time from now on")
+        return tokens > FEWEST_TOKENS
 
     def _learn(self, portions: list[Portion]) -> Findings:
         prepared = [self._prepare(portion) for portion in portions]
@@ -241,7 +272,8 @@ class Learner:
         self, minibatch: Minibatch, count: int, rate: float, statistics: list[TokenStatistics]
     ) -> tuple[float, float]:
         """One optimiser step; returns this rank's part of the loss, and the gradient's norm before clipping."""
-        with self._checkpointing():
+        self._differentiates = True
+        with self.compute_weights.learning():
             scale = self.compute_weights.loss_scale
             found = self._differentiate(minibatch, count, scale)
             while scale > 1 and not math.isfinite(found.norm):
@@ -265,18 +297,6 @@ class Learner:
         self._optimiser.step(rate, found.norm, self.compute_weights.left(scale))
         self.compute_weights.follow()
         return float(torch.stack(found.losses).sum()) if found.losses else 0.0, size
-
-    @contextmanager
-    def _checkpointing(self) -> Iterator[None]:
-        """transformers checkpoints in training mode only, and keeps no cache then: evaluation must not meet it."""
-        module = self.compute_weights.model.module
-        if self.config.gradient_checkpointing:
-            module.train()
-        try:
-            yield
-        finally:
-            if self.config.gradient_checkpointing:
-                module.eval()
 
     def _differentiate(self, minibatch: Minibatch, count: int, scale: float) -> BackwardPass:
         """Leave the gradient on the masters. The loss is multiplied by `scale` on its way through the model."""

@@ -91,6 +91,11 @@ def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int) -> list
     return []
 
 
+def longest_text(rollouts: tuple[Rollout, ...]) -> int:
+    """Tokens of the longest response with its prompt. All sequences of a response are computed in one pass."""
+    return max((sum(len(_read(s)) for s in rollout.sequences if s.spans) for rollout in rollouts), default=0)
+
+
 def _tokens(unit: Unit) -> int:
     return sum(row.length for row in unit)
 

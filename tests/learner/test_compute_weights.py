@@ -1,8 +1,12 @@
 """Gradients of a copy in lower precision are summed on the masters; the scale of a loss on its way through float16."""
 
+import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.learner.compute_weights import CALM, ComputeWeights
+from solera.models.attention import PackedTexts, Text
+from solera.models.language_model import LanguageModel
 
 
 def test_a_scale_that_worked_stays_and_doubles_after_a_calm_while(tiny):
@@ -53,3 +57,35 @@ def test_gradients_of_the_copy_are_summed_on_the_masters_without_their_scale(tin
         if name != never:
             assert master.grad.dtype == torch.float32
             assert torch.equal(master.grad, torch.full_like(master, (2.0 if name == late else 3.0) * k))
+
+
+@pytest.mark.parametrize(("hidden", "inner", "layers"), [(64, 176, 6), (128, 256, 12), (64, 256, 24)])
+def test_the_memory_of_activations_is_about_what_autograd_keeps(hidden, inner, layers):
+    """Bytes of the tensors that autograd keeps, each once. While one layer is recomputed, its own come on top, once as
+    activations and at most once as gradients."""
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LanguageModel(
+        LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=layers, **sizes)).eval()
+    ).with_plans()
+    weights = ComputeWeights(model, torch.float32, trained=True)
+
+    def kept() -> float:
+        own = {parameter.untyped_storage().data_ptr() for parameter in model.module.parameters()}
+        found = dict[int, int]()
+
+        def note(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        ids, at = torch.arange(512)[None] % 50, torch.arange(512)[None]
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), weights.learning():
+            model.hidden(ids, at, plan=PackedTexts.of([Text(0, 512)]))
+        return sum(found.values()) / 512
+
+    whole = kept()
+    assert 0.8 < whole / weights.bytes_per_token(recomputes=False) < 1.05
+    weights.recompute(True)
+    least = kept() + whole / layers
+    assert least < weights.bytes_per_token(recomputes=True) < least + 1.4 * whole / layers

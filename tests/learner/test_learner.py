@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.errors import SoleraError
@@ -13,7 +14,7 @@ from solera.learner.schedule import learning_rate
 from solera.models.language_model import LanguageModel
 from solera.records import Group, Reward, Sampling, Sequence
 from solera.training.collation import collate, count_live_groups
-from tests.conftest import random_prompt, random_rollout
+from tests.conftest import VOCABULARY, random_prompt, random_rollout
 from tests.learner.test_invariance import GRPO, make_groups, make_learner
 
 
@@ -70,49 +71,149 @@ def trained(model: LanguageModel) -> LanguageModel:
     return copy
 
 
-@pytest.mark.parametrize("failing", [1, 2], ids=["at once", "with half of the gradient"])
-def test_where_memory_ends_the_batch_is_learned_from_in_smaller_parts(tiny, failing):
-    def learn(learner, version: int) -> dict[str, float]:
-        batch = collate(make_groups(), learner.objective, now=version, lineage="test", seed=0)
-        return learner.update(batch).metrics
+@pytest.fixture
+def deep() -> LanguageModel:
+    """A random Llama in float64 with enough layers that recomputing activations saves memory."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=24, num_hidden_layers=6, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, initializer_range=0.3, eos_token_id=1, bos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    return LanguageModel(LlamaForCausalLM(config).double().eval())
 
-    usual = make_learner(trained(tiny), lr=1e-3)
-    learner = make_learner(trained(tiny), lr=1e-3, micro_batch_tokens=258, pack_tokens=0)
-    said, parts, calls, cutting, scoring = [], [], [], learner._cut, learner._score
+
+class Full:
+    """Raises torch's error at these calls of the model's second layer: forward, or backward through it. Counts from 1,
+    and counts a layer that is computed again."""
+
+    def __init__(self, model: LanguageModel, calls: set[int], backward: bool = False) -> None:
+        self.calls, self.count = calls, 0
+        layer = model.body.layers[1]
+        if backward:
+            layer.register_full_backward_pre_hook(self)
+        else:
+            layer.register_forward_pre_hook(self)
+
+    def __call__(self, *_) -> None:
+        self.count += 1
+        if self.count in self.calls:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def learned(learner, version: int) -> dict[str, float]:
+    batch = collate(make_groups(), learner.objective, now=version, lineage="test", seed=0)
+    return learner.update(batch).metrics
+
+
+@pytest.mark.parametrize(
+    ("failing", "backward"), [(2, False), (3, False), (1, True), (2, True)],
+    ids=["forward", "forward, with half of the gradient", "backward", "backward, with half of the gradient"],
+)  # fmt: skip
+def test_where_memory_ends_activations_are_recomputed_and_nothing_else_changes(deep, failing, backward):
+    """Three forward passes: one over responses that are only watched, then two that are differentiated."""
+    usual, learner = (make_learner(trained(deep), lr=1e-3, micro_batch_tokens=129, pack_tokens=0) for _ in range(2))
+    full, said = Full(learner.model, {failing}, backward), []
+    learner._say = said.append
+    for version in range(3):
+        assert learned(learner, version) == learned(usual, version)
+        assert torch.equal(flat(learner.model), flat(usual.model))
+    assert full.count > failing
+    assert said == [
+        "a GPU's memory ended in batch 0: from now on activations are recomputed in the backward pass, which takes "
+        "about a third more time"
+    ]
+    assert learner.compute_weights.recomputes
+    assert not learner.model.module.training
+
+
+def test_recomputed_activations_give_the_same_gradient(deep):
+    """Two passes of the second layer: kept activations need them once, recomputed ones twice."""
+    passes = []
+    models = [trained(deep), trained(deep)]
+    for model, saving in zip(models, (False, True), strict=True):
+        learner = make_learner(model, micro_batch_tokens=258, pack_tokens=0)
+        counted = Full(model, {1} if saving else set())
+        learned(learner, 0)
+        passes.append(counted.count)
+    assert passes == [2, 1 + 2 * 2]
+    for kept, again in zip(*(model.parameters().values() for model in models), strict=True):
+        torch.testing.assert_close(again.grad, kept.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("failing", [{1, 2}, {2, 3}], ids=["at once", "with half of the gradient"])
+def test_where_that_is_not_enough_the_batch_is_learned_from_in_smaller_parts(deep, failing):
+    usual = make_learner(trained(deep), lr=1e-3)
+    learner = make_learner(trained(deep), lr=1e-3, micro_batch_tokens=258, pack_tokens=0)
+    said, parts, cutting = [], [], learner._cut
 
     def cut(rollouts):
         micros = cutting(rollouts)
         parts.append(len(micros))
         return micros
 
-    def score(weights, micro):
-        calls.append(micro)
-        if len(calls) == failing:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return scoring(weights, micro)
-
-    learner._cut, learner._score, learner._say = cut, score, said.append
-    assert learn(learner, 0)["learn/grad_norm"] == pytest.approx(learn(usual, 0)["learn/grad_norm"], rel=1e-6)
-    assert said == ["a GPU's memory ended in batch 0: 129 tokens at a time from now on"]
-    assert 2 <= parts[0] < parts[1]
+    Full(learner.model, failing)
+    learner._cut, learner._say = cut, said.append
+    assert learned(learner, 0)["learn/grad_norm"] == pytest.approx(learned(usual, 0)["learn/grad_norm"], rel=1e-6)
+    assert said[1:] == ["a GPU's memory ended in batch 0: 129 tokens at a time from now on"]
+    assert 2 <= parts[0] == parts[1] < parts[2]
     assert (learner.version, learner._optimiser.steps) == (1, 1)
     assert torch.allclose(flat(learner.model), flat(usual.model), rtol=0, atol=1e-6)
-    learn(learner, 1)
-    assert parts[2:] == [parts[1]]  # it stays with what fitted
+    learned(learner, 1)
+    assert parts[3:] == [parts[2]]  # it stays with what fitted
 
 
-def test_memory_that_nothing_helps_against_ends_the_update(tiny):
-    learner, said = make_learner(tiny, lr=1e-3, micro_batch_tokens=1024), []
+def test_memory_that_ends_while_scoring_is_not_saved_by_recomputing(deep):
+    """Passes without gradients keep no activations."""
+    learner = make_learner(trained(deep), lr=1e-3, micro_batch_tokens=300, minibatches=2)
+    said = []
     learner._say = said.append
+    Full(learner.model, {1})
+    learned(learner, 0)
+    assert said == ["a GPU's memory ended in batch 0: 150 tokens at a time from now on"]
+    assert not learner.compute_weights.recomputes
 
-    def score(weights, micro):
-        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    learner._score = score
+@pytest.mark.parametrize(
+    ("tokens", "recomputes"), [(4096, False), (4095, True), (40_000, False)], ids=["enough", "too little", "much"]
+)
+def test_activations_are_recomputed_where_too_few_tokens_would_fit(deep, tokens, recomputes):
+    learner, said = make_learner(trained(deep), lr=1e-3), []
+    learner._say, weights = said.append, learner.compute_weights
+    weights._free = lambda: int(tokens * 1.5 * weights.bytes_per_token(recomputes=False)) + 2
+    for version in range(2):
+        learned(learner, version)
+    assert weights.recomputes == recomputes
+    assert len(said) == recomputes
+    share = weights.bytes_per_token(recomputes=False) / weights.bytes_per_token(recomputes=recomputes)
+    assert weights.tokens_at_once(None) == min(32_768, int(tokens * share))
+
+
+def test_a_text_that_does_not_fit_is_recomputed_and_the_next_batch_is_not(deep, monkeypatch):
+    monkeypatch.setattr("solera.learner.compute_weights.WORTHWHILE_TOKENS", 1)
+    learner, said, rng = make_learner(trained(deep), lr=1e-3), [], np.random.default_rng(0)
+    learner._say, weights = said.append, learner.compute_weights
+    weights._free = lambda: int(10 * 1.5 * weights.bytes_per_token(recomputes=False)) + 2
+    recomputed = []
+    for version, prompt in enumerate([(2,), (2, 3, 4, 5, 6, 7, 8, 9, 10, 2), (2,), (3,) * 10]):
+        rollouts = tuple(random_rollout(rng, 0, prompt, float(i), id=i) for i in range(4))
+        learner.update(collate([Group("prompt/0", rollouts)], learner.objective, now=version, lineage="test", seed=0))
+        recomputed.append(weights.recomputes)
+        longest = max(len(rollout.sequences[0].token_ids_T) for rollout in rollouts)
+        assert recomputed[-1] == (longest > 10)
+    assert recomputed == [False, True, False, True]
+    assert len(said) == 1
+    assert said[0].startswith("too little GPU memory is free for the activations of batch 1, whose longest text has 1")
+
+
+def test_memory_that_nothing_helps_against_ends_the_update(deep):
+    learner, said = make_learner(deep, lr=1e-3, micro_batch_tokens=1024), []
+    learner._say = said.append
+    Full(learner.model, set(range(100)))
     with pytest.raises(torch.OutOfMemoryError):
         learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    assert [sentence.split(": ")[1] for sentence in said] == [
-        "512 tokens at a time from now on", "256 tokens at a time from now on"
+    assert [sentence.split(": ")[1].split(",")[0] for sentence in said] == [
+        "from now on activations are recomputed in the backward pass",
+        "512 tokens at a time from now on", "256 tokens at a time from now on",
     ]  # fmt: skip
     assert learner.version == 0
 
