@@ -1,6 +1,7 @@
 """Continuous decoding gives what plain decoding gives, whatever the number of slots, the order and the memory."""
 
 import asyncio
+import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -198,6 +199,13 @@ def late(planned, monkeypatch) -> InProcessEngine:
 
 def test_attempts_go_on_while_others_are_written_and_none_of_the_engines_settings_reach_them(late):
     late.compute = torch.bfloat16  # by autocast, in the engine's thread
+    advance = late.decoder.advance
+
+    def unhurried():
+        time.sleep(0.02)  # the attempts, in another thread, get their turn
+        return advance()
+
+    late.decoder.advance = unhurried
 
     async def after(completion):
         return late.decoder.advanced, (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
