@@ -29,6 +29,7 @@ LONG = (
     "tests/test_resume.py", "tests/bench/test_bench.py", "tests/sweep/test_command.py", "tests/test_probe.py",
     "tests/test_protocols.py", "tests/store/test_crash.py", "tests/tasks/test_pairs.py", "tests/test_examples.py",
     "tests/test_hub.py", "tests/test_no_fresh_data.py", "tests/report/test_sinks.py", "tests/tasks/test_sandbox.py",
+    "tests/sweep/test_machine.py", "tests/sweep/test_time.py", "tests/tasks/test_judge_model.py", "tests/test_lean.py",
 )  # fmt: skip
 """Files with tests of ten seconds and more."""
 
