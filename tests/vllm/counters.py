@@ -11,18 +11,25 @@ CHECK = 62
 
 
 def counters_of(urls: list[str]) -> list[int]:
-    """The servers' counts, once they do not change any more."""
+    """The servers' counts, once no request is left and they do not change any more."""
     before: list[int] = []
-    while (now := [_counter(url) for url in urls]) != before:
+    while True:
+        pages = [_metrics(url) for url in urls]
+        now = [_sum(page, "vllm:generation_tokens_total") for page in pages]
+        busy = sum(_sum(page, f"vllm:num_requests_{state}") for page in pages for state in ("running", "waiting"))
+        if now == before and not busy:
+            return now
         before = now
         time.sleep(1.5)
-    return now
 
 
-def _counter(url: str) -> int:
+def _metrics(url: str) -> list[str]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as page:
-        lines = page.read().decode().splitlines()
-    return round(sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:generation_tokens_total{")))
+        return page.read().decode().splitlines()
+
+
+def _sum(page: list[str], name: str) -> int:
+    return round(sum(float(line.split()[-1]) for line in page if line.startswith(f"{name}{{")))
 
 
 class Checks:
