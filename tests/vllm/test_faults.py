@@ -313,8 +313,8 @@ def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
     other = open_server(parts, url, 8, tmp_path / "weights")
 
     def take(root: Path, over: threading.Event) -> None:
-        wait_for_rows(root, 2, over)
-        while not over.wait(0.3):
+        wait_for_rows(root, 1, over)
+        while not over.wait(0.1):
             with contextlib.suppress(SoleraError):  # the first run may send its weights at the same time
                 other.load(weights_of(1, "another"))
 
@@ -323,7 +323,7 @@ def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
         taking = threading.Thread(target=take, args=(root, over))
         taking.start()
         try:
-            said = train(root, urls)
+            said = train(root, urls, steps=2 * STEPS)
         except SoleraError as stopped:
             said = str(stopped)
         finally:
@@ -333,7 +333,7 @@ def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
             assert said.startswith("no engine is left: ") and "\n" not in said and "continue with: " in said
             running.resume(root / "run", Console(file=StringIO()), rewards=[even_digits])
         assert "another run uses it; give each run a server of its own" in said
-        no_rollout_lost_or_used_twice(root / "run", STEPS)
+        no_rollout_lost_or_used_twice(root / "run", 2 * STEPS)
     other.close()
 
 
