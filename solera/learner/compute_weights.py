@@ -27,8 +27,9 @@ CALM = 64
 FEWEST_TOKENS = 256
 """If not even these fit, something else than the learner's activations takes the memory."""
 WORTHWHILE_TOKENS = 4096
-"""If fewer fit into one pass, recomputing activations is faster. Starting the kernels of a pass took the host about
-60 ms, in which an H200 computed 3,300 tokens of a model with 1.56 billion weights (benchmarks/RESULTS.md)."""
+"""If fewer fit into one pass, activations are recomputed, because the GPU would wait for the host. An inference, not a
+measurement: SmolLM2's times at 15 and 4 passes (benchmarks/RESULTS.md) differ by 60 ms a pass, in which an H200
+computes about 3,300 tokens of a model with 1.56 billion weights."""
 
 
 class ComputeWeights:
