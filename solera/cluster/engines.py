@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
-from solera.cluster.passing import gpu_of, packed, unpacked
+from solera.cluster.passing import packed, unpacked
 from solera.config import InFlight
 from solera.engines.faults import EngineError
 from solera.engines.in_process import InProcessEngine
@@ -29,7 +29,7 @@ from solera.errors import SoleraError, counted, one_line
 from solera.models.loading import Source
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
-from solera.sharded.rank import STARTING
+from solera.sharded.rank import STARTING, gpu_of
 
 CLOSING = 15.0
 """Seconds in which an engine must end its server."""
@@ -98,7 +98,7 @@ class Hello(NamedTuple):
     dtype: str
     slots: int
     gpu: str
-    """Where it computes (`passing.gpu_of`)."""
+    """Where it computes (`gpu_of`)."""
 
 
 class Answer(NamedTuple):

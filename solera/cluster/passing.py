@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
+from solera.sharded.rank import gpu_of
+
 
 class Handle(NamedTuple):
     """A tensor in the memory of a GPU, for another process on the same machine. Nothing is copied on the way."""
@@ -25,8 +27,3 @@ def packed(tensor: Tensor, gpu: str) -> Tensor | Handle:
 
 def unpacked(sent: Tensor | Handle) -> Tensor:
     return sent.rebuild(*sent.given) if isinstance(sent, Handle) else sent
-
-
-def gpu_of(device: torch.device) -> str:
-    """The name of a GPU, which is the same in every process; empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

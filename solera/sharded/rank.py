@@ -95,7 +95,7 @@ class GroupPeers:
     def _have_own_gpus(self) -> bool:
         if self.device.type != "cuda":
             return False
-        return len(set(self.gather([_gpu_of(self.device)]))) == self.count
+        return len(set(self.gather([gpu_of(self.device)]))) == self.count
 
     def _agree(self, number: int, how: Any) -> int:
         agreed = torch.tensor(number)
@@ -198,5 +198,6 @@ def _device_of(seat: Seat, kind: str) -> torch.device:
     return found
 
 
-def _gpu_of(device: torch.device) -> str:
-    return str(torch.cuda.get_device_properties(device).uuid)
+def gpu_of(device: torch.device) -> str:
+    """The name of a GPU, which is the same in every process; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
