@@ -18,6 +18,7 @@ import torch
 
 from solera.engines.in_process import InProcessEngine
 from solera.models.language_model import LanguageModel
+from solera.models.small import suit
 from solera.records import Prompt, Reward, Rollout, Sampling
 from solera.tasks.agent import Agent
 from solera.tasks.episodes import attempt_all
@@ -74,6 +75,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         model = chat_model(Path(folder))
+    suit(model.module)
     measured(model, look_too, 2, 1)  # warm-up
     best = dict[tuple[str, int, int], float]()
     for _ in range(args.repeats):

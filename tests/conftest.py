@@ -54,10 +54,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+def suited() -> None:
+    """As in a run with a small model (`solera/models/small.py`)."""
     import torch
 
     torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(_enabled=False)
 
 
 @pytest.fixture

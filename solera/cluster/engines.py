@@ -27,6 +27,7 @@ from solera.engines.pool import CHECKING, EnginePool
 from solera.engines.vllm.client import VllmEngine
 from solera.errors import SoleraError, counted, one_line
 from solera.models.loading import Source
+from solera.models.small import suit
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 from solera.sharded.rank import STARTING, gpu_of
@@ -83,6 +84,7 @@ class EngineSpec:
     def open(self, number: int) -> InProcessEngine:
         torch.set_num_threads(self.threads)
         model, codec = self.source.load(torch.device(self.device))
+        suit(model.module)
         return InProcessEngine(
             model.for_compute(self.compute, copied=True), codec.end_token_ids, self.max_rows, self.compute, early=True,
             spell=codec.decode,

@@ -9,9 +9,7 @@ import torch
 from solera.config import RunConfig
 from solera.models.language_model import LanguageModel
 from solera.models.memory import limited
-
-SMALL_MODEL = 5_000_000
-"""Below this number of parameters, a second CPU thread makes a step slower."""
+from solera.models.small import is_small, suit
 
 
 @contextmanager
@@ -34,13 +32,11 @@ def rare_garbage_collection() -> Iterator[None]:
 @contextmanager
 def torch_for(model: LanguageModel, run: RunConfig) -> Iterator[None]:
     """Set torch's threads, kernels and GPU memory limit for this model and run. Restore them afterwards."""
-    small = sum(parameter.numel() for parameter in model.parameters().values()) < SMALL_MODEL
     threads_before, cudnn_before = torch.get_num_threads(), torch.backends.cuda.cudnn_sdp_enabled()
     (mkldnn_before, *_) = torch.backends.mkldnn.set_flags(_enabled=torch.backends.mkldnn.enabled)
-    if run.threads or small:
+    if run.threads or is_small(model.module):
         torch.set_num_threads(run.threads or 1)
-    if small:
-        torch.backends.mkldnn.set_flags(_enabled=False)  # its set-up takes longer than a small matrix product
+    suit(model.module)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew, 100 ms, for every shape; each batch has another
     try:
         with limited(model.device, run.gpu_memory):

@@ -18,6 +18,7 @@ from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
 from solera.models.language_model import LanguageModel
+from solera.models.small import suit
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout
@@ -111,6 +112,7 @@ class Rank:
         self.first, self.waiting, self.peers = peers.rank == 0, peers.waiting, peers
         mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
+        suit(loaded.module)
         self._named_as_files = isinstance(loaded, Unloaded)
         model = ShardedModel(loaded, mesh, self.waiting)
         reference = None
