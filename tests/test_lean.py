@@ -259,9 +259,9 @@ def test_bytes_per_weight_through_a_whole_update(monkeypatch, memory, least, mos
     16 bytes; `lean` has 2 + 2 + 2 and two float32 scales for 256 weights. Beside that there are activations, the
     chunk of an update, which is as small here as it is beside a real model, and one weight matrix at a time in float32,
     which a CPU multiplies with: the largest here is an eighth of the model, so half a byte for each weight."""
-    monkeypatch.setattr(optimisers, "CHUNK", 1 << 15)
+    monkeypatch.setattr(optimisers, "CHUNK", 1 << 14)
     config = LlamaConfig(
-        vocab_size=11, hidden_size=512, intermediate_size=2048, num_hidden_layers=2, num_attention_heads=8,
+        vocab_size=11, hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=8,
         num_key_value_heads=8, max_position_embeddings=64, bos_token_id=None, eos_token_id=1, pad_token_id=0,
     )  # fmt: skip
     compute = torch.bfloat16 if memory == "lean" else torch.float32
@@ -271,7 +271,7 @@ def test_bytes_per_weight_through_a_whole_update(monkeypatch, memory, least, mos
         count = sum(p.numel() for p in model.parameters().values())
         for step in range(2):
             counted.peak = counted.alive
-            learner.update(collate(make_groups(step), learner.objective, now=step, lineage="test", seed=0))
+            learner.update(collate(make_groups(step)[:1], learner.objective, now=step, lineage="test", seed=0))
     assert least < counted.peak / count < most
 
 
