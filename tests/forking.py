@@ -91,14 +91,17 @@ def load() -> None:
 
 
 def fill_caches() -> None:
-    """Of the packages that read options, load models and draw pictures. Otherwise each command would fill them."""
+    """Of the packages that read options, load models and draw pictures, and of the held-out problems. Otherwise each
+    command would fill them."""
     import tyro
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from solera.cli.options import parse
     from solera.config import Config
     from solera.report.plot import draw
+    from solera.tasks.arithmetic import all_held_out
 
+    all_held_out(2)
     parse(Config(), ["--run.steps", "1"], "train", "", "", tyro.conf.FlagConversionOff)
     get_checkpoint_conversion_mapping("llama")
     draw([{"step": 0, "eval/pass@1": 0.5, "age/mean": 0.0}], "").savefig(BytesIO())

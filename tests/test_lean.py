@@ -30,7 +30,7 @@ from tests.learner.test_optimisers import Counting
 from tests.models.architectures import ARCHITECTURES
 
 SHORT = (
-    "--learn.memory", "lean", "--run.steps", "10", "--run.device", "cpu", "--collect.prompts", "6",
+    "--learn.memory", "lean", "--run.steps", "6", "--run.device", "cpu", "--collect.prompts", "6",
     "--collect.group_size", "6", "--learn.passes", "2", "--evaluate.problems", "8", "--evaluate.every", "0",
     "--checkpoint.every", "2", "--report.tensorboard", "False", "--report.page", "False",
 )  # fmt: skip
@@ -132,8 +132,8 @@ def test_what_does_not_go_together_is_refused_in_one_line(tmp_path, given, says)
 
 
 def test_a_run_keeps_its_memory_when_it_is_resumed(tmp_path):
-    assert solera("train", "--run.root", tmp_path, "--run.name", "run", *SHORT).returncode == 0
-    done = solera("train", "--resume", tmp_path / "run", "--run.steps", "12", "--learn.memory", "full")
+    assert solera("train", "--run.root", tmp_path, "--run.name", "run", *SHORT, "--run.steps", "2").returncode == 0
+    done = solera("train", "--resume", tmp_path / "run", "--run.steps", "4", "--learn.memory", "full")
     assert done.returncode == 2
     assert "learn.memory" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -142,12 +142,12 @@ def test_a_run_keeps_its_memory_when_it_is_resumed(tmp_path):
 @pytest.mark.parametrize("memory", ["full", "lean"])
 def test_an_edited_config_does_not_mix_the_two(tmp_path, memory):
     given = [memory if value == "lean" else value for value in SHORT]
-    assert solera("train", "--run.root", tmp_path, "--run.name", "run", *given).returncode == 0
+    assert solera("train", "--run.root", tmp_path, "--run.name", "run", *given, "--run.steps", "2").returncode == 0
     file, other = tmp_path / "run" / "config.toml", {"full": "lean", "lean": "full"}[memory]
     text = file.read_text()
     assert f'memory = "{memory}"' in text
     file.write_text(text.replace(f'memory = "{memory}"', f'memory = "{other}"'))
-    done = solera("train", "--resume", tmp_path / "run", "--run.steps", "12")
+    done = solera("train", "--resume", tmp_path / "run", "--run.steps", "4")
     assert done.returncode == 2
     said = done.stderr.strip().splitlines()[-1]
     assert f"learn.memory is {other}, but the checkpoint was written with {memory}: set it back" in said

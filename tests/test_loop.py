@@ -239,7 +239,7 @@ def test_training_leaves_torch_as_it_found_it(short_run):
 
 def test_it_learns(short_run):
     result = short_run(
-        "run = { steps = 60, seed = 3 }\ncollect = { prompts = 32, group_size = 8 }\nevaluate = { problems = 200 }"
+        "run = { steps = 40, seed = 3 }\ncollect = { prompts = 32, group_size = 8 }\nevaluate = { problems = 200 }"
     )
     assert 0.2 <= result.accuracy_before <= 0.4
     assert result.accuracy_after > 0.6

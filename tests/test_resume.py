@@ -348,7 +348,7 @@ def on_policy(root: Path, name: str, steps: int):
 def test_weights_that_an_engine_of_its_own_left_do_not_reach_the_learner(tmp_path):
     """At v = 1 the engine shares the learner's memory; a checkpoint from elsewhere may hold its older weights."""
     undisturbed = running.train(on_policy(tmp_path, "undisturbed", 8)).folder
-    folder = running.train(on_policy(tmp_path, "resumed", 8)).folder
+    folder = shutil.copytree(undisturbed, tmp_path / "resumed")
     shutil.rmtree(folder / "model")
     shutil.rmtree(folder / "checkpoints/step-000008")
     tensors = torch.load(folder / "checkpoints/step-000006/tensors.pt", weights_only=True)
