@@ -40,6 +40,8 @@ READ_AT_START = (
     "TORCH", "TRANSFORMERS_", "TRITON_", "TZ", "XDG_",
 )  # fmt: skip
 """How the names of these variables begin."""
+ENCODING = "PYTHONIOENCODING"
+"""The variable of which a fork knows what to do: it opens its streams anew."""
 ADDRESS = "TESTS_FORKING"
 """The variable with the server's address."""
 
@@ -88,7 +90,7 @@ def _surroundings() -> dict[str, str]:
 
 
 def _read_at_start(environment: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START) and name != ENCODING}
 
 
 class Forked:

@@ -91,14 +91,17 @@ def load() -> None:
 
 
 def fill_caches() -> None:
-    """Of the packages that read options, load models and draw pictures. Otherwise each command would fill them."""
+    """Of the packages that read options, load models and draw pictures, and of the held-out problems. Otherwise each
+    command would fill them."""
     import tyro
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     from solera.cli.options import parse
     from solera.config import Config
     from solera.report.plot import draw
+    from solera.tasks.arithmetic import all_held_out
 
+    all_held_out(2)
     parse(Config(), ["--run.steps", "1"], "train", "", "", tyro.conf.FlagConversionOff)
     get_checkpoint_conversion_mapping("llama")
     draw([{"step": 0, "eval/pass@1": 0.5, "age/mean": 0.0}], "").savefig(BytesIO())
@@ -168,9 +171,10 @@ def become(request: dict, descriptors: list[int]) -> None:
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = written(sys.stdout, 1)
-    sys.stderr = sys.__stderr__ = written(sys.stderr, 2)
+    encoding = request["environment"].get("PYTHONIOENCODING")
+    sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = written(sys.stdout, 1, encoding, "strict")
+    sys.stderr = sys.__stderr__ = written(sys.stderr, 2, encoding, "backslashreplace")
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -182,9 +186,11 @@ def become(request: dict, descriptors: list[int]) -> None:
         answers.send(f"pid {os.getpid()}".encode())
 
 
-def written(before: TextIOWrapper, descriptor: int) -> TextIOWrapper:
+def written(before: TextIOWrapper, descriptor: int, encoding: str | None, errors: str) -> TextIOWrapper:
+    """A stream like the one before or, with an encoding, as Python opens it for PYTHONIOENCODING."""
     buffering = 1 if before.line_buffering or before.write_through else -1
-    return open(descriptor, "w", buffering, encoding=before.encoding, errors=before.errors, closefd=False)
+    chosen = (encoding, errors) if encoding else (before.encoding, before.errors)
+    return open(descriptor, "w", buffering, encoding=chosen[0], errors=chosen[1], closefd=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import signal
 import sqlite3
 import struct
 import subprocess
-import sys
 import tarfile
 import time
 from contextlib import closing
@@ -30,7 +29,7 @@ from solera.run import running
 from solera.store.deferred import Deferred
 from solera.store.ledger import Ledger
 from solera.training.accounting import Accounting
-from tests.command import start
+from tests.command import solera, start
 from tests.conftest import END
 from tests.engines.test_in_flight import LONG, sent, slowly, some_versions, written_across_versions
 from tests.engines.test_in_process import ragged_requests
@@ -292,9 +291,8 @@ def assert_the_checkpoint_agrees(folder: Path) -> Account:
     return account
 
 
-def verified(folder: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "solera.cli", "data", "verify", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def verified(folder: Path) -> subprocess.CompletedProcess[str]:
+    return solera("data", "verify", folder.resolve())
 
 
 @pytest.mark.parametrize("mode", ["stream", "lock_step"])

@@ -59,6 +59,15 @@ def test_the_command_says_the_same():
         assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("arguments", [["train", "--help"], ["train", "--objective", "ü"]])
+def test_in_another_encoding_it_says_the_same(arguments):
+    with start(*arguments, PYTHONIOENCODING="ascii") as forked:
+        assert isinstance(forked, Forked)
+        told = forked.communicate()
+    fresh = solera(*arguments, PYTHONIOENCODING="ascii", fresh=True)
+    assert (forked.returncode, *told) == (fresh.returncode, fresh.stdout, fresh.stderr)
+
+
 def test_two_at_once_are_signalled_and_waited_for_apart(tmp_path):
     first, second = (start("generate", "embedded", "--prompts", 20000, "--out", tmp_path / name) for name in "ab")
     assert isinstance(first, Forked) and first.pid != second.pid

@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 @pytest.mark.parametrize("example", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_the_example_runs_and_learns(tmp_path, example):
-    done = run_script(EXAMPLES / example, 30, cwd=tmp_path)
+    done = run_script(EXAMPLES / example, 25, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "%" in done.stdout.splitlines()[-1]
     (folder,) = (tmp_path / "runs").iterdir()

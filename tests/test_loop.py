@@ -89,7 +89,7 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(short_run):
         'sync = { rule = "never" }\ncollect = { offset = 2, OVERLAP }',
         'sync = { rule = "adaptive", set_point = 0.01, v_min = 3 }\ndiagnose = { probe_prompts = 8 }',
         'sync = { period = 3 }\nobjective = { name = "grpo", refill = true }\nevaluate = { every = 2 }',
-        'sync = { period = 9 }\nobjective = { name = "dapo" }\ncollect = { prompts = 8, group_size = 4, OVERLAP }',
+        'sync = { period = 9 }\nobjective = { name = "dapo" }\ncollect = { group_size = 4, OVERLAP }',
     ],
 )
 def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, monkeypatch, settings):
@@ -105,7 +105,7 @@ def test_a_batch_written_while_another_is_learned_from_is_the_same(short_run, mo
 
     def told(overlap: str) -> tuple[list[dict[str, float]], int]:
         written_ahead.clear()
-        field = f"overlap = {overlap}"
+        field = f"prompts = 4, overlap = {overlap}"
         toml = settings.replace("OVERLAP", field) if "OVERLAP" in settings else f"{settings}\ncollect = {{ {field} }}"
         rows = short_run(f"{toml}\nrun = {{ steps = 9 }}", name=overlap).metrics
         return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows], len(written_ahead)
@@ -240,7 +240,7 @@ def test_training_leaves_torch_as_it_found_it(short_run):
 
 def test_it_learns(short_run):
     result = short_run(
-        "run = { steps = 60, seed = 3 }\ncollect = { prompts = 32, group_size = 8 }\nevaluate = { problems = 200 }"
+        "run = { steps = 40, seed = 3 }\ncollect = { prompts = 32, group_size = 8 }\nevaluate = { problems = 200 }"
     )
     assert 0.2 <= result.accuracy_before <= 0.4
     assert result.accuracy_after > 0.6

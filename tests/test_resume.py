@@ -317,9 +317,14 @@ def learn_beside_a_teacher_until_killed(folder: Path, every: int) -> None:
     running.train(beside_a_teacher(folder.parent, folder.name, every))
 
 
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory) -> Path:
+    """A run beside a teacher that nobody disturbed. How often checkpoints are written has no influence on it."""
+    return running.train(beside_a_teacher(tmp_path_factory.mktemp("taught"), "taught", 0)).folder
+
+
 @pytest.mark.parametrize(("every", "said"), [(0, "no checkpoint: starting again"), (3, "resuming from step 3")])
-def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, every, said):
-    undisturbed = running.train(beside_a_teacher(tmp_path, "undisturbed", every)).folder
+def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, taught, every, said):
     child = Process(target=learn_beside_a_teacher_until_killed, args=(tmp_path / "killed", every))
     child.start()
     child.join()
@@ -328,7 +333,7 @@ def test_a_killed_run_keeps_the_teachers_text_and_late_rewards(tmp_path, every, 
     console = Console(file=StringIO(), width=200)
     running.resume(tmp_path / "killed", console)
     assert said in console.file.getvalue()
-    assert_same_outcome(tmp_path / "killed", undisturbed)
+    assert_same_outcome(tmp_path / "killed", taught)
     with closing(open_store(graded)) as store:
         assert store.revise([(1, Reward(0.125))]) == 1
         imported = [dataclasses.replace(r, origin="model:other", lineage=None) for r in store.fetch([2, 3])]
@@ -348,7 +353,7 @@ def on_policy(root: Path, name: str, steps: int):
 def test_weights_that_an_engine_of_its_own_left_do_not_reach_the_learner(tmp_path):
     """At v = 1 the engine shares the learner's memory; a checkpoint from elsewhere may hold its older weights."""
     undisturbed = running.train(on_policy(tmp_path, "undisturbed", 8)).folder
-    folder = running.train(on_policy(tmp_path, "resumed", 8)).folder
+    folder = shutil.copytree(undisturbed, tmp_path / "resumed")
     shutil.rmtree(folder / "model")
     shutil.rmtree(folder / "checkpoints/step-000008")
     tensors = torch.load(folder / "checkpoints/step-000006/tensors.pt", weights_only=True)

@@ -120,12 +120,12 @@ class Unhurried:
         return Rollout.of(prompt, completion, rewards=(Reward(float(completion.token_ids_T.sum() % 2)),))
 
 
-@pytest.mark.parametrize(("max_age", "period"), [(1, 1), (4, 2), (16, 5)])
+@pytest.mark.parametrize(("max_age", "period", "steps"), [(1, 1, 10), (4, 2, 12), (16, 5, 20)])
 @pytest.mark.parametrize("in_flight", ["keep", "drain"])
-def test_no_response_is_older_than_max_age_even_behind_a_slow_one(tmp_path, max_age, period, in_flight):
+def test_no_response_is_older_than_max_age_even_behind_a_slow_one(tmp_path, max_age, period, steps, in_flight):
     more = f'sync = {{ period = {period}, in_flight = "{in_flight}" }}\nengine = {{ max_rows = 24 }}'
     folder = train(
-        settings(tmp_path, "run", f'mode = "stream", max_age = {max_age}', more, steps=20), task=Unhurried
+        settings(tmp_path, "run", f'mode = "stream", max_age = {max_age}', more, steps), task=Unhurried
     )  # fmt: skip
     trained = used(folder)
     ages = [version - int(r.sequences[0].version_T[r.sequences[0].mask_T].min()) for version, r in trained]

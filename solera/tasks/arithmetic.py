@@ -6,6 +6,7 @@ start. Both orders of a pair are on the same side; otherwise b+a would leak a+b.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import combinations_with_replacement
 from random import Random
@@ -37,6 +38,14 @@ def draw_pair(rng: Random, level: int, held_out: bool) -> tuple[int, int]:
             return a, b
 
 
+@lru_cache
+def all_held_out(level: int) -> tuple[tuple[int, int], ...]:
+    """All held-out pairs of a low level, in a fixed random order."""
+    pairs = [pair for pair in combinations_with_replacement(range(10**level), 2) if is_held_out(*pair)]
+    Random(0).shuffle(pairs)
+    return tuple(pairs)
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """An endless, seeded stream of training problems and a fixed list of held-out ones."""
@@ -54,9 +63,7 @@ class Arithmetic:
     def held_out(self, count: int) -> list[Prompt]:
         """Return up to `count` different held-out problems, the same in every run."""
         if self.level <= 2:
-            pairs = [p for p in combinations_with_replacement(range(10**self.level), 2) if is_held_out(*p)]
-            Random(0).shuffle(pairs)
-            return [self._prompt(a, b) for a, b in pairs[:count]]
+            return [self._prompt(a, b) for a, b in all_held_out(self.level)[:count]]
         count = min(count, MOST_HELD_OUT)
         rng, distinct = Random(0), dict[frozenset[int], tuple[int, int]]()
         while len(distinct) < count:

@@ -136,6 +136,10 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path, interpr
 
 def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tmp_path, interpreter):
     script, path, problems = tmp_path / "broken.py", tmp_path / "steps.json", tmp_path / "problems.jsonl"
+    callbacks = tmp_path / "without" / "transformers" / "trainer_callback.py"
+    callbacks.parent.mkdir()  # the real package takes seconds to load, and the script fails before a step ends
+    (callbacks.parent / "__init__.py").touch()
+    callbacks.write_text("class DefaultFlowCallback:\n    def on_step_end(self): ...\n")
     script.write_text("raise ValueError('no such trainer')")
     problems.write_text("".join(json.dumps({"prompt": f"{n}+{n}=", "answer": str(2 * n)}) + "\n" for n in range(40)))
     trl = ["--trl_step", script, "--trl_python", interpreter]

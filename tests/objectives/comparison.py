@@ -12,6 +12,7 @@ from solera.objectives.padded import padded_loss
 from solera.objectives.table import resolve
 from tests.objectives import oracle
 from tests.objectives.batches import Batch, padded
+from tests.objectives.oracle import Response
 
 LIMIT = 9
 RELATIVE = 1e-6
@@ -27,7 +28,10 @@ class Outcome:
 
 def computed(name: str, batch: Batch, row_seed: int, **options: Any) -> Outcome:
     """What `padded_loss` says."""
-    arguments, _ = padded(batch, row_seed)
+    return _computed(name, padded(batch, row_seed)[0], options)
+
+
+def _computed(name: str, arguments: dict[str, Any], options: dict[str, Any]) -> Outcome:
     refill = {"refill": False} if name == "dapo" else {}  # it would ask for the mask; drawing is not under test here
     objective = compose(resolve(ObjectiveConfig(name=name, **refill, **options)))
     loss, metrics = padded_loss(objective, limit=LIMIT, **arguments)
@@ -39,23 +43,23 @@ def computed(name: str, batch: Batch, row_seed: int, **options: Any) -> Outcome:
     return Outcome(loss.detach(), logp, entropy, float(metrics.get("clip/fraction", 0.0)))
 
 
-def expected(name: str, batch: Batch, row_seed: int, **options: Any) -> Outcome:
+def _expected(name: str, batch: Batch, rows: list[Response], shape: torch.Size, options: dict[str, Any]) -> Outcome:
     """What the oracle says, gradients laid out as `padded` lays out the rows."""
-    arguments, rows = padded(batch, row_seed)
     for member in rows:
         member.logp = member.logp.detach().requires_grad_()
         member.entropy = member.entropy.detach().requires_grad_()
     loss = oracle.loss(name, batch, limit=LIMIT, **options)
     if loss is not None and loss.requires_grad:
         loss.backward()
-    shape = arguments["mask_BT"].shape
     grads = [torch.zeros(shape, dtype=torch.float64) for _ in range(2)]
     for b, member in enumerate(rows):
         for grad_BT, leaf in zip(grads, (member.logp, member.entropy), strict=True):
             if leaf.grad is not None:
                 grad_BT[b, : len(leaf)] = leaf.grad
     value = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach()
-    return Outcome(value, *grads, oracle.clip_fraction(name, batch, limit=LIMIT, **options))
+    with torch.no_grad():
+        clipped = oracle.clip_fraction(name, batch, limit=LIMIT, **options)
+    return Outcome(value, *grads, clipped)
 
 
 def assert_same(got: Tensor, want: Tensor, what: str) -> None:
@@ -66,8 +70,9 @@ def assert_same(got: Tensor, want: Tensor, what: str) -> None:
 
 
 def assert_agree(name: str, batch: Batch, row_seed: int, label: str, **options: Any) -> None:
-    want = expected(name, batch, row_seed, **options)
-    got = computed(name, batch, row_seed, **options)
+    arguments, rows = padded(batch, row_seed)
+    want = _expected(name, batch, rows, arguments["mask_BT"].shape, options)
+    got = _computed(name, arguments, options)
     where = f"{name} {options} on {label}"
     assert_same(got.value, want.value, f"{where}: loss")
     assert_same(got.grad_logp_BT, want.grad_logp_BT, f"{where}: gradient of logp")

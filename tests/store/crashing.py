@@ -85,7 +85,7 @@ def main(url: str, folder: str, lives: int, seed: int) -> None:
     for life in range(lives):
         children = [live(role, place, Path(folder), life) for role in range(len(ROLES))]
         for child in rng.sample(children, len(children)):
-            time.sleep(rng.uniform(0.02, 0.25))
+            time.sleep(rng.uniform(0.02, 0.12))
             os.kill(child, signal.SIGKILL)
             failures += os.waitpid(child, 0)[1] != signal.SIGKILL
     sys.exit(failures)

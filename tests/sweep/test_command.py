@@ -19,7 +19,7 @@ run = { steps = 8, device = "cpu" }
 collect = { prompts = 4, group_size = 4 }
 learn = { lr = 3e-3, warmup = 0 }
 evaluate = { every = 4, problems = 10 }
-report = { tensorboard = false }
+report = { tensorboard = false, page = false }
 """
 GRID = (
     SMALL

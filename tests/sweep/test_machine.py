@@ -16,7 +16,7 @@ sweep = { seeds = 2 }
 run = { steps = 4, device = "cpu" }
 collect = { prompts = 4, group_size = 4 }
 evaluate = { every = 0, problems = 10 }
-report = { tensorboard = false }
+report = { tensorboard = false, page = false }
 [axis.algorithm]
 grpo = { objective.name = "grpo" }
 reinforce = { objective.name = "reinforce" }

@@ -54,7 +54,7 @@ def test_the_small_files_are_enough_on_another_machine(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     for folder in (here, there):
         folder.mkdir()
-        (folder / "grid.toml").write_text(GRID)
+        (folder / "grid.toml").write_text(GRID.replace("page = false", "page = true"))
     assert solera("sweep", "grid.toml", "--only", "algorithm=grpo", cwd=here).returncode == 0
     small = here / "sweeps/grid/results"
     assert sorted(path.name for path in small.iterdir()) == ["grpo-s0.json", "grpo-s1.json"]
