@@ -57,6 +57,14 @@ SHARE = 0.2
 """Of the GPU, for each actor. This process has the rest."""
 
 
+BEGAN = time.perf_counter()
+
+
+def tell(what: str) -> None:
+    """Progress, on standard error."""
+    print(f"{time.perf_counter() - BEGAN:5.0f} s  {what}", file=sys.stderr, flush=True)
+
+
 class Checked(Rank):
     """A rank that shows its gradient."""
 
@@ -131,6 +139,7 @@ def opened(given: argparse.Namespace, spec: LearnerSpec, rows: list[list[str]]) 
     """The ranks that can be started. Those that cannot get a row that says why."""
     found = {}
     for name, start in hosts_of(given).items():
+        tell(f"starting: {name}")
         try:
             found[name] = Ranks(start(partial(make_checked, spec)), TIMEOUT)
         except (SoleraError, RuntimeError) as error:
@@ -147,6 +156,7 @@ def compare_gradients(given: argparse.Namespace, source: Source, model: Language
     norm = float(torch.sqrt(sum((g.double() ** 2).sum() for g in expected)))
     del alone
     for name, ranks in opened(given, spec, failed).items():
+        tell(f"gradient: {name}")
         try:
             ShardedLearner(spec, ranks).update(batch)
             own = ranks.call("gradient", [()] * ranks.count)[0]
@@ -155,6 +165,7 @@ def compare_gradients(given: argparse.Namespace, source: Source, model: Language
             found[name] = f"{apart / norm:.1e} ({most:.1e})"
         except SoleraError as error:
             found[name] = f"fails: {one_line(error)}"
+        tell(f"gradient: {name}: {found[name]}")
         ranks.close()
     return found
 
@@ -170,6 +181,7 @@ def compare_learners(
     calls: dict[str, list[float]] = {name: [] for name in ranks}
     memory: dict[str, float] = {}
     for step in range(given.steps + 2):
+        tell(f"update {step + 1} of {given.steps + 2}")
         for name in list(times):
             try:
                 took = seconds_of(partial(learn, name, learners[name], batch, memory), given.device)
@@ -209,6 +221,7 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
     sent = {name: p.detach().to(compute) for name, p in model.parameters().items()}
     here = InProcessEngine(model.for_compute(compute, copied=True), codec.end_token_ids, 1024, compute, early=True)
     share = SHARE if given.device == "cuda" else 0.0
+    tell("starting: engine in a Ray actor")
     pool = ActorPool(
         EngineSpec(source, compute, 1024, torch.get_num_threads(), given.device, share), 1, cpus=4, address=None,
         timeout=TIMEOUT, tell=lambda sampled: None, say=print,
@@ -219,6 +232,7 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
     engines = {"engine in this process": here, f"engine in a Ray actor ({way})": there}
     with EventLoop() as events:
         for name, engine in engines.items():
+            tell(name)
             syncs, speeds = [], []
             for version in range(1, given.steps + 1):
                 weights = Weights("check", version, iter(sent.items()))
@@ -260,6 +274,7 @@ def main() -> int:
     spec = spec_of(given, source, model, given.compute, 0.0)
     engine.load(Weights("check", 0, iter(list(model.parameters().items()))))
     batch = batch_of(given, engine, model.module.config.vocab_size, spec)
+    tell("a batch is there")
     rows: list[list[str]] = []
     compare_learners(given, source, model, batch, rows)
     same = compare_engines(given, source, rows)
