@@ -14,6 +14,7 @@ import pytest
 from solera.cluster.actors import Actors
 from solera.sharded.processes import Processes
 from solera.sharded.ranks import RankError, Ranks
+from tests.cluster.hosts import seconds_until
 from tests.cluster.ranks import Reusable, begin, spec_of, start
 from tests.cluster.test_sharded import batch_of
 from tests.learner.test_invariance import GRPO, make_groups
@@ -76,7 +77,7 @@ def test_ranks_that_all_hang_outside_of_collectives_are_named(host, stopped):
     with pytest.raises(RankError, match=r"rank 0 and rank 1 of 2 did not answer in sleep \(time limit 2 s\)"):
         ranks.call("sleep", [(600.0,)] * 2)
     assert 7 < time.monotonic() - began < 90  # 2 s, 6 s in which a rank could report another, and a busy machine
-    assert not any(map(runs, pids))
+    seconds_until(lambda: not any(map(runs, pids)), 10, "killed ranks end")  # Linux needs a moment
 
 
 def test_a_rank_that_computes_for_longer_than_the_time_limit_is_left_alone(host):
@@ -89,6 +90,7 @@ def test_a_rank_that_computes_for_longer_than_the_time_limit_is_left_alone(host)
 
 CONTROLLER = """
 import sys
+from tests.cluster.hosts import seconds_until
 from tests.cluster.ranks import begin, spec_of, start
 from tests.cluster.test_sharded import batch_of
 from tests.learner.test_invariance import GRPO, make_groups
@@ -129,4 +131,4 @@ def test_ranks_end_when_the_controller_is_killed(tmp_path, doing):
     deadline = time.monotonic() + 60
     while any(map(runs, pids)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(map(runs, pids))
+    seconds_until(lambda: not any(map(runs, pids)), 10, "killed ranks end")  # Linux needs a moment
