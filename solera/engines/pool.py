@@ -29,6 +29,7 @@ from solera.models.digest import describe
 from solera.protocols import Weights, Work, Writer
 from solera.records import Completion, Manifest, PolicyVersion, Sampling
 from solera.sync.proof import SyncFaultError, difference, tolerance
+from solera.tasks.event_loop import call_in
 
 TRIES = 5
 """How often a request, or weights that no engine takes, are sent before the error ends the run."""
@@ -304,8 +305,8 @@ class EnginePool:
             member.fault, member.lost = why + said_by(member.name, error), isinstance(error, TakenError)
             self.roster.prefixes.forget(member.number)
         self.say(f"{member.name} is set aside: {member.fault}{'' if member.lost else '; trying to bring it back'}")
-        if member.loop is not None and not member.loop.is_closed():
-            member.loop.call_soon_threadsafe(member.drop_requests)
+        if member.loop is not None:
+            call_in(member.loop, member.drop_requests)
         self.roster.wake()
 
     def _count_failure(self, member: Member, error: Exception) -> None:
@@ -355,7 +356,12 @@ class EnginePool:
             raise EngineError(f"{member.name}: no event loop is left to ask it")
         limit = min(CHECKING, self.timeout)
         work = member.ask(asked.token_ids, asked.sampling, asked.seed, lambda: self._history, limit)
-        return asyncio.run_coroutine_threadsafe(work, loop).result(limit + CHECKING)
+        try:
+            begun = asyncio.run_coroutine_threadsafe(work, loop)
+        except RuntimeError:  # the loop was closed meanwhile
+            work.close()
+            raise
+        return begun.result(limit + CHECKING)
 
     def _holds_newest(self, member: Member, held: Published | None) -> bool:
         """Readmit a suspected engine if nothing was published since."""

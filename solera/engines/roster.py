@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from solera.engines.faults import NoEngineError
 from solera.engines.member import Member
 from solera.engines.prefixes import Prefixes
+from solera.tasks.event_loop import call_in
 
 SLACK = 0.25
 """An engine that knows a text gets it, unless it has this share of its slots more to do than the least busy one."""
@@ -86,7 +87,7 @@ class Roster:
             woken, self._queue = live[:count], live[len(live[:count]) :]
             self.changed.notify_all()
         for loop, room in woken:
-            loop.call_soon_threadsafe(self._let_in, room)
+            call_in(loop, self._let_in, room)
 
     def _let_in(self, room: "asyncio.Future[None]") -> None:
         if room.done():  # cancelled meanwhile

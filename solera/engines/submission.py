@@ -4,6 +4,7 @@ import asyncio
 
 from solera.engines.jobs import FEW, Job
 from solera.records import Completion
+from solera.tasks.event_loop import call_in
 
 Outcome = Completion | Exception
 
@@ -49,11 +50,7 @@ class Submission:
         if not self.ready or (self.pending and not early):
             return
         ready, self.ready = self.ready, []
-        try:
-            self.loop.call_soon_threadsafe(self._set, ready)
-        except RuntimeError:  # the event loop is closed: nobody waits any more
-            if not self.loop.is_closed():
-                raise
+        call_in(self.loop, self._set, ready)
 
     def _set(self, outcomes: list[tuple[Job, Outcome]]) -> None:
         """Set the futures. Runs in the event loop's thread."""

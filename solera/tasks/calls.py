@@ -8,9 +8,10 @@ import _thread
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from solera.tasks.event_loop import call_in
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 GRACE = 1.0
@@ -62,8 +63,7 @@ def _start(work: Callable[..., None], function: Callable[..., Any], calls: list[
     answers: Answers = [loop.create_future() for _ in calls]
 
     def tell(answer: "asyncio.Future[Outcome]", outcome: Outcome) -> None:
-        with suppress(RuntimeError):  # the loop is closed, so the outcome is no longer needed
-            loop.call_soon_threadsafe(lambda: None if answer.done() else answer.set_result(outcome))
+        call_in(loop, lambda: None if answer.done() else answer.set_result(outcome))
 
     arguments = (function, list(zip(calls, answers, strict=True)), timeout, tell)
     # `threading.Thread.start` would wait here until the thread runs. Threads of this kind are daemons, too.

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -92,9 +92,17 @@ class EventLoop:
         self.close()
 
 
+def call_in(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arguments: object) -> None:
+    """Call a function in the loop's thread. If the loop is closed, nobody waits for that any more."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:  # asking first whether it is closed would not do: it may be closed in between
+        if not loop.is_closed():
+            raise
+
+
 def _stop(loop: asyncio.AbstractEventLoop) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(loop.stop)
+    call_in(loop, loop.stop)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:

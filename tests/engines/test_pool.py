@@ -338,6 +338,28 @@ def test_none_left_is_one_line_that_names_every_engine(crowd: Crowd) -> None:
     assert all(said.count(f"http://engine-{place}: ConnectError: refused") == 1 for place in range(3))
 
 
+def test_a_run_that_ends_while_its_requests_are_woken_is_no_error(
+    crowd: Crowd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last engine is given up in a thread of its own. The run ends, and its event loop closes, at the same time."""
+    for member in crowd.pool.members:
+        member.waiting = member.limit
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(crowd.pool.roster.enter((3, 4, 5)))
+    loop.run_until_complete(asyncio.sleep(0))
+
+    def closed_right_after() -> bool:
+        monkeypatch.undo()
+        waiting.cancel()
+        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+        loop.close()
+        return False
+
+    monkeypatch.setattr(loop, "is_closed", closed_right_after)
+    crowd.pool.roster.wake()
+    assert loop.is_closed() and waiting.cancelled()
+
+
 def test_a_run_waits_for_its_only_engine(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling, "REOPEN", 0.05)
     crowd = Crowd(model, 1)

@@ -14,7 +14,7 @@ import torch
 from solera.engines.in_process import InProcessEngine
 from solera.records import Completion, Prompt, Reward, Rollout, Sampling
 from solera.tasks.episodes import Failed, Guard, attempt_all
-from solera.tasks.event_loop import EventLoop
+from solera.tasks.event_loop import EventLoop, call_in
 from tests.conftest import END
 
 SAMPLING = Sampling(1.3, 6)
@@ -37,6 +37,25 @@ def test_coroutines_run_in_one_thread_also_where_a_loop_is_running_already():
         assert events.run(thread()) is first
         assert asyncio.run(notebook_cell(events)) is first
     assert not first.is_alive()
+
+
+def test_a_call_into_a_closed_loop_is_nothing_and_other_errors_are_raised():
+    loop, called = asyncio.new_event_loop(), list[int]()
+    call_in(loop, called.append, 1)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    call_in(loop, called.append, 2)
+    assert called == [1]
+
+    class Failing:
+        def is_closed(self) -> bool:
+            return False
+
+        def call_soon_threadsafe(self, *_: object) -> None:
+            raise RuntimeError("another")
+
+    with pytest.raises(RuntimeError, match="another"):
+        call_in(Failing(), called.append, 3)  # type: ignore[arg-type]
 
 
 def test_the_thread_ends_when_nobody_has_the_loop_any_more():

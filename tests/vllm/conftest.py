@@ -20,6 +20,7 @@ from solera.protocols import Weights
 from solera.run.parts import Parts, load_parts, resolved
 from solera.run.serving import open_server
 from solera.tasks.event_loop import EventLoop
+from tests.vllm.proxy import Proxy
 
 SMALL = ("--kv-cache-memory-bytes=67108864", "--block-size=32")
 """Little memory, and blocks that are short enough for a text of the embedded model to fill one."""
@@ -51,6 +52,13 @@ def doomed(second: str) -> str:
 @pytest.fixture(scope="session")
 def url(urls: list[str]) -> str:
     return urls[0]
+
+
+@pytest.fixture
+def proxy(url: str) -> Iterator[Proxy]:
+    made = Proxy(url)
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="session")

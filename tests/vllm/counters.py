@@ -9,18 +9,25 @@ from tests.vllm.proxy import GENERATE, Proxy
 CHECK = 62
 """Tokens of the text with which the prefix cache is checked. No prompt of the task is as long."""
 
+SAMPLED = "vllm:generation_tokens_total"
+
 
 def counters_of(urls: list[str]) -> list[int]:
     """The servers' counts, once no request is left and they do not change any more."""
     before: list[int] = []
     while True:
         pages = [_metrics(url) for url in urls]
-        now = [_sum(page, "vllm:generation_tokens_total") for page in pages]
+        now = [_sum(page, SAMPLED) for page in pages]
         busy = sum(_sum(page, f"vllm:num_requests_{state}") for page in pages for state in ("running", "waiting"))
         if now == before and not busy:
             return now
         before = now
         time.sleep(1.5)
+
+
+def sampled_by(url: str) -> int:
+    """The server's count as it is now."""
+    return _sum(_metrics(url), SAMPLED)
 
 
 def _metrics(url: str) -> list[str]:

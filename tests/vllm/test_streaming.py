@@ -2,6 +2,8 @@
 
 import json
 import sqlite3
+import threading
+import time
 from collections import Counter
 from contextlib import closing
 from io import StringIO
@@ -19,6 +21,8 @@ from solera.records import Rollout
 from solera.report.sinks import read_metrics
 from solera.run import running
 from tests.vllm.conftest import model_of
+from tests.vllm.counters import sampled_by
+from tests.vllm.proxy import GENERATE, Proxy, Spoil
 
 pytestmark = pytest.mark.vllm
 CLOSE = 5e-4
@@ -61,14 +65,35 @@ def forward_logp(model: torch.nn.Module, token_ids_T: np.ndarray, temperature: f
     return np.concatenate([[0.0], logp_TV.gather(1, tokens[0, 1:, None])[:, 0].numpy()])
 
 
+def held_until_a_sync(url: str) -> Spoil:
+    """Requests reach the server when the next sync begins, which then waits for their first tokens. A run that needs
+    them earlier, or lets them end first, gets them after half a second."""
+    begins = threading.Event()
+
+    def spoil(path: str, request: bytes, answer: bytes | None) -> bytes | None:
+        if answer is None and path == GENERATE and json.loads(request)["sampling_params"]["max_tokens"] > 2:
+            begins.wait(0.5)
+        elif answer is None and path in ("/pause?mode=keep", "/pause?mode=abort"):
+            before, deadline = sampled_by(url), time.monotonic() + 2.0
+            begins.set()
+            while sampled_by(url) == before and time.monotonic() < deadline:
+                time.sleep(0.01)
+        elif path == "/resume":
+            begins.clear()
+        return answer
+
+    return spoil
+
+
 @pytest.mark.parametrize("in_flight", ["keep", "drain", "abort"])
 def test_every_stored_token_was_written_by_the_version_that_the_store_names(
-    url: str, rambling: Path, tmp_path: Path, in_flight: InFlight
+    url: str, proxy: Proxy, rambling: Path, tmp_path: Path, in_flight: InFlight
 ) -> None:
     text = RUN.format(
-        root=tmp_path, steps=STEPS, model=rambling, url=url, prompts=PROMPTS, group=GROUP, max_age=MAX_AGE,
+        root=tmp_path, steps=STEPS, model=rambling, url=proxy.url, prompts=PROMPTS, group=GROUP, max_age=MAX_AGE,
         in_flight=in_flight,
     )  # fmt: skip
+    proxy.spoil = held_until_a_sync(url)
     running.train(parse(text, "test"), Console(file=StringIO()), rewards=[even_digits])
     run = tmp_path / "run"
     models = {0: model_of(1)} | {
