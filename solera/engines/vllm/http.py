@@ -1,14 +1,8 @@
-"""HTTP to one server. Every failure becomes an error of one line.
-
-Control calls wait for their answers (httpx). Requests for texts, of which there are hundreds at once, are awaited
-(aiohttp): with 256 of them, httpx takes 2.2 ms of processor time for each, aiohttp 0.45 ms, next to a learner in the
-same process.
-"""
+"""HTTP to one server. Every failure becomes an error of one line. Of the engines, only this module names httpx."""
 
 import asyncio
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,6 +21,9 @@ IDLE = 2.0
 """Seconds after which an idle connection is not used again. vLLM closes it after 5 seconds, and a request that crosses
 the closing fails. Control calls use a new connection each, because vLLM closes one after an error."""
 
+CLIENTS = 32
+"""Over which requests are divided. With 256 requests at once, one client takes 20 ms for each."""
+
 
 class ServerError(EngineError):
     """A server did not answer, or could not do what it was asked."""
@@ -41,19 +38,17 @@ class Http:
     limit of its own waits for `patience` seconds."""
 
     def __init__(self, url: str, patience: float = CONTROL) -> None:
-        self._httpx, self._aiohttp = _packages()
+        httpx = _httpx()
         self.url = url.rstrip("/")
         self.patience = patience
         key = os.environ.get(API_KEY)
         self._options: dict[str, Any] = {
-            "headers": {"Authorization": f"Bearer {key}"} if key else {},
+            "base_url": self.url, "headers": {"Authorization": f"Bearer {key}"} if key else {},
             "trust_env": urlsplit(url).hostname not in ("127.0.0.1", "localhost", "::1"),  # no proxy to this machine
-        }
-        self._client = self._httpx.Client(
-            **self._options, base_url=self.url, limits=self._httpx.Limits(max_keepalive_connections=0)
-        )
-        self._awaited: tuple[asyncio.AbstractEventLoop, Any] | None = None
-        """The event loop in which requests are awaited, and aiohttp's session there."""
+        }  # fmt: skip
+        self._client = httpx.Client(**self._options, limits=httpx.Limits(max_keepalive_connections=0))
+        self._awaited: tuple[asyncio.AbstractEventLoop, list[Any]] | None = None
+        self._asked = 0
 
     def get(self, path: str, timeout: float | None = None) -> Any:
         return self._call("GET", path, None, timeout or self.patience)
@@ -62,78 +57,69 @@ class Http:
         return self._call("POST", path, body, timeout or self.patience)
 
     def _call(self, method: str, path: str, body: Any, timeout: float) -> Any:
-        limits = self._httpx.Timeout(timeout, connect=min(timeout, CONNECTING))
+        httpx = _httpx()
+        limits = httpx.Timeout(timeout, connect=min(timeout, CONNECTING))
         try:
-            response = self._client.request(method, path, json=body, timeout=limits)
-        except self._httpx.HTTPError as error:
+            return self._read(self._client.request(method, path, json=body, timeout=limits), path)
+        except httpx.HTTPError as error:
             raise self._failed(path, error) from error
-        return self._read(response.status_code, response.content, path)
 
     async def post_awaited(self, path: str, body: Any) -> Any:
         """Post in the running event loop, without a time limit. Cancelling it closes the connection, which aborts the
         request there."""
+        httpx = _httpx()
         try:
-            async with (await self._session(path)).post(f"{self.url}{path}", json=body) as response:
-                status, content = response.status, await response.read()
-        except self._aiohttp.ClientError as error:
+            return self._read(await self._client_of(asyncio.get_running_loop()).post(path, json=body), path)
+        except httpx.HTTPError as error:
             raise self._failed(path, error) from error
-        return self._read(status, content, path)
 
-    async def _session(self, path: str) -> Any:
-        loop = asyncio.get_running_loop()
+    def _client_of(self, loop: asyncio.AbstractEventLoop) -> Any:
+        """The next of several clients. The time that one takes for a request grows with its connections."""
+        httpx = _httpx()
         if self._awaited is None or self._awaited[0] is not loop:
-            self._refuse_if_closed(path)
-            aiohttp, before = self._aiohttp, self._awaited
-            session = aiohttp.ClientSession(
-                **self._options, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING),
-            )  # fmt: skip
-            self._awaited = (loop, session)
-            if before is not None:
-                await before[1].close()
-        return self._awaited[1]
-
-    def _refuse_if_closed(self, path: str) -> None:
-        if self._client.is_closed:
-            raise ServerError(f"vLLM server {self.url}{path}: the connection is closed")
+            options = self._options | {
+                "verify": httpx.create_ssl_context(), "timeout": httpx.Timeout(None, connect=CONNECTING),
+                "limits": httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE),
+            }  # fmt: skip
+            self._awaited = (loop, [httpx.AsyncClient(**options) for _ in range(CLIENTS)])
+        self._asked += 1
+        return self._awaited[1][self._asked % CLIENTS]
 
     def _failed(self, path: str, error: Exception) -> ServerError:
         return ServerError(f"vLLM server {self.url}{path}: {type(error).__name__}: {one_line(error)}")
 
-    def _read(self, status: int, content: bytes, path: str) -> Any:
-        if status == 200:
+    def _read(self, response: Any, path: str) -> Any:
+        if response.status_code == 200:
             try:
-                return json.loads(content) if content else None
+                return response.json() if response.content else None
             except ValueError as error:
                 raise GarbageError(f"vLLM server {self.url}{path} answered with no JSON: {one_line(error)}") from error
-        said = f"vLLM server {self.url}{path} answered {status}: {_message(content.decode(errors='replace'))}"
-        if status == 401:
+        said = f"vLLM server {self.url}{path} answered {response.status_code}: {_message(response.text)}"
+        if response.status_code == 401:
             raise ServerError(f"{said}: set the environment variable {API_KEY}", 401)
-        if status in (400, 422):
+        if response.status_code in (400, 422):
             raise BadRequestError(said)
-        raise ServerError(said, status)
+        raise ServerError(said, response.status_code)
 
     def text(self, path: str) -> str:
         """Get a page that is not JSON."""
-        self._refuse_if_closed(path)
+        httpx = _httpx()
+        if self._client.is_closed:
+            raise ServerError(f"vLLM server {self.url}{path}: the connection is closed")
         try:
             response = self._client.get(path, timeout=CONNECTING)
-        except self._httpx.HTTPError as error:
+        except httpx.HTTPError as error:
             raise self._failed(path, error) from error
-        status = response.status_code
-        return response.text if status == 200 else self._read(status, response.content, path)
+        return response.text if response.status_code == 200 else self._read(response, path)
 
     def close(self) -> None:
         self._client.close()
-        awaited, self._awaited = self._awaited, None
-        if awaited is None:
-            return
-        loop, session = awaited
-        if loop.is_running():
-            asyncio.run_coroutine_threadsafe(session.close(), loop).result(CONNECTING)
-        else:  # its connections ended with it; in a notebook, this thread has a loop of its own
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, session.close()).result()
+        if self._awaited is not None:
+            loop, clients = self._awaited
+            self._awaited = None
+            if loop.is_running():
+                for client in clients:
+                    asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(CONNECTING)
 
 
 def _message(text: str) -> str:
@@ -146,10 +132,9 @@ def _message(text: str) -> str:
     return one_line(error.get("message", error) if isinstance(error, dict) else error, 600)
 
 
-def _packages() -> tuple[Any, Any]:
+def _httpx() -> Any:
     try:
-        import aiohttp
         import httpx
     except ImportError as error:
-        raise SoleraError(f'engine.name = vllm needs {error.name}: pip install "solera[vllm]"') from error
-    return httpx, aiohttp
+        raise SoleraError('engine.name = vllm needs httpx: pip install "solera[vllm]"') from error
+    return httpx
