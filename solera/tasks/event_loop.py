@@ -83,7 +83,8 @@ class EventLoop:
             loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
         if loop is not None and thread is not None:
             _stop(loop)
-            thread.join(CLOSING)
+            if thread.is_alive():  # Ctrl-C may have come before it started
+                thread.join(CLOSING)
 
     def __enter__(self) -> "EventLoop":
         return self

@@ -83,23 +83,42 @@ def test_an_error_reaches_whoever_waits_and_the_loop_goes_on(error):
 
 
 def test_ctrl_c_cancels_what_is_running_and_its_cleanup_is_waited_for():
-    done = []
+    done, running = [], threading.Event()
 
     async def long():
+        running.set()
         try:
             await asyncio.sleep(60)
         finally:
             await asyncio.sleep(0.05)
             done.append("cleaned up")
 
+    def interrupt():
+        running.wait()
+        time.sleep(0.1)  # until the main thread waits for the result
+        os.kill(os.getpid(), signal.SIGINT)
+
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt).start()
         with EventLoop() as events, pytest.raises(KeyboardInterrupt):
             events.run(long())
     finally:
         signal.signal(signal.SIGINT, before)
     assert done == ["cleaned up"]
+
+
+def test_ctrl_c_while_the_thread_starts_is_no_other_error(monkeypatch):
+    """A thread that never came to start cannot be joined."""
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    work = five()
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), EventLoop() as events:
+        events.run(work)
+    work.close()
 
 
 def test_closing_cancels_what_is_left_and_a_blocked_thread_is_not_waited_for_long(monkeypatch):
