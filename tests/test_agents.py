@@ -49,10 +49,11 @@ TASKS = """
         "The policy writes two turns; after the first, the same tools are called whatever it wrote."
         calls = (("works", {"number": 7}), ("huge", {}), ("raises", {}), ("hangs", {}), ("hangs_too", {}),
                  ("nobody", {}))
+        timeout = 1.0  # on a busy machine, a tool that works may take half a second
 
         def __init__(self, codec):
             tools = [raises, hangs, hangs_too, huge, works]
-            self.agent = solera.Agent(codec, tools, solera.Limits(turns=2), timeout=0.3, longest=20)
+            self.agent = solera.Agent(codec, tools, solera.Limits(turns=2), timeout=self.timeout, longest=20)
 
         def prompt(self, index):
             return self.agent.prompt(f"p/{index}", f"Count {index}.")
@@ -72,6 +73,7 @@ TASKS = """
 
     class Deterministic(Forced):
         calls = (("works", {"number": 7}), ("raises", {}))
+        timeout = 20.0
 
     class GreedyEnd(Forced):
         "The first turn is sampled, the last one is greedy. No reward of its own."
@@ -142,7 +144,7 @@ def test_tools_that_fail_in_every_way_do_not_stop_the_run(folder):
         assert (row["tools/calls"], row["tools/errors"]) == (16 * 6, 16 * 4)
         assert row["turns/mean"] == 2 and row["rollout/sequences"] == 1 and row["tokens/retokenised"] == 0
         assert row["episodes/ended_done"] == 16 and "episodes/failed" not in row
-        assert 16 * 0.55 < row["tools/seconds"] < 16 * 6 * 3
+        assert 16 * 1.9 < row["tools/seconds"] < 16 * 6 * 3
         assert row["divergence/tv_token"] < 1e-4  # the log-probabilities of both turns are the learner's
     with sqlite3.connect(folder / "runs/x/store.db") as store:
         assert store.execute("select count(*) from rollouts where origin = 'self'").fetchone() == (64,)

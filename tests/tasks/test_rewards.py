@@ -102,13 +102,13 @@ def test_trl_functions_get_whole_batches_and_what_trl_would_give_them(tmp_path):
         ("return float('nan')", "data.jsonl:2: reward .* returned nan; a reward must be finite"),
         ("return 10 ** 400", "data.jsonl:2: reward .*; a reward must be finite"),
         ("return -1e200", r"data.jsonl:2: reward .* returned -1e\+200; a reward must be .* at most 1e\+12 in size$"),
-        ("import time; time.sleep(5)", r"data.jsonl:2: reward .* took longer than reward.timeout = 0.2 s"),
+        ("import time; time.sleep(5)", r"data.jsonl:2: reward .* took longer than reward.timeout = 1 s"),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_an_error_names_function_and_row_or_counts_as_missing(tmp_path, caplog, body, says, kind):
     path = write_rewards(tmp_path, f"{kind} f(rollout, row):\n  if row['answer'] != '4': return 1.0\n  {body}")
-    settings = {"functions": (f"{path}:f",), "timeout": 0.2}
+    settings = {"functions": (f"{path}:f",), "timeout": 1.0}
     with pytest.raises(SoleraError, match=says) as refusal:
         grade_all(SUMS, ["2", "4", "6"], **settings)
     assert "\n" not in str(refusal.value)
