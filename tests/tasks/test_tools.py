@@ -193,16 +193,16 @@ def test_every_way_to_fail_is_one_line_for_the_model():
         """Leave."""
         raise SystemExit(3)
 
-    box = Toolbox([raises, hangs, huge, leaves], timeout=0.3, longest=100)
+    box = Toolbox([raises, hangs, huge, leaves], timeout=1.0, longest=100)
     calls = [
         Call("raises", {"a": 1}), Call("hangs", {}), Call("huge", {}), Call("nobody", {}),
         Call("raises", {}), Call("raises", {"a": 1, "b": 2}),
     ]  # fmt: skip
     began = time.monotonic()
     results = asyncio.run(box.answer(calls, 60.0))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert [result.text for result in results] == [
-        "error: KeyError: 'no\\nsuch key'", "error: hangs took longer than 0.3 s",
+        "error: KeyError: 'no\\nsuch key'", "error: hangs took longer than 1 s",
         "x" * 100 + "… (999900 more characters)",
         "error: there is no tool named 'nobody'; the tools are raises, hangs, huge, leaves",
         "error: raises: missing a required argument: 'a'", "error: raises: got an unexpected keyword argument 'b'",
