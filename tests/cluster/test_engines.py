@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from solera.cluster.engines import ActorPool, EngineSpec
+from solera.config import Transport
 from solera.engines.in_process import InProcessEngine
 from solera.errors import BadRequestError
 from solera.models.digest import describe
@@ -34,10 +35,16 @@ PROMPT = tuple(range(4, 9))
 class Pool(ActorPool):
     """Two actors on this machine. Keeps its messages, and an event loop as a run does."""
 
-    def __init__(self, spec: EngineSpec = EngineSpec(SOURCE, torch.float32, 64, 1)) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self, spec: EngineSpec = EngineSpec(SOURCE, torch.float32, 64, 1),  # noqa: B008 (frozen)
+        transport: Transport = "auto", timeout: float = 15.0,
+    ) -> None:  # fmt: skip
         self.said: list[str] = []
         self.counted: list[int] = []
-        super().__init__(spec, 2, cpus=2, address=None, timeout=15.0, tell=self.counted.append, say=self.said.append)
+        super().__init__(
+            spec, 2, cpus=2, address=None, timeout=timeout, tell=self.counted.append, say=self.said.append,
+            transport=transport,
+        )  # fmt: skip
         self.events = asyncio.new_event_loop()
         threading.Thread(target=self.events.run_forever, daemon=True).start()
 
