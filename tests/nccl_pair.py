@@ -14,7 +14,7 @@ import time
 import torch
 
 from solera.engines.faults import EngineError
-from solera.engines.groups import Group, MeetingPoint
+from solera.engines.groups import MeetingPoint, TensorGroup
 from solera.models.digest import describe
 
 TIMEOUT = 10.0
@@ -29,7 +29,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def second(port: int) -> None:
-    group = Group(MeetingPoint("127.0.0.1", TIMEOUT, port), 1, 2, DEVICE)
+    group = TensorGroup(MeetingPoint("127.0.0.1", TIMEOUT, port), 1, 2, DEVICE)
     received = {name: torch.empty_like(tensor) for name, tensor in tensors().items()}
     for tensor in received.values():
         group.broadcast(tensor)
@@ -37,7 +37,7 @@ def second(port: int) -> None:
     time.sleep(600)  # it is killed
 
 
-def pair(name: str) -> tuple[Group, subprocess.Popen[str]]:
+def pair(name: str) -> tuple[TensorGroup, subprocess.Popen[str]]:
     point = MeetingPoint("127.0.0.1", TIMEOUT)
     own = {"NCCL_HOSTID": "second"} if name else {}
     process = subprocess.Popen(
@@ -45,7 +45,7 @@ def pair(name: str) -> tuple[Group, subprocess.Popen[str]]:
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        return Group(point, 0, 2, DEVICE), process
+        return TensorGroup(point, 0, 2, DEVICE), process
     except EngineError:
         process.kill()
         raise

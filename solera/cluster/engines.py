@@ -22,7 +22,7 @@ from solera.cluster.passing import Sent, unpacked
 from solera.cluster.sending import Sender
 from solera.config import InFlight, Transport
 from solera.engines.faults import EngineError
-from solera.engines.groups import Group, MeetingPoint, gpu_of
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.engines.in_process import InProcessEngine
 from solera.engines.member import Opened
 from solera.engines.pool import CHECKING, EnginePool
@@ -136,7 +136,7 @@ class EngineActor:
     def __init__(self) -> None:
         self._tensors: Queue[tuple[str, Any] | None] = Queue(1)
         self._loading: asyncio.Future[Manifest] | None = None
-        self._group: Group | None = None
+        self._group: TensorGroup | None = None
         """In which the controller sends tensors."""
 
     async def open(self, spec: Spec, number: int) -> Hello | SoleraError:
@@ -160,13 +160,13 @@ class EngineActor:
             return error
         return None
 
-    def _meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> Group:
+    def _meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> TensorGroup:
         if self._group is not None:
             self._group.close()
         device = (
             self.engine.model.device if on_gpu and isinstance(self.engine, InProcessEngine) else torch.device("cpu")
         )
-        return Group(MeetingPoint(host, timeout, port), 1, 2, device, self._address)
+        return TensorGroup(MeetingPoint(host, timeout, port), 1, 2, device, self._address)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
         self._writing += 1
@@ -179,6 +179,7 @@ class EngineActor:
 
     async def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
         """Load the weights that `take` brings next."""
+        self._tensors = Queue(1)  # another one may hold what an engine refused
         weights = Weights(lineage, version, iter(self._tensors.get, None))
         self._loading = asyncio.ensure_future(asyncio.to_thread(self.engine.load, weights, in_flight))
 
@@ -190,6 +191,8 @@ class EngineActor:
             tensor = await asyncio.to_thread(unpacked, sent, self._group)
         except SoleraError as error:
             return error
+        if self._loading.done():  # it has failed, and nobody empties the queue
+            return None
         put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, tensor)))
         either: list[asyncio.Future[Any]] = [put, self._loading]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -230,7 +233,7 @@ class RemoteEngine:
     ) -> None:
         self._ray, self._actor, self._timeout, self._sampled = ray, actor, timeout, sampled
         self._hello = hello
-        self._sender = Sender(actor, hello.gpu, transport, address_of_node(ray), timeout)
+        self.sender = Sender(actor, hello.gpu, transport, address_of_node(ray), timeout)
         self.place = f"process {hello.pid} on {hello.node}"
         self.dtype, self.slots = hello.dtype, hello.slots
         self.held = Manifest("", 0, ())
@@ -266,7 +269,7 @@ class RemoteEngine:
         self._get(self._actor.begin.remote(weights.lineage, weights.version, in_flight))
         for name, tensor in weights.tensors:
             with self._calling():
-                self._sender.send(name, tensor)
+                self.sender.send(name, tensor)
         self.held = self._learn_of(self._get(self._actor.finish.remote()))
         return self.held
 
@@ -277,7 +280,7 @@ class RemoteEngine:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._sender.close()
+            self.sender.close()
             with suppress(self._ray.exceptions.RayError):  # Ray may have ended
                 if not self._silent:
                     self._ray.wait([self._actor.close.remote()], timeout=CLOSING)

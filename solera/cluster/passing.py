@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from solera.config import Transport
-from solera.engines.groups import Group
+from solera.engines.groups import TensorGroup
 
 Way = Literal["store", "handle", "gloo", "nccl"]
 
@@ -56,7 +56,7 @@ def packed(tensor: Tensor, how: Way) -> Sent:
     return Handle(*reduce_tensor(tensor.detach()))
 
 
-def unpacked(sent: Sent, group: Group | None) -> Tensor:
+def unpacked(sent: Sent, group: TensorGroup | None) -> Tensor:
     """The tensor, in the actor."""
     if isinstance(sent, Announced):
         assert group is not None, "meet comes first"

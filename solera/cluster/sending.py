@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solera.cluster.passing import Announced, packed, way
+from solera.cluster.passing import Announced, Way, packed, way
 from solera.config import Transport
 from solera.engines.faults import EngineError
-from solera.engines.groups import Group, MeetingPoint, gpu_of
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.errors import SoleraError
 
 
@@ -21,36 +21,40 @@ class Sender:
     longer than `timeout` seconds."""
 
     def __init__(self, actor: Any, gpu: str, transport: Transport, host: str, timeout: float) -> None:
-        self._actor, self._gpu, self._transport, self._host, self._timeout = actor, gpu, transport, host, timeout
-        self._group: Group | None = None
+        self._actor, self._gpu, self.transport, self._host, self._timeout = actor, gpu, transport, host, timeout
+        self.group: TensorGroup | None = None
         """Of this process and the actor only: if the actor dies, no other engine loses its group."""
+
+    def way(self, tensor: Tensor) -> Way:
+        """How this tensor would be sent."""
+        return way(self.transport, gpu_of(tensor.device), self._gpu)
 
     def send(self, name: str, tensor: Tensor) -> None:
         """Returns when the actor has taken the tensor."""
-        how = way(self._transport, gpu_of(tensor.device), self._gpu)
+        how = self.way(tensor)
         sent = packed(tensor, how)
         if not isinstance(sent, Announced):
             self._await(self._actor.take.remote(name, sent).future())
             return
         device = tensor.device if how == "nccl" else torch.device("cpu")
-        if self._group is None or self._group.device != device:
+        if self.group is None or self.group.device != device:
             self.close()
-            self._group = self._meet(device)
-        group, whole = self._group, tensor.detach().to(device).contiguous()
+            self.group = self._meet(device)
+        group, whole = self.group, tensor.detach().to(device).contiguous()
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()  # a thread does not wait for our stream
         ours = _begin(lambda: group.broadcast(whole))
         self._await(self._actor.take.remote(name, sent).future(), ours)
 
     def close(self) -> None:
-        if self._group is not None:
-            self._group.close()
-        self._group = None
+        if self.group is not None:
+            self.group.close()
+        self.group = None
 
-    def _meet(self, device: torch.device) -> Group:
+    def _meet(self, device: torch.device) -> TensorGroup:
         """Make a group with the actor, which must reach a port of this machine."""
         point = MeetingPoint(self._host, self._timeout)
-        ours = _begin(lambda: Group(point, 0, 2, device, self._host))
+        ours = _begin(lambda: TensorGroup(point, 0, 2, device, self._host))
         asked = self._actor.meet.remote(self._host, point.port, device.type == "cuda", self._timeout)
         try:
             self._await(asked.future(), ours)

@@ -39,7 +39,7 @@ class MeetingPoint:
         self.port: int = self.store.port
 
 
-class Group:
+class TensorGroup:
     """One of `size` processes; the tensors of rank 0 go to all others. The constructor returns when all have come.
 
     `address` is the one by which the others know this machine. gloo would otherwise take the one that the machine's
@@ -64,8 +64,11 @@ class Group:
     def broadcast(self, tensor: Tensor) -> None:
         """Send a tensor, or receive it into this one. Returns when that is done."""
         group = self._group  # its destructor waits for a thread that is here
-        with _raising("a tensor did not arrive"):
-            group.broadcast(tensor, 0).wait()
+        try:
+            with _raising("a tensor did not arrive"):
+                group.broadcast(tensor, 0).wait()
+        finally:
+            del group  # the traceback of an error would keep it
 
     def close(self) -> None:
         """End the group, whatever it is doing. A group that is left to the end of the process can crash it."""

@@ -154,7 +154,9 @@ def hosts() -> Iterator[Hosts]:
 
 
 def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, tmp_path: Path):
+    """Weights travel through process groups: the engine on the other host must know this one's address."""
     file = write(tmp_path, "run", runtime="ray", address=f'"{hosts.address}"', engines=2, timeout=60.0)
+    file.write_text(file.read_text().replace("sync = { ", 'sync = { transport = "group", '))
     folder, said = tmp_path / "run", tmp_path / "said"
     process = hosts.first.solera("train", file, said=said)
     try:
@@ -169,6 +171,7 @@ def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, 
     text = " ".join(said.read_text().split())
     assert "2 engines generate: engine 0 (process" in text and "10.93.0.2) is set aside" in text
     assert "Traceback" not in text and " ERROR " not in text
+    assert 'transport = "group"' in (folder / "config.toml").read_text()
     rows = read_metrics(folder / "metrics.jsonl")
     assert len(rows) == 15  # the evaluation before the first step has a row too
     assert all(row["sync/faults"] == 0 for row in rows if "sync/faults" in row)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from solera.engines.groups import Group, MeetingPoint, gpu_of
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 
 Receive = Callable[[dict[str, Any], list[list[Any]], Any, torch.nn.Module], dict[str, Tensor]]
 """Takes where the update lies, what should arrive (name, shape, type, digest), the group and the model."""
@@ -62,7 +62,7 @@ def join(meeting: dict[str, Any], parallel: Any) -> Any:
         return None
     rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
     device = torch.device("cuda", torch.cuda.current_device()) if meeting["on_gpu"] else torch.device("cpu")
-    return Group(MeetingPoint(meeting["host"], PATIENCE, meeting["port"]), rank, meeting["size"], device)
+    return TensorGroup(MeetingPoint(meeting["host"], PATIENCE, meeting["port"]), rank, meeting["size"], device)
 
 
 RECEIVE: dict[str, Receive] = {"file": from_file, "ipc": from_ipc, "group": from_group}

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from solera.engines.groups import Group, MeetingPoint, gpu_of
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.engines.vllm.receiving import PATIENCE
 from solera.errors import one_line
 
@@ -192,7 +192,7 @@ class GroupTransport(_InMemory):
         self.host = host
         self._point: MeetingPoint | None = None
         self._size = 0
-        self._group: Group | None = None
+        self._group: TensorGroup | None = None
 
     def meeting(self, workers: int) -> dict[str, Any]:
         self._point, self._size = MeetingPoint(self.host, PATIENCE), workers + 1
@@ -202,7 +202,7 @@ class GroupTransport(_InMemory):
 
     def meet(self) -> None:
         assert self._point is not None, "meeting comes first"
-        self._group, self._point = Group(self._point, 0, self._size, self.device), None
+        self._group, self._point = TensorGroup(self._point, 0, self._size, self.device), None
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
         self._offered = {name: tensor.detach().to(self.device).contiguous() for name, tensor in named.items()}
