@@ -73,7 +73,18 @@ def lose(sent: signal.Signals, name: str) -> str:
         print(f"closed after {time.monotonic() - began:.1f} s", flush=True)
 
 
+def alone() -> str:
+    """Nobody else comes."""
+    began = time.monotonic()
+    try:
+        TensorGroup(MeetingPoint("127.0.0.1", 2.0), 0, 2, DEVICE)
+    except EngineError as error:
+        return f"alone after {time.monotonic() - began:.1f} s: {error}"
+    raise AssertionError("a group of one process that should have two")
+
+
 def first(name: str) -> None:
+    print(alone(), flush=True)
     for sent in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):  # each needs a new group
         print(lose(sent, name), flush=True)
     assert float(torch.ones(8, device=DEVICE).sum()) == 8.0

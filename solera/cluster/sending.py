@@ -1,8 +1,6 @@
 """How the controller sends weights to one engine. `EngineActor.meet` and `take` are the other end."""
 
-import threading
 import time
-from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import Tensor
 from solera.cluster.passing import Announced, Way, packed, way
 from solera.config import Transport
 from solera.engines.faults import EngineError
-from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
+from solera.engines.groups import MeetingPoint, TensorGroup, begin, gpu_of
 from solera.errors import SoleraError
 
 
@@ -43,7 +41,7 @@ class Sender:
         group, whole = self.group, tensor.detach().to(device).contiguous()
         if tensor.is_cuda:
             torch.cuda.current_stream(tensor.device).synchronize()  # a thread does not wait for our stream
-        ours = _begin(lambda: group.broadcast(whole))
+        ours = begin(lambda: group.broadcast(whole))
         self._await(self._actor.take.remote(name, sent).future(), ours)
 
     def close(self) -> None:
@@ -54,7 +52,7 @@ class Sender:
     def _meet(self, device: torch.device) -> TensorGroup:
         """Make a group with the actor, which must reach a port of this machine."""
         point = MeetingPoint(self._host, self._timeout)
-        ours = _begin(lambda: TensorGroup(point, 0, 2, device, self._host))
+        ours = begin(lambda: TensorGroup(point, 0, 2, device, self._host))
         asked = self._actor.meet.remote(self._host, point.port, device.type == "cuda", self._timeout)
         try:
             self._await(asked.future(), ours)
@@ -76,18 +74,3 @@ class Sender:
             for part in ended:
                 if isinstance(result := part.result(), SoleraError):
                     raise result
-
-
-def _begin(work: Callable[[], Any]) -> "futures.Future[Any]":
-    """In a thread that the end of the process does not wait for: NCCL waits for ever for a peer that died while they
-    were connecting."""
-    done = futures.Future[Any]()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="solera-group").start()
-    return done

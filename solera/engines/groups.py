@@ -6,8 +6,9 @@ call that waits for the peer raises an `EngineError`.
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -53,13 +54,23 @@ class TensorGroup:
         self._point: MeetingPoint | None = point
         store = distributed.PrefixStore("solera", point.store)
         with _raising("the processes did not meet"):
+            store.set(f"here {rank}", "")
+            store.wait([f"here {each}" for each in range(size)], point.timeout)
             self._group: Any = (
                 _nccl(store, rank, size, point.timeout)
                 if device.type == "cuda"
                 else _gloo(store, rank, size, point.timeout, address)
             )
-            # NCCL connects when the first tensor travels.
-            self._group.broadcast(torch.zeros(1, device=device), 0).wait()
+            try:
+                self._connect(point.timeout)
+            except BaseException:
+                self.close()
+                raise
+
+    def _connect(self, timeout: timedelta) -> None:
+        """NCCL connects when the first tensor travels. It waits for ever for a peer that dies meanwhile."""
+        empty = torch.zeros(1, device=self.device)
+        begin(lambda: self._group.broadcast(empty, 0).wait()).result(timeout.total_seconds())
 
     def broadcast(self, tensor: Tensor) -> None:
         """Send a tensor, or receive it into this one. Returns when that is done."""
@@ -72,17 +83,30 @@ class TensorGroup:
 
     def close(self) -> None:
         """End the group, whatever it is doing. A group that is left to the end of the process can crash it."""
-        ending = threading.Thread(target=_abort, args=(self._group,), daemon=True)
-        self._group = self._point = None
-        ending.start()
-        ending.join(ABORTING)
+        group, self._group, self._point = self._group, None, None
+        if group is not None:
+            futures.wait([begin(group.abort)], ABORTING)  # what NCCL says about it changes nothing
+
+
+def begin(work: Callable[[], Any]) -> "futures.Future[Any]":
+    """Work in a thread that the end of the process does not wait for."""
+    done = futures.Future[Any]()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="solera-group").start()
+    return done
 
 
 @contextmanager
 def _raising(failed: str) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise EngineError(f"{failed}: {one_line(error, 500)}") from error
 
 
@@ -121,11 +145,6 @@ def _blocking_wait() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = before
-
-
-def _abort(group: Any) -> None:
-    with suppress(RuntimeError):  # it has been aborted, or cannot be
-        group.abort()
 
 
 def gpu_of(device: torch.device) -> str:
