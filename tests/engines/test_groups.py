@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from solera.config import Transport
 from solera.engines import groups
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint, TensorGroup
+from solera.engines.vllm.receiving import from_group, join
+from solera.engines.vllm.transport import GroupTransport
 
 CPU = torch.device("cpu")
 HERE = "127.0.0.1"
@@ -75,6 +78,24 @@ def test_a_port_on_which_nobody_listens_is_an_error_after_the_time_limit():
         taken.bind((HERE, 0))  # not listening
         port = taken.getsockname()[1]
         within(10, lambda: MeetingPoint(HERE, 1.0, port), f"^no connection to {HERE}, port {port}: ")
+
+
+def test_a_worker_of_a_server_that_has_gone_is_an_error_of_the_trainer():
+    transport, model = GroupTransport(CPU, HERE), torch.nn.Linear(2, 2)
+    where = transport.meeting(1)
+    with ThreadPoolExecutor(1) as threads:
+        joining = threads.submit(join, where, SimpleNamespace(data_parallel_index=0, world_size=1, rank=0))
+        transport.meet()
+        worker = joining.result()
+        tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(1 << 20)}
+        transport.offer("label", tensors)
+        expected = [[name, list(tensor.shape), str(tensor.dtype), ""] for name, tensor in tensors.items()]
+        receiving = threads.submit(from_group, {}, expected, worker, model)
+        transport.send()
+        assert all(receiving.result()[name].equal(tensor) for name, tensor in tensors.items())
+    worker.close()
+    within(20, lambda: [transport.send() for _ in range(100)], "^a tensor did not arrive: .*peer")
+    transport.close()
 
 
 @pytest.mark.parametrize("before", [None, "0"])
