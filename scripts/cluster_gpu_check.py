@@ -32,7 +32,6 @@ from solera.batch import Batch
 from solera.bench.random_model import write as write_random_model
 from solera.cluster.actors import Actors
 from solera.cluster.engines import ActorPool, EngineSpec
-from solera.cluster.passing import Handle, packed
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
@@ -55,6 +54,7 @@ PARTS = ("gradients", "learners", "engines")
 TIMEOUT = 300.0
 TOLERANCE = 1e-4
 """Largest relative difference of two gradients in float32."""
+WAYS = {"handle": "CUDA IPC", "store": "object store", "nccl": "NCCL", "gloo": "gloo"}
 SHARE = 0.2
 """Of the GPU, for each actor. This process has the rest."""
 
@@ -229,7 +229,7 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
         timeout=TIMEOUT, tell=lambda sampled: None, say=print,
     )  # fmt: skip
     there = pool.members[0].engine
-    way = "CUDA IPC" if isinstance(packed(next(iter(sent.values())), there._hello.gpu), Handle) else "object store"
+    way = WAYS[there.sender.way(next(iter(sent.values())))]
     prompts, held = [(3, 4, 5, 6)] * given.prompts * given.group, []
     engines = {"engine in this process": here, f"engine in a Ray actor ({way})": there}
     with EventLoop() as events:

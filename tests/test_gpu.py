@@ -5,6 +5,8 @@ import copy
 import dataclasses
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -695,3 +697,27 @@ def test_weights_in_flight_match_a_forward_pass_of_each_version(tiny, beside, in
     assert_each_span_is_of_its_version(crossed, versions, tolerance=2e-4)
     several = sum(len(completion.versions) > 1 for _, completion in crossed)
     assert several >= 5 if in_flight == "keep" else several == 0
+
+
+def nccl_pair(*given: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.nccl_pair", "first", *given]
+    root = Path(__file__).parents[1]
+    return subprocess.run(command, check=False, cwd=root, capture_output=True, text=True, timeout=300)
+
+
+def test_weights_travel_over_nccl_and_a_lost_peer_costs_its_group_only():
+    ended = nccl_pair("first")
+    print(ended.stdout)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lost = [line for line in ended.stdout.splitlines() if line.startswith("SIG")]
+    assert [line.split()[0] for line in lost] == ["SIGKILL", "SIGSTOP", "SIGKILL"]
+    assert all(float(line.split()[2]) < 30 for line in lost), lost  # the limit is 10 s
+    assert ended.stdout.startswith("alone after 2.") and ended.stdout.endswith("this process goes on\n")
+
+
+def test_nccl_between_two_processes_on_one_gpu_is_one_clear_error():
+    ended = nccl_pair()
+    assert ended.returncode == 1
+    said = [line for line in ended.stderr.splitlines() if "EngineError: " in line]
+    print(said)
+    assert "the processes did not meet" in said[-1] and "uplicate GPU" in said[-1]

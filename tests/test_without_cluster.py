@@ -73,8 +73,25 @@ def test_engines_in_ray_actors_may_be_vllm_servers_that_the_actors_start() -> No
     for changed in ({"launch": 1}, {"urls": ("http://127.0.0.1:8000",)}):
         with pytest.raises(SoleraError, match=r"^cluster\.engines starts a vLLM server in each Ray actor"):
             check(override(served, "engine", **changed))
-    with pytest.raises(SoleraError, match=r"^sync\.transport is ipc, but servers in Ray actors get their weights in"):
-        check(override(served, "sync", transport="ipc"))
+    for transport in ("ipc", "group", "store"):
+        with pytest.raises(SoleraError, match=rf"^sync\.transport is {transport}, but servers in Ray actors get their"):
+            check(override(served, "sync", transport=transport))
+
+
+def test_weights_of_engines_in_ray_actors_travel_through_the_store_or_a_group() -> None:
+    config = override(Config(), "cluster", engines=2)
+    for transport in ("auto", "store", "group"):
+        check(override(config, "sync", transport=transport))
+    for transport in ("file", "ipc"):
+        with pytest.raises(
+            SoleraError, match=rf"^sync\.transport is {transport}, but engines in Ray actors are no vLLM"
+        ):
+            check(override(config, "sync", transport=transport))
+    with pytest.raises(SoleraError, match=r"^sync\.transport is group, but the engine is in this process: set engine"):
+        check(override(Config(), "sync", transport="group"))
+    served = override(Config(), "engine", name="vllm", launch=1)
+    with pytest.raises(SoleraError, match=r"^sync\.transport is store, but weights reach a vLLM server without Ray"):
+        check(override(served, "sync", transport="store"))
 
 
 def test_the_other_settings_may_stay_when_ranks_are_switched_off() -> None:

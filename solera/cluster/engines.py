@@ -1,7 +1,7 @@
 """Engines as Ray actors, anywhere in the cluster: our own engine with a copy of the model, or a vLLM server.
 
-The controller sends texts to them, and weights one tensor at a time through Ray's object store. What happens when one
-dies is the business of the pool that they are members of (`engines/pool.py`).
+The controller sends texts to them, and weights one tensor at a time (`passing.py`). What happens when one dies is the
+business of the pool that they are members of (`engines/pool.py`).
 """
 
 import asyncio
@@ -18,9 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
-from solera.cluster.passing import packed, unpacked
-from solera.config import InFlight
+from solera.cluster.passing import Sent, unpacked
+from solera.cluster.sending import Sender
+from solera.config import InFlight, Transport
 from solera.engines.faults import EngineError
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.engines.in_process import InProcessEngine
 from solera.engines.member import Opened
 from solera.engines.pool import CHECKING, EnginePool
@@ -30,7 +32,7 @@ from solera.models.loading import Source
 from solera.models.small import suit
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
-from solera.sharded.rank import STARTING, gpu_of
+from solera.sharded.rank import STARTING
 
 CLOSING = 15.0
 """Seconds in which an engine must end its server."""
@@ -134,6 +136,8 @@ class EngineActor:
     def __init__(self) -> None:
         self._tensors: Queue[tuple[str, Any] | None] = Queue(1)
         self._loading: asyncio.Future[Manifest] | None = None
+        self._group: TensorGroup | None = None
+        """In which the controller sends tensors."""
 
     async def open(self, spec: Spec, number: int) -> Hello | SoleraError:
         """Returns why the engine cannot be made, if it cannot: Ray would wrap an error that is raised."""
@@ -145,7 +149,24 @@ class EngineActor:
         ray = need_ray()
         node_id = ray.get_runtime_context().get_node_id()
         gpu = gpu_of(self.engine.model.device) if isinstance(self.engine, InProcessEngine) else ""
-        return Hello(address_of_node(ray), node_id, os.getpid(), self.engine.dtype, self.engine.slots, gpu)
+        self._address = address_of_node(ray)
+        return Hello(self._address, node_id, os.getpid(), self.engine.dtype, self.engine.slots, gpu)
+
+    async def meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> SoleraError | None:
+        """Join a group of the controller and this engine. Returns why that is not possible, or `None`."""
+        try:
+            self._group = await asyncio.to_thread(self._meet, host, port, on_gpu, timeout)
+        except SoleraError as error:
+            return error
+        return None
+
+    def _meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> TensorGroup:
+        if self._group is not None:
+            self._group.close()
+        device = (
+            self.engine.model.device if on_gpu and isinstance(self.engine, InProcessEngine) else torch.device("cpu")
+        )
+        return TensorGroup(MeetingPoint(host, timeout, port), 1, 2, device, self._address)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
         self._writing += 1
@@ -158,15 +179,24 @@ class EngineActor:
 
     async def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
         """Load the weights that `take` brings next."""
+        self._tensors = Queue(1)  # another one may hold what an engine refused
         weights = Weights(lineage, version, iter(self._tensors.get, None))
         self._loading = asyncio.ensure_future(asyncio.to_thread(self.engine.load, weights, in_flight))
 
-    async def take(self, name: str, tensor: Any) -> None:
-        """One tensor. Returns when the one before it has been copied, or when loading has failed."""
+    async def take(self, name: str, sent: Sent) -> SoleraError | None:
+        """One tensor. Returns when the one before it has been copied, or when loading has failed. If the tensor did not
+        arrive, returns why."""
         assert self._loading is not None, "begin comes first"
-        put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, unpacked(tensor))))
+        try:
+            tensor = await asyncio.to_thread(unpacked, sent, self._group)
+        except SoleraError as error:
+            return error
+        if self._loading.done():  # it has failed, and nobody empties the queue
+            return None
+        put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, tensor)))
         either: list[asyncio.Future[Any]] = [put, self._loading]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        return None
 
     async def finish(self) -> Answer:
         """What the engine holds now."""
@@ -198,9 +228,12 @@ class RemoteEngine:
     """The controller's side of an engine that is a Ray actor. `timeout` is how long a call may take; requests have a
     limit of their own, from the pool."""
 
-    def __init__(self, ray: Any, actor: Any, hello: Hello, timeout: float, sampled: Sampled) -> None:
+    def __init__(
+        self, ray: Any, actor: Any, hello: Hello, timeout: float, sampled: Sampled, transport: Transport = "auto"
+    ) -> None:
         self._ray, self._actor, self._timeout, self._sampled = ray, actor, timeout, sampled
         self._hello = hello
+        self.sender = Sender(actor, hello.gpu, transport, address_of_node(ray), timeout)
         self.place = f"process {hello.pid} on {hello.node}"
         self.dtype, self.slots = hello.dtype, hello.slots
         self.held = Manifest("", 0, ())
@@ -235,7 +268,8 @@ class RemoteEngine:
         """Send the weights, each tensor when the one before it has been taken."""
         self._get(self._actor.begin.remote(weights.lineage, weights.version, in_flight))
         for name, tensor in weights.tensors:
-            self._get(self._actor.take.remote(name, packed(tensor, self._hello.gpu)))
+            with self._calling():
+                self.sender.send(name, tensor)
         self.held = self._learn_of(self._get(self._actor.finish.remote()))
         return self.held
 
@@ -246,6 +280,7 @@ class RemoteEngine:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self.sender.close()
             with suppress(self._ray.exceptions.RayError):  # Ray may have ended
                 if not self._silent:
                     self._ray.wait([self._actor.close.remote()], timeout=CLOSING)
@@ -254,11 +289,8 @@ class RemoteEngine:
                     _kill_there(self._ray, self._hello)
 
     def _get(self, asked: Any, timeout: float | None = None) -> Any:
-        self._silent = True
-        with self._failing():
-            found = self._ray.get(asked, timeout=timeout or self._timeout)
-        self._silent = False
-        return found
+        with self._calling():
+            return self._ray.get(asked, timeout=timeout or self._timeout)
 
     def _learn_of(self, answer: Answer) -> Any:
         self.work = answer.work
@@ -266,6 +298,14 @@ class RemoteEngine:
         if answer.error is not None:
             raise answer.error
         return answer.result
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """A call that the engine must answer."""
+        self._silent = True
+        with self._failing():
+            yield
+        self._silent = False
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -297,12 +337,14 @@ class ActorPool(EnginePool):
 
     def __init__(
         self, spec: Spec, count: int, *, cpus: int, address: str | None, timeout: float,
-        tell: Callable[[int], None], say: Callable[[str], None],
+        tell: Callable[[int], None], say: Callable[[str], None], transport: Transport = "auto",
     ) -> None:  # fmt: skip
         # Not in the threads that open the engines: what Ray starts ends together with the thread that started it.
         CONNECTION.join(cpus, address)
         sampled, self._starting = Sampled(tell), Starting()
-        opens = [partial(open_engine, spec, number, timeout, sampled, self._starting) for number in range(count)]
+        opens = [
+            partial(open_engine, spec, number, timeout, sampled, self._starting, transport) for number in range(count)
+        ]
         try:
             super().__init__(opens, timeout=timeout, say=say)
         except BaseException:
@@ -345,7 +387,9 @@ class Starting:
                     ray.kill(actor)
 
 
-def open_engine(spec: Spec, number: int, timeout: float, sampled: Sampled, starting: Starting) -> Opened:
+def open_engine(
+    spec: Spec, number: int, timeout: float, sampled: Sampled, starting: Starting, transport: Transport
+) -> Opened:
     """Start an engine on a free CPU of the cluster, on another machine than the last one if possible."""
     ray, actor = need_ray(), None
     try:
@@ -363,7 +407,7 @@ def open_engine(spec: Spec, number: int, timeout: float, sampled: Sampled, start
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
         raise (error if said is None else EngineError(said)) from error
-    engine = RemoteEngine(ray, actor, hello, timeout, sampled)
+    engine = RemoteEngine(ray, actor, hello, timeout, sampled, transport)
     return Opened(f"engine {number} ({engine.place})", engine)
 
 

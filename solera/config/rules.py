@@ -206,15 +206,14 @@ def _stream_rules(config: Config) -> list[tuple[bool, str]]:
 
 
 def _engine_rules(config: Config) -> list[tuple[bool, str]]:
-    engine, sync, served = config.engine, config.sync, config.engine.name == "vllm"
+    engine, served = config.engine, config.engine.name == "vllm"
     settings = ("urls", "launch", "args", "gpu_memory", *(() if config.cluster.engines else ("timeout",)))
     unused = [n for n in settings if getattr(engine, n) != getattr(EngineConfig, n)]
     started = engine.launch > 0 or config.cluster.engines > 0
     return [
         (served or not unused,
          f"engine.{'/'.join(unused)} has no effect without engine.name = vllm: set that (--engine vllm) or remove it"),
-        (served or sync.transport == SyncConfig.transport,
-         f"sync.transport is {sync.transport}, but without engine.name = vllm there is no server: remove it"),
+        *_transport_rules(config),
         (not served or bool(config.cluster.engines) or bool(engine.urls) != bool(engine.launch),
          "engine.name = vllm needs either engine.urls (running servers) or engine.launch (servers to start): "
          f"{'both are set' if engine.urls and engine.launch else 'none is set, such as --engine.launch 1'}"),
@@ -232,6 +231,22 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
+def _transport_rules(config: Config) -> list[tuple[bool, str]]:
+    """How weights may travel to each kind of engine."""
+    chosen, served, actors = config.sync.transport, config.engine.name == "vllm", config.cluster.engines > 0
+    return [
+        (served or actors or chosen == SyncConfig.transport,
+         f"sync.transport is {chosen}, but the engine is in this process: set engine.name = vllm or cluster.engines, "
+         "or remove it"),
+        (not (served and actors) or chosen in ("auto", "file"),
+         f"sync.transport is {chosen}, but servers in Ray actors get their weights in files: use auto"),
+        (not served or actors or chosen != "store",
+         "sync.transport is store, but weights reach a vLLM server without Ray: use file or auto"),
+        (served or not actors or chosen in ("auto", "store", "group"),
+         f"sync.transport is {chosen}, but engines in Ray actors are no vLLM servers: use store, group or auto"),
+    ]  # fmt: skip
+
+
 def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
     cluster = config.cluster  # learners = 0 switches it off, and the other settings may stay
     return [
@@ -244,8 +259,6 @@ def _cluster_rules(config: Config) -> list[tuple[bool, str]]:
         (cluster.engines == 0 or not (config.engine.urls or config.engine.launch),
          "cluster.engines starts a vLLM server in each Ray actor: remove engine.urls and engine.launch, or "
          "cluster.engines"),
-        (cluster.engines == 0 or config.sync.transport in ("auto", "file"),
-         f"sync.transport is {config.sync.transport}, but servers in Ray actors get their weights in files: use auto"),
         (cluster.address is None or cluster.runtime == "ray" or cluster.engines > 0,
          "cluster.address has no effect with cluster.runtime = processes: remove one of them"),
         (cluster.timeout > 0, f"cluster.timeout is {cluster.timeout:g}; use a number of seconds above 0"),

@@ -11,7 +11,7 @@ from solera.config.objective import ObjectiveConfig
 DivergenceName = Literal["tv_token", "tv_sequence", "kl", "ess"]
 OrderName = Literal["uniform", "newest", "priority"]
 InFlight = Literal["drain", "keep", "abort"]
-Transport = Literal["auto", "file", "ipc", "group"]
+Transport = Literal["auto", "file", "ipc", "group", "store"]
 EMBEDDED_MODELS = ("embedded", "embedded_agent")
 """The models that come with Solera (`model.path`)."""
 
@@ -365,10 +365,11 @@ class SyncConfig:
     v_max: int = 50
     """For `adaptive`: maximum number of batches between two syncs."""
     transport: Transport = "auto"
-    """How weights reach a vLLM server. `file`: a file that both can read, in shared memory if Solera started the
-    server. `ipc`: the server reads the learner's GPU memory (same GPU). `group`: a broadcast between processes, by
-    NCCL between GPUs and by gloo between CPUs. `auto` uses `ipc` for a server that Solera starts on a GPU, otherwise
-    `file`."""
+    """How weights reach a vLLM server, or the engines of `cluster.engines`. `group`: from process to process, by NCCL
+    between GPUs and by gloo between CPUs. Servers only: `file`, a file that both can read, in shared memory if Solera
+    started the server; `ipc`, the server reads the learner's GPU memory (same GPU). Engines only: `store`, through
+    Ray's object store. `auto` uses `ipc` for a server that Solera starts on a GPU, otherwise `file`. For an engine,
+    `auto` uses CUDA handles on the learner's GPU, `group` between different GPUs, otherwise `store`."""
     on_fault: Literal["stop", "retry"] = "stop"
     """What to do if the engine does not hold the weights that were sent: `stop` the run, or `retry` once and then
     stop."""

@@ -60,7 +60,7 @@ def open_engines(parts: Parts, folder: Path, count: Callable[[int], None]) -> En
     spec = _server_spec(parts, folder) if parts.config.engine.name == "vllm" else _engine_spec(parts)
     pool = ActorPool(
         spec, cluster.engines, cpus=cluster.learners + cluster.engines, address=cluster.address,
-        timeout=parts.config.engine.timeout, tell=count, say=parts.say,
+        timeout=parts.config.engine.timeout, tell=count, say=parts.say, transport=parts.config.sync.transport,
     )  # fmt: skip
     names = ", ".join(member.name for member in pool.members)
     parts.say(f"{cluster.engines} engines generate: {names}")

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from solera.batch import FloatArray
 from solera.config import LearnConfig
+from solera.engines.groups import gpu_of
 from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
@@ -198,8 +199,3 @@ def _device_of(seat: Seat, kind: str) -> torch.device:
     found = torch.device("cuda", seat.rank % torch.cuda.device_count())
     torch.cuda.set_device(found)
     return found
-
-
-def gpu_of(device: torch.device) -> str:
-    """The name of a GPU, which is the same in every process; empty for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

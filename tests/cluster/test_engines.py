@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from solera.cluster.engines import ActorPool, EngineSpec
+from solera.config import Transport
 from solera.engines.in_process import InProcessEngine
 from solera.errors import BadRequestError
 from solera.models.digest import describe
@@ -34,10 +35,16 @@ PROMPT = tuple(range(4, 9))
 class Pool(ActorPool):
     """Two actors on this machine. Keeps its messages, and an event loop as a run does."""
 
-    def __init__(self, spec: EngineSpec = EngineSpec(SOURCE, torch.float32, 64, 1)) -> None:  # noqa: B008 (frozen)
+    def __init__(
+        self, spec: EngineSpec = EngineSpec(SOURCE, torch.float32, 64, 1),  # noqa: B008 (frozen)
+        transport: Transport = "auto", timeout: float = 15.0,
+    ) -> None:  # fmt: skip
         self.said: list[str] = []
         self.counted: list[int] = []
-        super().__init__(spec, 2, cpus=2, address=None, timeout=15.0, tell=self.counted.append, say=self.said.append)
+        super().__init__(
+            spec, 2, cpus=2, address=None, timeout=timeout, tell=self.counted.append, say=self.said.append,
+            transport=transport,
+        )  # fmt: skip
         self.events = asyncio.new_event_loop()
         threading.Thread(target=self.events.run_forever, daemon=True).start()
 
@@ -147,7 +154,9 @@ def hosts() -> Iterator[Hosts]:
 
 
 def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, tmp_path: Path):
+    """Weights travel through process groups: the engine on the other host must know this one's address."""
     file = write(tmp_path, "run", runtime="ray", address=f'"{hosts.address}"', engines=2, timeout=60.0)
+    file.write_text(file.read_text().replace("sync = { ", 'sync = { transport = "group", '))
     folder, said = tmp_path / "run", tmp_path / "said"
     process = hosts.first.solera("train", file, said=said)
     try:
@@ -162,6 +171,7 @@ def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, 
     text = " ".join(said.read_text().split())
     assert "2 engines generate: engine 0 (process" in text and "10.93.0.2) is set aside" in text
     assert "Traceback" not in text and " ERROR " not in text
+    assert 'transport = "group"' in (folder / "config.toml").read_text()
     rows = read_metrics(folder / "metrics.jsonl")
     assert len(rows) == 15  # the evaluation before the first step has a row too
     assert all(row["sync/faults"] == 0 for row in rows if "sync/faults" in row)

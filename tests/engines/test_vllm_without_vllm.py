@@ -41,7 +41,7 @@ HERE = ("http://127.0.0.1:8000",)
         (Config(engine=EngineConfig("vllm", urls=HERE, gpu_memory=0.5)), "engine.gpu_memory is 0.5; it needs"),
         (Config(RunConfig(device="cpu"), engine=EngineConfig("vllm", launch=1, gpu_memory=0.5)), "is on a CPU"),
         (Config(sync=SyncConfig(in_flight="drain")), "sync.in_flight has no effect without collect.mode"),
-        (Config(sync=SyncConfig(transport="file")), "sync.transport is file, but without engine.name = vllm"),
+        (Config(sync=SyncConfig(transport="file")), "sync.transport is file, but the engine is in this process"),
         (
             Config(RunConfig(device="cpu"), engine=EngineConfig("vllm", launch=1), sync=SyncConfig(transport="ipc")),
             "sync.transport is ipc, which needs a GPU",

@@ -2,16 +2,17 @@
 
 import base64
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
+
 Receive = Callable[[dict[str, Any], list[list[Any]], Any, torch.nn.Module], dict[str, Tensor]]
 """Takes where the update lies, what should arrive (name, shape, type, digest), the group and the model."""
-PATIENCE = timedelta(seconds=120)
-"""How long to wait for the other side of a broadcast."""
+PATIENCE = 120.0
+"""Seconds to wait for the other side of a broadcast."""
 
 
 def from_file(
@@ -30,10 +31,10 @@ def from_ipc(
     from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
     index = torch.cuda.current_device()
-    found = {}
+    own, found = gpu_of(torch.device("cuda", index)), {}
     for (name, shape, dtype, _), handle in zip(expected, source["handles"], strict=True):
-        if handle["gpu"] != gpu_of(index):
-            raise ValueError(f"the weights are on GPU {handle['gpu']}, this worker is on {gpu_of(index)}")
+        if handle["gpu"] != own:
+            raise ValueError(f"the weights are on GPU {handle['gpu']}, this worker is on {own}")
         found[name] = rebuild_cuda_tensor(
             Tensor, torch.Size(shape), tuple(handle["stride"]), handle["offset"], torch.UntypedStorage,
             getattr(torch, dtype.removeprefix("torch.")), index, base64.b64decode(handle["memory"]),
@@ -51,7 +52,7 @@ def from_group(
     found = {}
     for name, shape, dtype, _ in expected:
         found[name] = torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
-        group.broadcast(found[name], 0).wait()
+        group.broadcast(found[name])
     return found
 
 
@@ -60,23 +61,8 @@ def join(meeting: dict[str, Any], parallel: Any) -> Any:
     if not meeting:
         return None
     rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-    return new_group(meeting["host"], meeting["port"], rank, meeting["size"], meeting["backend"])
-
-
-def new_group(host: str, port: int, rank: int, size: int, backend: str) -> Any:
-    """A process group beside any default one: `gloo` or `nccl`. Rank 0 opens the port."""
-    from torch import distributed
-
-    store = distributed.TCPStore(host, port, size, is_master=rank == 0, timeout=PATIENCE, wait_for_workers=False)
-    if backend == "gloo":
-        return distributed.ProcessGroupGloo(distributed.PrefixStore("solera", store), rank, size, PATIENCE)
-    options = distributed.ProcessGroupNCCL.Options()
-    options._timeout = PATIENCE
-    return distributed.ProcessGroupNCCL(distributed.PrefixStore("solera", store), rank, size, options)
-
-
-def gpu_of(index: int) -> str:
-    return str(torch.cuda.get_device_properties(index).uuid)
+    device = torch.device("cuda", torch.cuda.current_device()) if meeting["on_gpu"] else torch.device("cpu")
+    return TensorGroup(MeetingPoint(meeting["host"], PATIENCE, meeting["port"]), rank, meeting["size"], device)
 
 
 RECEIVE: dict[str, Receive] = {"file": from_file, "ipc": from_ipc, "group": from_group}

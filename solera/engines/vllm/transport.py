@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from solera.engines.vllm.receiving import gpu_of, new_group
+from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
+from solera.engines.vllm.receiving import PATIENCE
 from solera.errors import one_line
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -170,9 +171,9 @@ def _handle(tensor: Tensor) -> dict[str, Any]:
         reduce_tensor(tensor)
     )
     return {
-        "gpu": gpu_of(device), "stride": list(stride), "offset": offset, "memory": _text(memory), "size": size,
-        "start": start, "counter": _text(counter), "counter_offset": counter_offset, "event": _text(event),
-        "sync": sync,
+        "gpu": gpu_of(torch.device("cuda", device)), "stride": list(stride), "offset": offset,
+        "memory": _text(memory), "size": size, "start": start, "counter": _text(counter),
+        "counter_offset": counter_offset, "event": _text(event), "sync": sync,
     }  # fmt: skip
 
 
@@ -188,27 +189,33 @@ class GroupTransport(_InMemory):
     def __init__(self, device: torch.device, host: str) -> None:
         super().__init__()
         self.device = device
-        self.backend = "nccl" if device.type == "cuda" else "gloo"
         self.host = host
-        self._place: dict[str, Any] = {}
-        self._group: Any = None
+        self._point: MeetingPoint | None = None
+        self._size = 0
+        self._group: TensorGroup | None = None
 
     def meeting(self, workers: int) -> dict[str, Any]:
-        self._place = {"host": self.host, "port": free_port(), "size": workers + 1, "backend": self.backend}
-        return self._place
+        self._point, self._size = MeetingPoint(self.host, PATIENCE), workers + 1
+        return {
+            "host": self.host, "port": self._point.port, "size": self._size, "on_gpu": self.device.type == "cuda"
+        }  # fmt: skip
 
     def meet(self) -> None:
-        self._group = new_group(self.host, self._place["port"], 0, self._place["size"], self.backend)
+        assert self._point is not None, "meeting comes first"
+        self._group, self._point = TensorGroup(self._point, 0, self._size, self.device), None
 
     def offer(self, label: str, named: dict[str, Tensor]) -> dict[str, Any]:
         self._offered = {name: tensor.detach().to(self.device).contiguous() for name, tensor in named.items()}
         return {}
 
     def send(self) -> None:
+        assert self._group is not None, "meet comes first"
         for tensor in self._offered.values():
-            self._group.broadcast(tensor, 0).wait()
+            self._group.broadcast(tensor)
 
     def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
         self._group, self._kept = None, {}
 
 

@@ -154,6 +154,8 @@ class SoleraTransfer(WeightTransferEngine):
         """Nothing to finish."""
 
     def shutdown(self) -> None:
+        if self.group is not None:
+            self.group.close()
         self.group = None
 
     @staticmethod
