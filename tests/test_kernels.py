@@ -34,8 +34,8 @@ def compile(kernel, types, constants, **options):
     signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
 
-heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64}
-rows = {name: "*i64" for name in ("prompt_start", "prompt_length", "response_start", "response_length")}
+heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 64, "UNIT": 64 * 3 * 64}
+rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length")} | {"page_row": "i32"}
 for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
@@ -43,6 +43,9 @@ for number in ("fp16", "bf16", "fp32"):
     for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
         special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
         compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
+    types = {"*": f"*{number}", "page_ptr": "*i64", "at_ptr": "*i64"}
+    types |= {f"{part}_{by}": "i32" for part in ("key", "value") for by in ("place", "head")}
+    compile(engine._keep, types, {"HEADS": 3, "DIM": 64, "TILE": 4, "WIDTH": 64, "UNIT": 64 * 3 * 64})
     types = {"*": f"*{number}", "width": "i32", "inner": "i32", "epsilon": "fp32"}
     compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024})
     compile(engine._gate, types, {"BLOCK": 1024})

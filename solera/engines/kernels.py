@@ -37,12 +37,17 @@ def _heads(
 @triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    prompt_start, prompt_length, response_start, response_length, scale,
+    page_ptr, page_row, prompt_length, response_length, scale,
     cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and key-value head: its queries against the new token, the prompt and the response so far."""
+    """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
+
+    The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
+    in pages that follow each other in the table, at most one more than a block of whole pages would have.
+    """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -62,11 +67,12 @@ def _decode_attention(
     ).to(pool_key.dtype.element_ty)
     value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
     value = value.to(pool_value.dtype.element_ty)
-    prompt = tl.load(prompt_start + row)
+    pages = page_ptr + row * page_row
     turn = tl.load(prompt_length + row).to(tl.int32)
-    response = tl.load(response_start + row)
     length = turn + tl.load(response_length + row).to(tl.int32)
-    place = ((response + length - turn) * HEADS + head) * DIM + d
+    gap = (turn + PAGE - 1) // PAGE * PAGE - turn
+    new = length + gap
+    place = tl.load(pages + new // PAGE) * UNIT + ((new % PAGE) * HEADS + head) * DIM + d
     tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
     tl.store(pool_value + place, value, mask=d < DIM)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
@@ -74,8 +80,12 @@ def _decode_attention(
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
     for first in range(0, length, BLOCK):
         n = first + tl.arange(0, BLOCK)
-        line = tl.where(n < turn, prompt + n, response - turn + n)
-        at_n = (line[:, None] * HEADS + head) * DIM + d[None, :]
+        p = tl.where(n < turn, n, n + gap)
+        number = tl.where(first < turn, first, first + gap) // PAGE
+        page = tl.load(pages + number) + tl.zeros([BLOCK], tl.int64)
+        for later in tl.static_range(1, (BLOCK + PAGE - 1) // PAGE + 1):
+            page = tl.where(p >= (number + later) * PAGE, tl.load(pages + number + later), page)
+        at_n = page[:, None] * UNIT + (((p & (PAGE - 1)) * HEADS + head) * DIM)[:, None] + d[None, :]
         there = (n < length)[:, None] & (d < DIM)[None, :]
         keys = tl.load(pool_key + at_n, mask=there, other=0.0)
         values = tl.load(pool_value + at_n, mask=there, other=0.0)
@@ -104,10 +114,12 @@ class Rotation(NamedTuple):
 
 def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
-    prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
+    page_SP: Tensor, prompt_length_S: Tensor, response_length_S: Tensor, scale: float,
     rotation: Rotation | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value after its response, and attend to its prompt and response.
+
+    `page_SP` has `SPARE_COLUMNS` more than the longest text needs: they are read, but not what they name.
 
     Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
     rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
@@ -122,19 +134,51 @@ def decode_attention(
     _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
-        prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
+        page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
-        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=128 if few else 32,
+        WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
+        BLOCK=128 if few else 32,
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
         ROTATE=rotation is not None, NORM=query_norm is not None,
-        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=2 if few else 3,
+        # Keys are fetched one block ahead for few rows, two for many, and the numbers of their pages before them.
+        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=3 if few else 5,
     )  # fmt: skip
     return out_SHD
 
 
 def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
     return x_SHD if x_SHD.stride(2) == 1 and x_SHD.stride(1) == x_SHD.shape[2] else x_SHD.contiguous()
+
+
+@triton.jit
+def _keep(
+    key_ptr, value_ptr, key_place, key_head, value_place, value_head, pool_key, pool_value, page_ptr, at_ptr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """One program per token: write its key and value to their place."""
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, TILE)[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    real = (h < HEADS) & (d < DIM)
+    place = tl.load(page_ptr + n) * UNIT + (tl.load(at_ptr + n) * HEADS + h) * DIM + d
+    key = tl.load(key_ptr + n * key_place + h * key_head + d, mask=real, other=0.0)
+    value = tl.load(value_ptr + n * value_place + h * value_head + d, mask=real, other=0.0)
+    tl.store(pool_key + place, key.to(pool_key.dtype.element_ty), mask=real)
+    tl.store(pool_value + place, value.to(pool_value.dtype.element_ty), mask=real)
+
+
+def keep(
+    key_NHD: Tensor, value_NHD: Tensor, pool_key: Tensor, pool_value: Tensor, page_N: Tensor, at_N: Tensor
+) -> None:
+    """Write the keys and values of texts to their places. Only a kernel reaches pages of every segment."""
+    places, heads, dim = key_NHD.shape
+    key_NHD, value_NHD = (x if x.stride(2) == 1 else x.contiguous() for x in (key_NHD, value_NHD))
+    _keep[(places,)](
+        key_NHD, value_NHD, key_NHD.stride(0), key_NHD.stride(1), value_NHD.stride(0), value_NHD.stride(1),
+        pool_key, pool_value, page_N, at_N, HEADS=heads, DIM=dim, TILE=triton.next_power_of_2(heads),
+        WIDTH=triton.next_power_of_2(dim), UNIT=pool_key.stride(0), num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit
