@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from solera.engines.kv_cache import attend_pages
+from solera.engines.kv_cache import attend_pages, attend_to_pages
 from solera.engines.pages import Pages
 from solera.engines.slots import SPARE_COLUMNS
 from solera.models.digest import BLOCK, _weights
@@ -82,6 +82,42 @@ def attention() -> None:
                     attend(query, key, value, *pages.pools[1], table, length, torch.tensor(written) + step, 0.125)
                 )
         torch.testing.assert_close(torch.stack(outs[3:]), torch.stack(outs[:3]), atol=2e-6, rtol=0)
+
+
+def parts() -> None:
+    """Parts of texts behind their beginnings and behind prompts that end within a page; sizes of heads, tiles and pages
+    that do not go together."""
+    from solera.engines import kernels
+
+    shapes = (
+        (3, 3, 64, 130, 0, 70),
+        (2, 1, 48, 33, 33, 65),
+        (1, 7, 32, 64, 60, 10),
+        (1, 2, 16, 70, 200, 129),
+        (2, 2, 16, 9, 5, 3),
+    )
+    for heads, group, dim, turn, shared, count in shapes:
+        whole, lengths = shared + count, [min(turn, shared + count), max(0, shared + count - turn)]
+        key, value = torch.randn(2, whole, heads, dim)
+        query = torch.randn(heads * group, count, dim).transpose(0, 1)
+        outs = []
+        for in_one in (True, False):
+            pages, pages_of = paged(Shapes([(1, 16), (heads, dim)]), in_one, lengths)
+            own, n = torch.tensor([*pages_of[0], *pages_of[1]]), torch.arange(whole)
+            place = n + torch.where(n < turn, 0, -turn % 64)
+            page, at = own[place // 64], place % 64
+            if in_one:
+                pages.pools[1][0][page, at], pages.pools[1][1][page, at] = key, value
+                outs.append(attend_to_pages(query, *pages.pools[1], own, turn, shared, 0.125))
+            else:
+                kernels.keep(key, value, *pages.pools[1], page, at)
+                outs.append(kernels.attend_to_pages(query, *pages.pools[1], own, turn, shared, 0.125))
+        sees = n <= shared + torch.arange(count)[:, None]
+        keys, values = (x.double().repeat_interleave(group, 1) for x in (key, value))
+        score = torch.einsum("mhd,nhd->hmn", query.double(), keys) * 0.125
+        exact = torch.einsum("hmn,nhd->mhd", score.masked_fill(~sees, -torch.inf).softmax(-1), values)
+        for out in outs:
+            torch.testing.assert_close(out.double(), exact, atol=2e-6, rtol=0)
 
 
 def packed() -> None:

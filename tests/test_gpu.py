@@ -177,6 +177,43 @@ def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, mon
     assert bool(gave_way) == (pages == 110)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_long_prompts_in_parts_give_what_the_cpu_gives(tiny, monkeypatch, compiled):
+    """Parts of 100 tokens beside rows that are written; prompts of up to 640."""
+    monkeypatch.setattr("solera.engines.slots.PART", 100)
+    with_long_context(tiny)
+    rng, sampling = np.random.default_rng(0), Sampling(1.3, 30)
+    prompts = [tuple(rng.integers(2, 11, length).tolist()) for length in (1, 64, 100, 101, 102, 165, 193, 400, 640)]
+    jobs = [Job(prompt, sampling, 2 * p + g, 30) for p, prompt in enumerate(prompts) for g in range(2)]
+    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
+    expected = decode(tiny.copy(torch.float32), texts, seeds, sampling, (VOCABULARY + 1,))
+    decoder = Watched(planned(tiny, torch.float32), (VOCABULARY + 1,), 64, compiled=compiled)
+    for _ in range(2):
+        decoder.seen.clear()
+        assert_written(all_written(decoder, jobs), expected)
+        rows, _ = zip(*decoder.seen, strict=True)
+        assert rows[0] == 8 < max(rows)  # the first four prompts are short
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, compute):
+    """Log-probabilities of tokens after 3,000 others, against a float32 pass: with parts of 256 and in one."""
+    with_long_context(tiny)
+    prompt = tuple(np.random.default_rng(0).integers(2, 11, 3000).tolist())
+    cpu, errors = tiny.copy(compute).copy(torch.float32), []
+    for part in (10_000, 256):
+        monkeypatch.setattr("solera.engines.slots.PART", part)
+        model = with_long_context(on_gpu(tiny, torch.float32))
+        model.can_take_plans = True
+        engine = InProcessEngine(model.for_compute(compute, copied=True), (VOCABULARY + 1,), 8, compute)
+        wanted = [(prompt, Sampling(1.0, 20), seed) for seed in range(8)]
+        errors.append(
+            np.mean([np.abs(got.behaviour_logp_T - fresh_logp(cpu, prompt, got, 1.0)) for got in ask(engine, wanted)])
+        )
+    print(f"{compute}: mean error in one piece {errors[0]:.5f}, in parts {errors[1]:.5f}")
+    assert errors[1] < max(1.5 * errors[0], 1e-3)
+
+
 def test_when_memory_is_short_rows_wait_and_more_run_than_could_be_reserved(tiny):
     """Responses of at most ten pages, most of them shorter than one."""
     jobs = many_jobs(200, Sampling(1.3, 640))

@@ -16,7 +16,7 @@ def run(*arguments: str, interpreted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["attention", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
+    "kernel", ["attention", "parts", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
 )
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")
@@ -43,6 +43,10 @@ for number in ("fp16", "bf16", "fp32"):
     for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
         special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
         compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
+    types |= dict.fromkeys(("query_place", "query_head", "turn", "shared", "count"), "i32")
+    tiles = {**heads, "QUERIES": 64, "KEYS": 64, "PRECISION": constants["PRECISION"]}
+    del tiles["TILE"]
+    compile(engine._attend_to_pages, types, tiles, num_warps=4, num_stages=3)
     types = {"*": f"*{number}", "page_ptr": "*i64", "at_ptr": "*i64"}
     types |= {f"{part}_{by}": "i32" for part in ("key", "value") for by in ("place", "head")}
     compile(engine._keep, types, {"HEADS": 3, "DIM": 64, "TILE": 4, "WIDTH": 64, "UNIT": 64 * 3 * 64})

@@ -12,15 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.engines import slots
 from solera.engines.decoding import room_for
 from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
-from solera.engines.kv_cache import Decoding, Prefilling
+from solera.engines.kv_cache import Continuing, Decoding, Places, Prefilling
 from solera.engines.pages import Pages, bytes_per_token
 from solera.engines.sampling import sample
 from solera.engines.slots import ALIVE, Memory, Rows, RowTable, Stretch, bucket
 from solera.errors import SoleraError
-from solera.models.attention import PackedTexts, Text
+from solera.models.attention import PackedTexts, Plan, Text
 from solera.models.language_model import LanguageModel
 from solera.models.memory import RECORDING, free_bytes
 
@@ -30,6 +31,7 @@ SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
 REMEMBERED = 1024
 """Responses whose lengths tell how long one usually is."""
+Numbers = npt.NDArray[np.int64]
 Group = tuple[Stretch, list[Stretch]]
 """A prompt and the texts that continue it."""
 
@@ -179,7 +181,7 @@ class ContinuousDecoder:
         """Compute the keys and values of prompts and of texts that continue them, and write each to its place in the
         cache. A prompt has every token but its last, which each row computes for itself as its first step."""
         part, total = list[Group](), 0
-        for group in _parts(groups):
+        for group in _parts([group for group in groups if len(group[0].token_ids) <= slots.PART]):
             length = _length(group)
             if part and total + length > PREFILL_TOKENS:
                 self._fill(part)
@@ -188,9 +190,29 @@ class ContinuousDecoder:
             total += length
         if total:
             self._fill(part)
+        for prompt, responses in groups:
+            turn = len(prompt.token_ids)
+            for text, before in (
+                ((prompt, 0), *((response, turn) for response in responses)) if turn > slots.PART else ()
+            ):
+                for first in range(0, len(text.token_ids), slots.PART):
+                    pages = prompt.pages + text.pages if before else prompt.pages
+                    self.fill_part(Stretch(text.token_ids[first : first + slots.PART], pages), turn, before + first)
+
+    def fill_part(self, part: Stretch, turn: int, shared: int) -> None:
+        """Compute the keys and values of a part of a text, behind `shared` tokens of it. The pages are those of the
+        whole text, and `turn` is the length of its prompt."""
+        assert self.pages is not None
+        position_N = shared + np.arange(len(part.token_ids))
+        place_N = position_N + np.where(position_N < turn, 0, -turn % self.pages.tokens)
+        page_P = np.array(part.pages, np.int64)
+        page_N, at_N = page_P[place_N // self.pages.tokens], place_N % self.pages.tokens
+        places = Places(self._sent(page_N), self._sent(at_N))
+        plan = Continuing(places, self._sent(page_P), turn, shared)
+        self._compute(np.array(part.token_ids, np.int64), position_N, plan)
 
     def _fill(self, groups: list[Group]) -> None:
-        texts, stretches, positions, at = list[Text](), list[Stretch](), list[npt.NDArray[np.int64]](), 0
+        texts, stretches, positions, at = list[Text](), list[Stretch](), list[Numbers](), 0
         for prompt, responses in groups:
             start, before = at, len(prompt.token_ids)
             for stretch in (prompt, *responses):
@@ -202,21 +224,21 @@ class ContinuousDecoder:
                 positions.append(np.arange(length) + (0 if stretch is prompt else before))
                 stretches.append(stretch)
                 at += length
-        device = self.model.device
         token_N = np.concatenate([np.array(stretch.token_ids, np.int64) for stretch in stretches])
-        page_N, at_N = (
-            torch.from_numpy(np.concatenate(each)).to(device)
-            for each in zip(*map(self._places, stretches), strict=True)
-        )
+        page_N, at_N = (np.concatenate(each) for each in zip(*map(self._places, stretches), strict=True))
+        places = Places(self._sent(page_N), self._sent(at_N))
+        plan = Prefilling(PackedTexts.of(texts).to(self.model.device), places)
+        self._compute(token_N, np.concatenate(positions), plan)
+
+    def _compute(self, token_N: Numbers, position_N: Numbers, plan: Plan) -> None:
         self.prefilled += len(token_N)
         with self.model.uncompiled():
-            self.model.hidden(
-                torch.from_numpy(token_N).to(device)[None],
-                torch.from_numpy(np.concatenate(positions)).to(device)[None],
-                plan=Prefilling(PackedTexts.of(texts).to(device), page_N, at_N),
-            )
+            self.model.hidden(self._sent(token_N)[None], self._sent(position_N)[None], plan=plan)
 
-    def _places(self, stretch: Stretch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _sent(self, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(numbers).to(self.model.device)
+
+    def _places(self, stretch: Stretch) -> tuple[Numbers, Numbers]:
         """Page of each token, and its place there."""
         assert self.pages is not None
         n = np.arange(len(stretch.token_ids))

@@ -151,6 +151,64 @@ def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
     return x_SHD if x_SHD.stride(2) == 1 and x_SHD.stride(1) == x_SHD.shape[2] else x_SHD.contiguous()
 
 
+@triton.jit(do_not_specialize=["turn", "shared", "count"])
+def _attend_to_pages(
+    query_ptr, query_place, query_head, pool_key, pool_value, out_ptr, page_ptr, turn, shared, count, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of queries and head. Query m sees key n if n <= shared + m."""
+    first = tl.program_id(0) * QUERIES
+    head = tl.program_id(1)
+    m = first + tl.arange(0, QUERIES)
+    d = tl.arange(0, WIDTH)
+    there = (m < count)[:, None] & (d < DIM)[None, :]
+    places = m.to(tl.int64)[:, None]
+    query = tl.load(query_ptr + places * query_place + head * query_head + d[None, :], mask=there, other=0.0)
+    query = query.to(pool_key.dtype.element_ty)
+    gap = (turn + PAGE - 1) // PAGE * PAGE - turn
+    length = shared + tl.minimum(first + QUERIES, count)
+    best = tl.full([QUERIES], -1e30, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, WIDTH], tl.float32)
+    for begin in range(0, length, KEYS):
+        n = begin + tl.arange(0, KEYS)
+        p = tl.where(n < turn, n, n + gap)
+        page = tl.load(page_ptr + p // PAGE, mask=n < length, other=0)
+        at_n = page[:, None] * UNIT + (((p & (PAGE - 1)) * HEADS + head // GROUP) * DIM)[:, None] + d[None, :]
+        real = (n < length)[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at_n, mask=real, other=0.0)
+        values = tl.load(pool_value + at_n, mask=real, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where(n[None, :] <= shared + m[:, None], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+    at = (places * HEADS * GROUP + head) * DIM + d[None, :]
+    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there)
+
+
+def attend_to_pages(
+    query_NHD: Tensor, pool_key: Tensor, pool_value: Tensor, page_P: Tensor, turn: int, shared: int, scale: float
+) -> Tensor:
+    """Attention of a part of one text, whose keys and values are in pages: its own, and those of `shared` tokens
+    before. `turn` is the length of its prompt, after which it goes on with another page."""
+    count, all_heads, dim = query_NHD.shape
+    heads = pool_key.shape[2]
+    query_NHD = query_NHD if query_NHD.stride(2) == 1 else query_NHD.contiguous()
+    out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
+    _attend_to_pages[(triton.cdiv(count, 64), all_heads)](
+        query_NHD, query_NHD.stride(0), query_NHD.stride(1), pool_key, pool_value, out_NHD, page_P, turn, shared, count,
+        scale, HEADS=heads, GROUP=all_heads // heads, DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)),
+        PAGE=pool_key.shape[1], UNIT=pool_key.stride(0), QUERIES=64, KEYS=64,
+        PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out_NHD
+
+
 @triton.jit
 def _keep(
     key_ptr, value_ptr, key_place, key_head, value_place, value_head, pool_key, pool_value, page_ptr, at_ptr,

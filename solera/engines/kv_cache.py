@@ -78,21 +78,65 @@ class Decoding:
 
 
 @dataclass(frozen=True, eq=False)
-class Prefilling:
-    """The plan of texts one after the other. Their keys and values stay in pages: those of token n at place
-    `at_N[n]` of page `page_N[n]`."""
+class Places:
+    """Where the keys and values of tokens stay: those of token n at place `at_N[n]` of page `page_N[n]`."""
 
-    texts: PackedTexts
     page_N: Tensor
     at_N: Tensor
 
-    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def keep(self, module: Any, key: Tensor, value: Tensor) -> None:
         key_NHD, value_NHD = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        if query.is_cuda:
+        if key.is_cuda:
             from solera.engines import kernels
 
             kernels.keep(key_NHD, value_NHD, module.pool_key, module.pool_value, self.page_N, self.at_N)
         else:
             module.pool_key[self.page_N, self.at_N] = key_NHD
             module.pool_value[self.page_N, self.at_N] = value_NHD
+
+
+@dataclass(frozen=True, eq=False)
+class Prefilling:
+    """The plan of whole texts one after the other."""
+
+    texts: PackedTexts
+    places: Places
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.places.keep(module, key, value)
         return self.texts.attend(module, query, key, value, scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Continuing:
+    """The plan of a part of one text, behind `shared` tokens that were computed before. `page_P` are the pages of the
+    text, and `turn` the length of its prompt."""
+
+    places: Places
+    page_P: Tensor
+    turn: int
+    shared: int
+
+    def attend(self, module: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.places.keep(module, key, value)
+        pools, query_NHD = (module.pool_key, module.pool_value), query[0].transpose(0, 1)
+        if query.is_cuda:
+            from solera.engines import kernels
+
+            return kernels.attend_to_pages(query_NHD, *pools, self.page_P, self.turn, self.shared, scale)[None]
+        return attend_to_pages(query_NHD, *pools, self.page_P, self.turn, self.shared, scale)[None]
+
+
+def attend_to_pages(
+    query_NHD: Tensor, pool_key: Tensor, pool_value: Tensor, page_P: Tensor, turn: int, shared: int, scale: float
+) -> Tensor:
+    """Query m sees key n if n <= shared + m. `[N, heads, D]`"""
+    m, tokens = torch.arange(len(query_NHD)), pool_key.shape[1]
+    n = torch.arange(shared + len(query_NHD))
+    place_K = n + torch.where(n < turn, 0, -turn % tokens)
+    key_KHD, value_KHD = (pool[page_P[place_K // tokens], place_K % tokens] for pool in (pool_key, pool_value))
+    out_1HND = nn.functional.scaled_dot_product_attention(
+        query_NHD.transpose(0, 1)[None], key_KHD.transpose(0, 1)[None], value_KHD.transpose(0, 1)[None],
+        attn_mask=n <= shared + m[:, None], scale=scale, enable_gqa=True,
+    )  # fmt: skip
+    return out_1HND[0].transpose(0, 1)

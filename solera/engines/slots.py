@@ -7,6 +7,7 @@ began first always goes on, because one response of any length fits beside the p
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 CHUNK = 8
 """Tokens after which the host asks which rows have ended."""
+PART = 2048
+"""Prompt tokens that are computed in one pass between two chunks. Longer prompts are always computed in parts, so that
+their keys do not depend on what else goes on."""
 KEPT_FREE = 8
 """Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
 two until a long one ends."""
@@ -92,10 +96,18 @@ class Stretch(NamedTuple):
 
 @dataclass(eq=False)
 class Prefix:
-    """The pages of a prompt, without its last token, and how many jobs continue it."""
+    """The pages of a prompt, without its last token, how many jobs continue it, and how much of it is computed."""
 
+    token_ids: tuple[int, ...]
     pages: list[int]
     jobs: int = 0
+    computed: int = 0
+    held_up: list["Seat"] = field(default_factory=list)
+    """Jobs that wait until all of it is computed."""
+
+    @property
+    def is_computed(self) -> bool:
+        return self.computed == len(self.token_ids)
 
 
 @dataclass(eq=False)
@@ -129,6 +141,8 @@ class Rows:
         """Who sits in each slot and is not yet known to have ended."""
         self.prefixes = dict[tuple[int, ...], Prefix]()
         """Prompts in memory."""
+        self.to_compute = deque[Prefix]()
+        """Prompts that are not in memory yet. Each turn computes some of them, or a part of the first."""
         self.free_requests = list(range(memory.requests))[::-1]
         self.longest = 0
         """Most tokens that any of the responses may have."""
@@ -151,7 +165,7 @@ class Rows:
 
     @property
     def empty(self) -> bool:
-        return self.ending is None and not self.waiting and not self.taken
+        return self.ending is None and not self.waiting and not self.taken and not self.to_compute
 
     def has_room(self, jobs: list[Job]) -> bool:
         """Whether all of these jobs fit beside what is under way: their prompts without a row giving way for them."""
@@ -174,26 +188,73 @@ class Rows:
         return [prompt for prompt in dict.fromkeys(job.token_ids for job in jobs) if prompt not in self.prefixes]
 
     def take(self, jobs: list[Job]) -> None:
-        """Compute the prompts that are new, and queue the jobs."""
-        added = {prompt: Prefix(self.pages.take(self.pages.count(len(prompt) - 1))) for prompt in self._new(jobs)}
+        """Queue the jobs. Prompts that are new are computed now if they are short, all of them if no row has to wait
+        for that, else as many as between two chunks."""
+        added = {
+            prompt: Prefix(prompt[:-1], self.pages.take(self.pages.count(len(prompt) - 1)))
+            for prompt in self._new(jobs)
+        }
+        short = [prefix for prefix in added.values() if len(prefix.token_ids) <= PART]
+        if self.taken:
+            short = self._next_pass(short)
         try:
-            self.decoder.fill([(Stretch(prompt[:-1], prefix.pages), []) for prompt, prefix in added.items()])
+            self._compute(short)
         except Exception:
             for prefix in added.values():
                 self.pages.give(prefix.pages)
             raise
         self.prefixes |= added
+        self.to_compute.extend(prefix for prefix in added.values() if not prefix.is_computed)
+        self._queue(jobs)
+        self._seat()
+
+    def _queue(self, jobs: list[Job]) -> None:
         lines = [self.free_requests.pop() for _ in jobs]
         longest = max(job.limit for job in jobs)
         self.longest = max(self.longest, longest)
         uniform_BT = torch.from_numpy(uniforms(np.array([job.seed for job in jobs], np.uint64), longest))
         where = sent(lines, self.memory.row_table.device)
         self.memory.uniform_BT[where, :longest] = uniform_BT.to(where.device)
-        seats = [Seat(job, line, self.prefixes[job.token_ids]) for job, line in zip(jobs, lines, strict=True)]
-        for seat in seats:
-            seat.prefix.jobs += 1
+        ready = list[Seat]()
+        for job, line in zip(jobs, lines, strict=True):
+            prefix = self.prefixes[job.token_ids]
+            prefix.jobs += 1
+            (ready if prefix.is_computed else prefix.held_up).append(Seat(job, line, prefix))
+        self._enqueue(ready)
+
+    def _enqueue(self, seats: list[Seat]) -> None:
+        """Short ones go first."""
         short = [seat for seat in seats if seat.job.limit <= FEW]
         self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > FEW)])
+
+    def _next_pass(self, prefixes: Iterable[Prefix]) -> list[Prefix]:
+        """The first of these prompts that are computed in one pass between two chunks."""
+        chosen, total = list[Prefix](), 0
+        for prefix in prefixes:
+            total += len(prefix.token_ids)
+            if chosen and total > PART:
+                break
+            chosen.append(prefix)
+        return chosen
+
+    def _compute(self, prefixes: list[Prefix]) -> None:
+        self.decoder.fill([(Stretch(prefix.token_ids, prefix.pages), []) for prefix in prefixes])
+        for prefix in prefixes:
+            prefix.computed = len(prefix.token_ids)
+
+    def _compute_more(self) -> None:
+        """One pass over prompts that are not in memory yet. Jobs that waited for the last token of theirs are next."""
+        first, size = self.to_compute[0], PART
+        if len(first.token_ids) > size:
+            part = first.token_ids[first.computed : first.computed + size]
+            self.decoder.fill_part(Stretch(part, first.pages), len(first.token_ids), first.computed)
+            first.computed += len(part)
+        else:
+            self._compute(self._next_pass(self.to_compute))
+        while self.to_compute and self.to_compute[0].is_computed:
+            prefix = self.to_compute.popleft()
+            self._enqueue(prefix.held_up)
+            prefix.held_up = []
         self._seat()
 
     @property
@@ -203,6 +264,8 @@ class Rows:
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
         self._drop_cancelled()
+        if self.to_compute:
+            self._compute_more()
         written = self._make_room()
         if not self.taken:
             return written + self._ended()
@@ -302,7 +365,9 @@ class Rows:
             self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
         ).read()
         written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
-        responses: dict[tuple[int, ...], list[Stretch]] = {prompt: [] for prompt in self.prefixes}
+        responses = {prompt: list[Stretch]() for prompt, prefix in self.prefixes.items() if prefix.is_computed}
+        for prefix in self.to_compute:
+            prefix.computed = 0
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
@@ -319,9 +384,13 @@ class Rows:
 
     def _drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
-        gone = [seat for seat in self.waiting if seat.job.cancelled]
+        held_up = [seat for prefix in self.to_compute for seat in prefix.held_up]
+        gone = [seat for seat in (*self.waiting, *held_up) if seat.job.cancelled]
         if gone:
             self.waiting = deque(seat for seat in self.waiting if not seat.job.cancelled)
+            for prefix in self.to_compute:
+                prefix.held_up = [seat for seat in prefix.held_up if not seat.job.cancelled]
+            self.to_compute = deque(prefix for prefix in self.to_compute if prefix.held_up)
             self._free(gone)
         self._end([slot for slot, seat in enumerate(self.seats) if seat is not None and seat.job.cancelled])
 

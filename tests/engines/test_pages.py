@@ -15,9 +15,12 @@ from solera.engines.pages import NOBODY, Pages, bytes_per_token
 from solera.engines.slots import Rows
 from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
-from solera.records import Sampling
+from solera.records import Completion, Sampling
 from tests.conftest import END, VOCABULARY
 from tests.engines.test_continuous import Late, assert_same, planned, requests, turns, written
+from tests.engines.test_in_flight import (
+    LONG as LONG_IN_FLIGHT,
+)
 from tests.engines.test_in_flight import (
     VERSIONS,
     assert_each_span_is_of_its_version,
@@ -250,3 +253,110 @@ def test_a_model_whose_layers_differ_has_pages_of_the_largest(planned, small, mo
         for page in taken:
             assert (key[page] == 2.0 * page + 500 * layer).all()
             assert (value[page] == 2.0 * page + 500 * layer + 1).all()
+
+
+@pytest.fixture
+def parts(monkeypatch) -> list[tuple[int, int, bool]]:
+    """Parts of six tokens. How many tokens were computed behind how many, and whether they follow a prompt, pass by
+    pass."""
+    monkeypatch.setattr("solera.engines.slots.PART", 6)
+    noted, fill_part = [], ContinuousDecoder.fill_part
+
+    def noting(decoder, part, turn, shared):
+        noted.append((shared, len(part.token_ids), shared >= turn))
+        fill_part(decoder, part, turn, shared)
+
+    monkeypatch.setattr(ContinuousDecoder, "fill_part", noting)
+    return noted
+
+
+def with_long_prompts(sampling: Sampling) -> list[Job]:
+    """Prompts of 1 to 40 tokens, two jobs each."""
+    rng = np.random.default_rng(5)
+    prompts = [tuple(rng.integers(2, VOCABULARY, length).tolist()) for length in range(1, 41)]
+    return [Job(prompt, sampling, 2 * p + g, sampling.max_tokens) for p, prompt in enumerate(prompts) for g in range(2)]
+
+
+@pytest.mark.parametrize("tokens", [4, 16, 64])
+@pytest.mark.parametrize("slots", [8, 1000])
+def test_prompts_in_parts_give_what_whole_prompts_give(tiny, planned, monkeypatch, parts, slots, tokens):
+    monkeypatch.setattr("solera.engines.pages.PAGE", tokens)
+    jobs = with_long_prompts(Sampling(1.3, 20))
+    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
+    expected = decode(tiny.copy(torch.float32), texts, seeds, Sampling(1.3, 20), (END,))
+    for decoder in (ContinuousDecoder(planned, (END,), slots), Late(planned, (END,), slots)):
+        assert_same(all_written(decoder, jobs), expected)
+        # Of a prompt of n tokens, n - 1 are computed, each once; those of up to six in one piece.
+        assert decoder.prefilled == sum(range(40))
+    assert parts.count((0, 6, False)) == 2 * 33
+    assert parts.count((36, 3, False)) == 2
+
+
+def test_rows_go_on_while_a_long_prompt_is_computed(planned, parts, monkeypatch):
+    """One part between two chunks. What was asked for with it, and what is asked for later, does not wait for it."""
+    monkeypatch.setattr("solera.engines.slots.CHUNK", 2)
+    decoder = Late(planned, (VOCABULARY + 1,), 64)
+    sampling = Sampling(1.3, 40)
+    long = Job(tuple(2 + n % 8 for n in range(61)), sampling, 1, 40)
+    others = [Job((3, 4 + n), sampling, n, 40) for n in range(4)]
+    assert decoder.admit([long, *others]) == 5
+    assert parts == []
+    for turn in range(1, 10):
+        decoder.advance()
+        assert (decoder.advanced, len(parts)) == (turn, turn)
+        assert decoder.rows.taken == 4 + (turn > 4)
+        if turn == 4:
+            assert decoder.admit([Job((5, 6, 7), sampling, 9, 40)]) == 1
+            assert decoder.rows.taken == 5
+    decoder.advance()
+    assert decoder.rows.taken == 6
+    ended = [each for _ in range(60) if decoder.busy for each in decoder.advance()]
+    assert len(ended) == 6
+    assert parts == [(first, 6, False) for first in range(0, 60, 6)]
+
+
+def test_a_long_prompt_that_nobody_wants_any_more_is_not_computed(planned, parts):
+    decoder = Late(planned, (END,), 64)
+    long = [Job(tuple(2 + n % 8 for n in range(61)), LONG, seed, 60) for seed in range(2)]
+    decoder.admit([*long, Job((3, 4), LONG, 5, 60)])
+    decoder.advance()
+    for job in long:
+        job.cancelled = True
+    while decoder.busy:
+        assert {each.job for each in decoder.advance()}.isdisjoint(long)
+    assert len(parts) == 1
+    assert decoder.pages.taken == 0
+
+
+@pytest.mark.parametrize("decoder_type", [ContinuousDecoder, Late])
+def test_weights_in_flight_while_long_prompts_are_computed(tiny, parts, monkeypatch, decoder_type):
+    """What was computed with the weights before is computed again: prompts in parts, and responses behind them."""
+    monkeypatch.setattr("solera.engines.slots.CHUNK", 2)
+    versions = some_versions(tiny)
+    model = versions[0].copy(torch.float32).with_plans()
+    decoder = decoder_type(model, (VOCABULARY + 1,), 64)
+    sampling = Sampling(LONG_IN_FLIGHT.temperature, 40)
+    prompts = [tuple(2 + (n * seed) % 8 for n in range(3 + 11 * seed)) for seed in range(6)]
+    jobs = [Job(prompt, sampling, seed, 40) for seed, prompt in enumerate(prompts * 2)]
+    assert decoder.admit(jobs) == 12
+    ended, behind = [], []
+    for version, turns_of_it in enumerate((6, 7, 3, 1000)):
+        if version:
+            with torch.no_grad():
+                for own, new in zip(model.parameters().values(), versions[version].parameters().values(), strict=True):
+                    own.copy_(new)
+            before = len(parts)
+            for job, tokens in decoder.recompute().items():
+                if tokens:
+                    job.earlier.append((tokens, version - 1))
+            behind.append(sum(after_prompt for *_, after_prompt in parts[before:]))
+        for _ in range(turns_of_it):
+            ended += decoder.advance() if decoder.busy else []
+    crossed = [
+        (job.token_ids, Completion(tokens_T, logp_T, job.versions(40, VERSIONS - 1), "length", "run", sampling))
+        for job, tokens_T, logp_T, _ in ended
+    ]
+    assert_each_span_is_of_its_version(crossed, versions)
+    assert len(crossed) == 12
+    assert {len(completion.versions) for _, completion in crossed} == {1, 3, 4}
+    assert min(behind) > 0
