@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from solera.engines.kv_cache import attend_pages, attend_to_pages
 from solera.engines.pages import Pages
-from solera.engines.slots import SPARE_COLUMNS
+from solera.engines.tables import SPARE_COLUMNS
 from solera.models.digest import BLOCK, _weights
 from solera.streams import uniforms
 
@@ -178,7 +178,7 @@ def sampling() -> None:
 def writing() -> None:
     """The end of a step against torch's operations: rows that go on, end with a token, reach their limit, are dead."""
     from solera.engines import kernels
-    from solera.engines.slots import Memory, RowTable
+    from solera.engines.tables import Memory, RowTable
 
     rows, requests, limit, vocabulary, ends = 40, 50, 12, 5000, torch.tensor([7, 4000, 11])
     make = torch.zeros

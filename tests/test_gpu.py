@@ -180,7 +180,7 @@ def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, mon
 @pytest.mark.parametrize("compiled", [False, True])
 def test_long_prompts_in_parts_give_what_the_cpu_gives(tiny, monkeypatch, compiled):
     """Parts of 100 tokens beside rows that are written; prompts of up to 640."""
-    monkeypatch.setattr("solera.engines.slots.PART", 100)
+    monkeypatch.setattr("solera.engines.prompts.PART", 100)
     with_long_context(tiny)
     rng, sampling = np.random.default_rng(0), Sampling(1.3, 30)
     prompts = [tuple(rng.integers(2, 11, length).tolist()) for length in (1, 64, 100, 101, 102, 165, 193, 400, 640)]
@@ -202,7 +202,7 @@ def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, c
     prompt = tuple(np.random.default_rng(0).integers(2, 11, 3000).tolist())
     cpu, errors = tiny.copy(compute).copy(torch.float32), []
     for part in (10_000, 256):
-        monkeypatch.setattr("solera.engines.slots.PART", part)
+        monkeypatch.setattr("solera.engines.prompts.PART", part)
         model = with_long_context(on_gpu(tiny, torch.float32))
         model.can_take_plans = True
         engine = InProcessEngine(model.for_compute(compute, copied=True), (VOCABULARY + 1,), 8, compute)

@@ -12,14 +12,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.engines import slots
+from solera.engines import prompts
 from solera.engines.decoding import room_for
 from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
 from solera.engines.kv_cache import Continuing, Decoding, Places, Prefilling
 from solera.engines.pages import Pages, bytes_per_token
+from solera.engines.prompts import Stretch
 from solera.engines.sampling import sample
-from solera.engines.slots import ALIVE, Memory, Rows, RowTable, Stretch, bucket
+from solera.engines.slots import Rows
+from solera.engines.tables import ALIVE, Memory, RowTable, bucket
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Plan, Text
 from solera.models.language_model import LanguageModel
@@ -155,17 +157,17 @@ class ContinuousDecoder:
         pages gets more columns than needed: each batch's prompts have another length, and graphs take a while to
         record."""
         limit = room_for(self.model, 0, max(job.sampling.max_tokens for job in jobs))
-        prompts = [pages.count(len(prompt) - 1) for prompt in dict.fromkeys(job.token_ids for job in jobs)]
+        lengths = [pages.count(len(prompt) - 1) for prompt in dict.fromkeys(job.token_ids for job in jobs)]
         response = pages.count(limit)
         slots, requests = bucket(min(len(jobs), self.max_rows)), len(jobs) + SPARE_LINES
-        columns = max(prompts) + response
-        if not pages.reserve(sum(prompts) + response):
+        columns = max(lengths) + response
+        if not pages.reserve(sum(lengths) + response):
             raise SoleraError(
                 f"engine: the GPU's free memory does not hold the keys and values of one response of {limit} tokens: "
                 "lower sampling.max_tokens"
             )
         if self.keeps_memory:
-            pages.reserve(sum(prompts) + slots * response)
+            pages.reserve(sum(lengths) + slots * response)
         # A few slots more are not worth new graphs.
         if self.memory is None or not self.memory.holds(slots * 3 // 4, requests, limit, columns):
             columns = 2 * columns
@@ -181,7 +183,7 @@ class ContinuousDecoder:
         """Compute the keys and values of prompts and of texts that continue them, and write each to its place in the
         cache. A prompt has every token but its last, which each row computes for itself as its first step."""
         part, total = list[Group](), 0
-        for group in _parts([group for group in groups if len(group[0].token_ids) <= slots.PART]):
+        for group in _parts([group for group in groups if len(group[0].token_ids) <= prompts.PART]):
             length = _length(group)
             if part and total + length > PREFILL_TOKENS:
                 self._fill(part)
@@ -193,11 +195,11 @@ class ContinuousDecoder:
         for prompt, responses in groups:
             turn = len(prompt.token_ids)
             for text, before in (
-                ((prompt, 0), *((response, turn) for response in responses)) if turn > slots.PART else ()
+                ((prompt, 0), *((response, turn) for response in responses)) if turn > prompts.PART else ()
             ):
-                for first in range(0, len(text.token_ids), slots.PART):
+                for first in range(0, len(text.token_ids), prompts.PART):
                     pages = prompt.pages + text.pages if before else prompt.pages
-                    self.fill_part(Stretch(text.token_ids[first : first + slots.PART], pages), turn, before + first)
+                    self.fill_part(Stretch(text.token_ids[first : first + prompts.PART], pages), turn, before + first)
 
     def fill_part(self, part: Stretch, turn: int, shared: int) -> None:
         """Compute the keys and values of a part of a text, behind `shared` tokens of it. The pages are those of the

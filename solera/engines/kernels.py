@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from solera.engines.slots import Memory, RowTable
+    from solera.engines.tables import Memory, RowTable
 
 FEW_PROGRAMS = 400
 """Up to three programs for each of an H200's 132 processors."""

@@ -1,4 +1,4 @@
-"""The slots of continuous decoding: the memory that a step reads and writes, and who sits where in it.
+"""The slots of continuous decoding: who sits where in the tables.
 
 A row gets pages of keys and values as its response grows. If none are left, the row that began last gives way: it
 waits, gives its pages to the others, and begins again when there is room, with the same random numbers. The row that
@@ -7,18 +7,17 @@ began first always goes on, because one response of any length fits beside the p
 
 import math
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from solera.engines.arriving import Arriving, sent
 from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
 from solera.engines.pages import NOBODY, Pages
+from solera.engines.prompts import Prefix, Prompts, Stretch
+from solera.engines.tables import ALIVE, STEP, Memory, bucket
 from solera.streams import uniforms
 
 if TYPE_CHECKING:
@@ -26,88 +25,9 @@ if TYPE_CHECKING:
 
 CHUNK = 8
 """Tokens after which the host asks which rows have ended."""
-PART = 2048
-"""Prompt tokens that are computed in one pass between two chunks. Longer prompts are always computed in parts, so that
-their keys do not depend on what else goes on."""
 KEPT_FREE = 8
 """Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
 two until a long one ends."""
-SPARE_COLUMNS = 2
-"""Columns of the table of pages that a kernel may read behind a row's last page."""
-TOKEN, POSITION, PROMPT_LENGTH, STEP, REQUEST, ALIVE, LIMIT = range(7)
-"""Lines of the table of rows: last token and its position, tokens of its prompt that are in memory, which token of
-which request is next, whether it goes on, and the most tokens of its response: read by the graphs, so that one serves
-long and short ones."""
-
-
-class RowTable(NamedTuple):
-    """The lines of the table by name."""
-
-    token: Tensor
-    position: Tensor
-    prompt_length: Tensor
-    step: Tensor
-    request: Tensor
-    alive: Tensor
-    limit: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Everything a step reads and writes, at addresses that stay."""
-
-    slots: int
-    requests: int
-    limit: int
-    columns: int
-    row_table: Tensor
-    page_table: Tensor
-    """The pages of each row: its prompt's, then its response's."""
-    uniform_BT: Tensor
-    token_BT: Tensor
-    logp_BT: Tensor
-    length_B: Tensor
-    finished_B: Tensor
-
-    @classmethod
-    def allocate(cls, device: torch.device, slots: int, requests: int, limit: int, columns: int) -> "Memory":
-        make = partial(torch.zeros, device=device)
-        return cls(
-            slots, requests, limit, columns,
-            row_table=make(len(RowTable._fields), slots, dtype=torch.int64),
-            page_table=make(slots, columns + SPARE_COLUMNS, dtype=torch.int64),
-            uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
-            logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
-            finished_B=make(requests + 1, dtype=torch.bool),
-        )  # fmt: skip
-
-    def holds(self, slots: int, requests: int, limit: int, columns: int) -> bool:
-        return (
-            self.slots >= slots and self.requests >= requests and self.limit >= limit and self.columns >= columns
-        )  # fmt: skip
-
-
-class Stretch(NamedTuple):
-    """Tokens, and the pages that hold their keys and values from the first page's first place on."""
-
-    token_ids: tuple[int, ...]
-    pages: list[int]
-
-
-@dataclass(eq=False)
-class Prefix:
-    """The pages of a prompt, without its last token, how many jobs continue it, and how much of it is computed."""
-
-    token_ids: tuple[int, ...]
-    pages: list[int]
-    jobs: int = 0
-    computed: int = 0
-    held_up: list["Seat"] = field(default_factory=list)
-    """Jobs that wait until all of it is computed."""
-
-    @property
-    def is_computed(self) -> bool:
-        return self.computed == len(self.token_ids)
 
 
 @dataclass(eq=False)
@@ -139,10 +59,7 @@ class Rows:
         self.rows = bucket(1, memory.slots)
         self.seats: list[Seat | None] = [None] * memory.slots
         """Who sits in each slot and is not yet known to have ended."""
-        self.prefixes = dict[tuple[int, ...], Prefix]()
-        """Prompts in memory."""
-        self.to_compute = deque[Prefix]()
-        """Prompts that are not in memory yet. Each turn computes some of them, or a part of the first."""
+        self.prompts = Prompts(decoder, pages)
         self.free_requests = list(range(memory.requests))[::-1]
         self.longest = 0
         """Most tokens that any of the responses may have."""
@@ -165,12 +82,12 @@ class Rows:
 
     @property
     def empty(self) -> bool:
-        return self.ending is None and not self.waiting and not self.taken and not self.to_compute
+        return self.ending is None and not self.waiting and not self.taken and not self.prompts.unfinished
 
     def has_room(self, jobs: list[Job]) -> bool:
         """Whether all of these jobs fit beside what is under way: their prompts without a row giving way for them."""
-        new = sum(self.pages.count(len(prompt) - 1) for prompt in self._new(jobs))
-        prompts = new + self._prompt_pages
+        new = sum(self.pages.count(len(prompt) - 1) for prompt in self.prompts.new(job.token_ids for job in jobs))
+        prompts = new + self.prompts.page_count
         return (
             len(jobs) <= len(self.free_requests)
             and all(job.kind == self.kind and job.limit <= self.memory.limit for job in jobs)
@@ -183,28 +100,9 @@ class Rows:
     def _columns(self, job: Job) -> int:
         return self.pages.count(len(job.token_ids) - 1) + self.pages.count(job.limit)
 
-    def _new(self, jobs: list[Job]) -> list[tuple[int, ...]]:
-        """Their prompts that are not in memory."""
-        return [prompt for prompt in dict.fromkeys(job.token_ids for job in jobs) if prompt not in self.prefixes]
-
     def take(self, jobs: list[Job]) -> None:
-        """Queue the jobs. Prompts that are new are computed now if they are short, all of them if no row has to wait
-        for that, else as many as between two chunks."""
-        added = {
-            prompt: Prefix(prompt[:-1], self.pages.take(self.pages.count(len(prompt) - 1)))
-            for prompt in self._new(jobs)
-        }
-        short = [prefix for prefix in added.values() if len(prefix.token_ids) <= PART]
-        if self.taken:
-            short = self._next_pass(short)
-        try:
-            self._compute(short)
-        except Exception:
-            for prefix in added.values():
-                self.pages.give(prefix.pages)
-            raise
-        self.prefixes |= added
-        self.to_compute.extend(prefix for prefix in added.values() if not prefix.is_computed)
+        """Queue the jobs, and compute prompts that are new: at once if no row has to wait for that."""
+        self.prompts.add(self.prompts.new(job.token_ids for job in jobs), one_pass=self.taken > 0)
         self._queue(jobs)
         self._seat()
 
@@ -217,7 +115,7 @@ class Rows:
         self.memory.uniform_BT[where, :longest] = uniform_BT.to(where.device)
         ready = list[Seat]()
         for job, line in zip(jobs, lines, strict=True):
-            prefix = self.prefixes[job.token_ids]
+            prefix = self.prompts.all[job.token_ids]
             prefix.jobs += 1
             (ready if prefix.is_computed else prefix.held_up).append(Seat(job, line, prefix))
         self._enqueue(ready)
@@ -227,36 +125,6 @@ class Rows:
         short = [seat for seat in seats if seat.job.limit <= FEW]
         self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > FEW)])
 
-    def _next_pass(self, prefixes: Iterable[Prefix]) -> list[Prefix]:
-        """The first of these prompts that are computed in one pass between two chunks."""
-        chosen, total = list[Prefix](), 0
-        for prefix in prefixes:
-            total += len(prefix.token_ids)
-            if chosen and total > PART:
-                break
-            chosen.append(prefix)
-        return chosen
-
-    def _compute(self, prefixes: list[Prefix]) -> None:
-        self.decoder.fill([(Stretch(prefix.token_ids, prefix.pages), []) for prefix in prefixes])
-        for prefix in prefixes:
-            prefix.computed = len(prefix.token_ids)
-
-    def _compute_more(self) -> None:
-        """One pass over prompts that are not in memory yet. Jobs that waited for the last token of theirs are next."""
-        first, size = self.to_compute[0], PART
-        if len(first.token_ids) > size:
-            part = first.token_ids[first.computed : first.computed + size]
-            self.decoder.fill_part(Stretch(part, first.pages), len(first.token_ids), first.computed)
-            first.computed += len(part)
-        else:
-            self._compute(self._next_pass(self.to_compute))
-        while self.to_compute and self.to_compute[0].is_computed:
-            prefix = self.to_compute.popleft()
-            self._enqueue(prefix.held_up)
-            prefix.held_up = []
-        self._seat()
-
     @property
     def taken(self) -> int:
         return sum(seat is not None for seat in self.seats)
@@ -264,8 +132,9 @@ class Rows:
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
         self._drop_cancelled()
-        if self.to_compute:
-            self._compute_more()
+        if self.prompts.unfinished:
+            self._enqueue(self.prompts.compute_more())
+            self._seat()
         written = self._make_room()
         if not self.taken:
             return written + self._ended()
@@ -365,9 +234,7 @@ class Rows:
             self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
         ).read()
         written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
-        responses = {prompt: list[Stretch]() for prompt, prefix in self.prefixes.items() if prefix.is_computed}
-        for prefix in self.to_compute:
-            prefix.computed = 0
+        responses = dict[tuple[int, ...], list[Stretch]]()
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
@@ -376,21 +243,15 @@ class Rows:
             if alive_S[slot] and step_S[slot]:
                 # The row computes its newest token itself.
                 response = job.token_ids[-1:] + tuple(token_BT[request, : step_S[slot] - 1].tolist())
-                responses[job.token_ids].append(Stretch(response, seat.pages))
-        self.decoder.fill(
-            [(Stretch(prompt[:-1], self.prefixes[prompt].pages), after) for prompt, after in responses.items()]
-        )
+                responses.setdefault(job.token_ids, []).append(Stretch(response, seat.pages))
+        self.prompts.compute_again(responses)
         return written
 
     def _drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
-        held_up = [seat for prefix in self.to_compute for seat in prefix.held_up]
-        gone = [seat for seat in (*self.waiting, *held_up) if seat.job.cancelled]
+        gone = self.prompts.drop_cancelled() + [seat for seat in self.waiting if seat.job.cancelled]
         if gone:
             self.waiting = deque(seat for seat in self.waiting if not seat.job.cancelled)
-            for prefix in self.to_compute:
-                prefix.held_up = [seat for seat in prefix.held_up if not seat.job.cancelled]
-            self.to_compute = deque(prefix for prefix in self.to_compute if prefix.held_up)
             self._free(gone)
         self._end([slot for slot, seat in enumerate(self.seats) if seat is not None and seat.job.cancelled])
 
@@ -452,11 +313,7 @@ class Rows:
         for seat in seats:
             self.free_requests.append(seat.request)
             self.looked.pop(seat.request, None)
-            pages += seat.pages
-            seat.prefix.jobs -= 1
-            if not seat.prefix.jobs:
-                pages += seat.prefix.pages
-                del self.prefixes[seat.job.token_ids]
+            pages += seat.pages + self.prompts.leave(seat.job.token_ids)
         self.pages.give(pages)
 
     def _seat(self) -> bool:
@@ -481,8 +338,8 @@ class Rows:
         return True
 
     def _seatable(self) -> int:
-        """How many waiting jobs get a slot. Where jobs outnumber the free slots of a large table, the last few are kept
-        for short ones. There are as many rows as can be seated."""
+        """How many waiting jobs get a slot. Where jobs outnumber the slots of a large table, the last few are kept for
+        short ones. There are as many rows as can be seated."""
         fitting = self._fitting()
         if not fitting:
             return 0
@@ -490,7 +347,7 @@ class Rows:
         self.rows = max(self.rows, bucket(min(taken + fitting, self.memory.slots), self.memory.slots))
         unseated = self.rows - taken
         count = min(unseated, fitting)
-        if len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
+        if self.rows < self.memory.slots or len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
             return count
         short = next((i for i, seat in enumerate(self.waiting) if seat.job.limit > FEW), len(self.waiting))
         return min(count, max(short, unseated - KEPT_FREE))
@@ -500,7 +357,9 @@ class Rows:
         if not self.waiting:
             return 0
         usual = self._usual_length()
-        left = self.pages.most - self._prompt_pages - sum(self._expected(seat, usual) for seat in self.seats if seat)
+        left = (
+            self.pages.most - self.prompts.page_count - sum(self._expected(seat, usual) for seat in self.seats if seat)
+        )
         for number, seat in enumerate(self.waiting):
             left -= self._expected(seat, usual)
             if left < 0:
@@ -517,10 +376,6 @@ class Rows:
         ended = self.decoder.lengths
         running = sum(seat.tokens(self.now) for seat in self.seats if seat)
         return (sum(ended) + running) / len(ended) if ended else math.inf
-
-    @property
-    def _prompt_pages(self) -> int:
-        return sum(len(prefix.pages) for prefix in self.prefixes.values())
 
     def _move_up(self) -> bool:
         """With nobody to seat, gather the living rows at the front once a smaller table holds them."""
@@ -554,11 +409,3 @@ class Ending:
             Written(job, token_BT[b, : lengths[b]], logp_BT[b, : lengths[b]], stopped[b])
             for b, job in enumerate(self.jobs)
         ]
-
-
-def bucket(rows: int, most: int | None = None) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, …: few sizes, so that few graphs are recorded."""
-    size = 8
-    while size < rows:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return size if most is None else min(size, most)

@@ -16,7 +16,7 @@ from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.jobs import Decoder, Job, Written
 from solera.engines.pages import bytes_per_token
-from solera.engines.slots import bucket
+from solera.engines.tables import bucket
 from solera.models.language_model import LanguageModel
 from solera.records import Prompt, Sampling
 from solera.tasks.episodes import attempt_all

@@ -182,6 +182,17 @@ def test_a_row_that_gave_way_writes_the_same_again(tiny, planned, small, gave_wa
     assert decoder.sampled - begun > 60 * 60  # what was written twice counts twice
 
 
+def test_a_large_table_with_memory_for_few_rows_goes_on(planned, small):
+    """No slot is kept free for short requests where slots are not what is short."""
+    decoder = Watched(planned, (END,), 256)
+    decoder.room = 4 * 64
+    jobs = [Job((2, 3 + n % 3), LONG, n, 60) for n in range(300)]
+    assert decoder.admit(jobs) == 300
+    ended = [each for _ in range(3000) if decoder.busy for each in decoder.advance()]
+    assert len(ended) == 300
+    assert decoder.memory.slots == 256
+
+
 def test_one_response_that_does_not_fit_is_refused(planned, small):
     decoder = Watched(planned, (END,), 8)
     decoder.room = 4 * 12
@@ -259,7 +270,7 @@ def test_a_model_whose_layers_differ_has_pages_of_the_largest(planned, small, mo
 def parts(monkeypatch) -> list[tuple[int, int, bool]]:
     """Parts of six tokens. How many tokens were computed behind how many, and whether they follow a prompt, pass by
     pass."""
-    monkeypatch.setattr("solera.engines.slots.PART", 6)
+    monkeypatch.setattr("solera.engines.prompts.PART", 6)
     noted, fill_part = [], ContinuousDecoder.fill_part
 
     def noting(decoder, part, turn, shared):
