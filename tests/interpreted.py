@@ -13,8 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from solera.engines.kv_cache import attend_pages, attend_to_pages
-from solera.engines.pages import Pages
-from solera.engines.tables import SPARE_COLUMNS
+from solera.engines.pages import PAGE, Pages
 from solera.models.digest import BLOCK, _weights
 from solera.streams import uniforms
 
@@ -29,7 +28,7 @@ class Shapes(NamedTuple):
 
 def paged(shapes: Shapes, in_one: bool, texts: list[int]) -> tuple[Pages, list[list[int]]]:
     """Pages, in many segments, and those of texts of these lengths, in no order."""
-    pages = Pages(shapes, 64 * 900, in_one=in_one)
+    pages = Pages(shapes, PAGE * 900, in_one=in_one)
     taken = pages.take(800)
     random.Random(len(texts)).shuffle(taken)
     return pages, [[taken.pop() for _ in range(pages.count(length))] for length in texts]
@@ -37,7 +36,7 @@ def paged(shapes: Shapes, in_one: bool, texts: list[int]) -> tuple[Pages, list[l
 
 def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
     lines = [before + after for before, after in zip(prompts, responses, strict=True)]
-    width = max(map(len, lines)) + SPARE_COLUMNS
+    width = max(map(len, lines))
     return torch.tensor([line + [-(10**6)] * (width - len(line)) for line in lines])
 
 
@@ -69,7 +68,7 @@ def attention() -> None:
                 n = torch.arange(len(key))
                 if not len(key):
                     continue
-                page, at = torch.tensor(own)[n // 64], n % 64
+                page, at = torch.tensor(own)[n // PAGE], n % PAGE
                 if in_one:
                     pool_key[page, at], pool_value[page, at] = key, value
                 else:
@@ -104,8 +103,8 @@ def parts() -> None:
         for in_one in (True, False):
             pages, pages_of = paged(Shapes([(1, 16), (heads, dim)]), in_one, lengths)
             own, n = torch.tensor([*pages_of[0], *pages_of[1]]), torch.arange(whole)
-            place = n + torch.where(n < turn, 0, -turn % 64)
-            page, at = own[place // 64], place % 64
+            place = n + torch.where(n < turn, 0, -turn % PAGE)
+            page, at = own[place // PAGE], place % PAGE
             if in_one:
                 pages.pools[1][0][page, at], pages.pools[1][1][page, at] = key, value
                 outs.append(attend_to_pages(query, *pages.pools[1], own, turn, shared, 0.125))

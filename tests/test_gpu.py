@@ -147,7 +147,7 @@ def all_written(decoder: ContinuousDecoder, jobs: list[Job]) -> Decoded:
 def test_keys_and_values_in_pages_give_the_bits_of_those_in_one_piece(tiny, monkeypatch, compute, compiled):
     """With 1,024 tokens a page, every text lies in one page. Pages lie in many segments. Nothing ends early."""
     model, results = planned(with_long_context(tiny), compute), []
-    for tokens in (1024, 64):
+    for tokens in (1024, 128):
         monkeypatch.setattr("solera.engines.pages.PAGE", tokens)
         monkeypatch.setattr("solera.engines.pages.SEGMENT", 8 * tokens * bytes_per_token(model))
         decoder = Watched(model, (VOCABULARY + 1,), 256, compiled=compiled)

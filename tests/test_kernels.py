@@ -34,7 +34,7 @@ def compile(kernel, types, constants, **options):
     signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
 
-heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 64, "UNIT": 64 * 3 * 64}
+heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 128, "UNIT": 128 * 3 * 64}
 rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length")} | {"page_row": "i32"}
 for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}

@@ -46,7 +46,7 @@ def _decode_attention(
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
     The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
-    in pages that follow each other in the table, at most one more than a block of whole pages would have.
+    in one page: blocks begin anew with the response, and a page holds whole blocks.
     """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -70,27 +70,26 @@ def _decode_attention(
     pages = page_ptr + row * page_row
     turn = tl.load(prompt_length + row).to(tl.int32)
     length = turn + tl.load(response_length + row).to(tl.int32)
-    gap = (turn + PAGE - 1) // PAGE * PAGE - turn
-    new = length + gap
-    place = tl.load(pages + new // PAGE) * UNIT + ((new % PAGE) * HEADS + head) * DIM + d
+    begin = (turn + PAGE - 1) // PAGE * PAGE
+    end = begin + length - turn
+    place = tl.load(pages + end // PAGE) * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
     tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
     tl.store(pool_value + place, value, mask=d < DIM)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    for first in range(0, length, BLOCK):
-        n = first + tl.arange(0, BLOCK)
-        p = tl.where(n < turn, n, n + gap)
-        number = tl.where(first < turn, first, first + gap) // PAGE
-        page = tl.load(pages + number) + tl.zeros([BLOCK], tl.int64)
-        for later in tl.static_range(1, (BLOCK + PAGE - 1) // PAGE + 1):
-            page = tl.where(p >= (number + later) * PAGE, tl.load(pages + number + later), page)
-        at_n = page[:, None] * UNIT + (((p & (PAGE - 1)) * HEADS + head) * DIM)[:, None] + d[None, :]
-        there = (n < length)[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at_n, mask=there, other=0.0)
-        values = tl.load(pool_value + at_n, mask=there, other=0.0)
+    b = tl.arange(0, BLOCK)
+    skipped = begin - (turn + BLOCK - 1) // BLOCK * BLOCK  # behind the prompt, to the response's first page
+    for counted in range(0, end - skipped, BLOCK):
+        first = tl.where(counted < turn, counted, counted + skipped)
+        page = tl.load(pages + first // PAGE) * UNIT
+        at_n = ((first % PAGE + b) * HEADS + head)[:, None] * DIM + d[None, :]
+        seen = b < tl.where(counted < turn, turn, end) - first
+        there = seen[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + page + at_n, mask=there, other=0.0)
+        values = tl.load(pool_value + page + at_n, mask=there, other=0.0)
         score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where((n < length)[None, :], score, float("-inf"))
+        score = tl.where(seen[None, :], score, float("-inf"))
         new_best = tl.maximum(best, tl.max(score, 1))
         share = tl.exp(score - new_best[:, None])
         shrink = tl.exp(best - new_best)
@@ -119,8 +118,6 @@ def decode_attention(
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value after its response, and attend to its prompt and response.
 
-    `page_SP` has `SPARE_COLUMNS` more than the longest text needs: they are read, but not what they name.
-
     Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
     rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
     rows they are large, because nobody else is waiting.
@@ -138,7 +135,7 @@ def decode_attention(
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
-        BLOCK=128 if few else 32,
+        BLOCK=min(128 if few else 32, pool_key.shape[1]),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
         ROTATE=rotation is not None, NORM=query_norm is not None,
         # Keys are fetched one block ahead for few rows, two for many, and the numbers of their pages before them.

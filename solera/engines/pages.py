@@ -13,7 +13,7 @@ from torch import Tensor
 
 from solera.models.language_model import LanguageModel
 
-PAGE = 64
+PAGE = 128
 """Tokens of a page."""
 SEGMENT = 2**28
 """Bytes of a segment at most. Torch takes a while to get memory from the GPU."""

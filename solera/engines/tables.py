@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SPARE_COLUMNS = 2
-"""Columns of the table of pages that a kernel may read behind a row's last page."""
 TOKEN, POSITION, PROMPT_LENGTH, STEP, REQUEST, ALIVE, LIMIT = range(7)
 """Lines of the table of rows: last token and its position, tokens of its prompt that are in memory, which token of
 which request is next, whether it goes on, and the most tokens of its response: read by the graphs, so that one serves
@@ -50,7 +48,7 @@ class Memory:
         return cls(
             slots, requests, limit, columns,
             row_table=make(len(RowTable._fields), slots, dtype=torch.int64),
-            page_table=make(slots, columns + SPARE_COLUMNS, dtype=torch.int64),
+            page_table=make(slots, columns, dtype=torch.int64),
             uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
