@@ -36,7 +36,7 @@ def paged(shapes: Shapes, in_one: bool, texts: list[int]) -> tuple[Pages, list[l
 
 def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
     lines = [before + after for before, after in zip(prompts, responses, strict=True)]
-    width = max(map(len, lines))
+    width = max(map(len, lines)) + 1
     return torch.tensor([line + [-(10**6)] * (width - len(line)) for line in lines])
 
 
@@ -49,6 +49,7 @@ def attention() -> None:
         (3, 3, 64, [33, 40], [0, 0, 1, 1, 1], [0, 49, 7, 31, 16]),
         (2, 1, 48, [0, 1, 64, 129], [0, 1, 1, 2, 3, 3], [0, 63, 64, 31, 160, 3]),
         (1, 7, 32, [9, 200, 127], [0, 1, 0, 1, 2, 2], [5, 61, 70, 128, 62, 190]),
+        (1, 3, 16, [256, 300, 383, 385, 31], [0, 1, 2, 3, 4, 1], [127, 260, 253, 1, 400, 0]),
     )
     for (heads, group, dim, prompts, prompt_of, written), few in itertools.product(shapes, (0, kernels.FEW_PROGRAMS)):
         kernels.FEW_PROGRAMS = few

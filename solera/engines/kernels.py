@@ -1,6 +1,7 @@
 """Triton kernels for decoding: what a layer computes between its products, attention over the pool of keys and values,
 and sampling a token from its logits."""
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -100,6 +101,233 @@ def _decode_attention(
     tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
+@triton.jit
+def _decode_attention_ahead(  # noqa: PLR0915
+    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
+    page_ptr, page_row, prompt_length, response_length, scale,
+    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
+
+    The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
+    in one page or in two that follow each other in the table: blocks of the prompt begin with a page's.
+    """
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    g = tl.arange(0, TILE)
+    one = tl.arange(0, 1)
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    pages = page_ptr + row * page_row
+    here = tl.load(pages)
+    after = tl.load(pages + 1)
+    turn = tl.load(prompt_length + row).to(tl.int32)
+    length = turn + tl.load(response_length + row).to(tl.int32)
+    cos = tl.full([WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([WIDTH], tl.float32)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    query = _heads(
+        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    key = _heads(
+        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
+    value = value.to(pool_value.dtype.element_ty)
+    gap = -turn & (PAGE - 1)
+    end = length + gap
+    newest = tl.load(pages + end // PAGE)
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
+    total = tl.full([TILE], 1.0, tl.float32)
+    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
+    b = tl.arange(0, BLOCK)
+    at_n = (b * HEADS + head)[:, None] * DIM + d[None, :]
+    for first in range(0, length, BLOCK):
+        inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
+        cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
+        where = tl.where(b < cut, here * UNIT + inner * (HEADS * DIM), after * UNIT - cut * (HEADS * DIM))
+        at = where[:, None] + at_n
+        seen = b < length - first
+        there = seen[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at, mask=there, other=0.0)
+        values = tl.load(pool_value + at, mask=there, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+        # The numbers of the next block's pages, so that its address is known when it is fetched.
+        number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
+        here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
+        after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
+    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
+    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
+    tl.store(pool_value + place, value, mask=d < DIM)
+    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _decode_attention_counted(  # noqa: PLR0915
+    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
+    page_ptr, page_row, prompt_length, response_length, scale,
+    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The same as `_decode_attention_ahead`, with places counted from the first key: fewer registers, more work."""
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    g = tl.arange(0, TILE)
+    one = tl.arange(0, 1)
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    pages = page_ptr + row * page_row
+    here = tl.load(pages)
+    after = tl.load(pages + 1)
+    turn = tl.load(prompt_length + row).to(tl.int32)
+    length = turn + tl.load(response_length + row).to(tl.int32)
+    cos = tl.full([WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([WIDTH], tl.float32)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    query = _heads(
+        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    key = _heads(
+        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
+    value = value.to(pool_value.dtype.element_ty)
+    gap = -turn & (PAGE - 1)
+    end = length + gap
+    newest = tl.load(pages + end // PAGE)
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
+    total = tl.full([TILE], 1.0, tl.float32)
+    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
+    b = tl.arange(0, BLOCK)
+    for first in range(0, length, BLOCK):
+        inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
+        cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
+        where = tl.where(
+            b < cut, here * UNIT + (inner - first) * (HEADS * DIM), after * UNIT - (first + cut) * (HEADS * DIM)
+        )
+        at = where[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
+        seen = b < length - first
+        there = seen[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at, mask=there, other=0.0)
+        values = tl.load(pool_value + at, mask=there, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+        # The numbers of the next block's pages, so that its address is known when it is fetched.
+        number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
+        here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
+        after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
+    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
+    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
+    tl.store(pool_value + place, value, mask=d < DIM)
+    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _decode_attention_apart(  # noqa: PLR0915
+    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
+    page_ptr, page_row, prompt_length, response_length, scale,
+    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The same with blocks that begin anew with the response, so that the keys of each lie in one page."""
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    d = tl.arange(0, WIDTH)
+    g = tl.arange(0, TILE)
+    one = tl.arange(0, 1)
+    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    pages = page_ptr + row * page_row
+    here = tl.load(pages)
+    turn = tl.load(prompt_length + row).to(tl.int32)
+    length = turn + tl.load(response_length + row).to(tl.int32)
+    cos = tl.full([WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([WIDTH], tl.float32)
+    if ROTATE:
+        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    query = _heads(
+        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    key = _heads(
+        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
+    ).to(pool_key.dtype.element_ty)
+    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
+    value = value.to(pool_value.dtype.element_ty)
+    gap = -turn & (PAGE - 1)
+    end = length + gap
+    newest = tl.load(pages + end // PAGE)
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
+    total = tl.full([TILE], 1.0, tl.float32)
+    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
+    b = tl.arange(0, BLOCK)
+    at_n = (b * HEADS + head)[:, None] * DIM + d[None, :]
+    skipped = gap + turn - (turn + BLOCK - 1) // BLOCK * BLOCK  # behind the prompt, to the response's first page
+    for counted in range(0, end - skipped, BLOCK):
+        first = tl.where(counted < turn, counted, counted + skipped)
+        at = here * UNIT + (first & (PAGE - 1)) * (HEADS * DIM) + at_n
+        seen = b < tl.where(counted < turn, turn, end) - first
+        there = seen[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at, mask=there, other=0.0)
+        values = tl.load(pool_value + at, mask=there, other=0.0)
+        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
+        score = tl.where(seen[None, :], score, float("-inf"))
+        new_best = tl.maximum(best, tl.max(score, 1))
+        share = tl.exp(score - new_best[:, None])
+        shrink = tl.exp(best - new_best)
+        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+        total = total * shrink + tl.sum(share, 1)
+        best = new_best
+        # The number of the next block's page, so that its address is known when it is fetched.
+        later = counted + BLOCK
+        number = tl.where(later < turn, later, later + skipped) // PAGE
+        here = tl.load(pages + number, mask=later < end - skipped, other=0)
+    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
+    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
+    tl.store(pool_value + place, value, mask=d < DIM)
+    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+
+
+PAGED = int(os.environ.get("SOLERA_PAGED", "1"))
+"""Which of `PAGED_KERNELS` decodes. For a measurement only."""
+PAGED_KERNELS = (
+    (_decode_attention, 3, 5, None),
+    (_decode_attention_ahead, 2, 3, 168),
+    (_decode_attention_counted, 2, 3, None),
+    (_decode_attention_apart, 2, 3, 168),
+    (_decode_attention_ahead, 3, 2, 144),
+    (_decode_attention_apart, 3, 2, 144),
+    (_decode_attention, 2, 3, None),
+)
+"""Kernels with the stages of their loop for few rows and for many, and the most registers of a thread."""
+
+
 class Rotation(NamedTuple):
     """What queries and keys go through before they meet: norms of their heads, where a model has them, and rotation by
     position, `[S, D]`."""
@@ -118,6 +346,8 @@ def decode_attention(
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value after its response, and attend to its prompt and response.
 
+    The table of pages has a column more than any row needs: the kernel reads the number after a page's.
+
     Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
     rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
     rows they are large, because nobody else is waiting.
@@ -128,7 +358,8 @@ def decode_attention(
     out_SHD = torch.empty(query_SHD.shape, dtype=dtype or query_SHD.dtype, device=query_SHD.device)
     few = rows * heads <= FEW_PROGRAMS
     cos, sin, query_norm, key_norm, epsilon = rotation or Rotation(out_SHD, out_SHD)
-    _decode_attention[(heads, rows)](
+    kernel, stages_few, stages_many, registers = PAGED_KERNELS[PAGED]
+    kernel[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
         page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
@@ -138,8 +369,8 @@ def decode_attention(
         BLOCK=min(128 if few else 32, pool_key.shape[1]),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
         ROTATE=rotation is not None, NORM=query_norm is not None,
-        # Keys are fetched one block ahead for few rows, two for many, and the numbers of their pages before them.
-        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=3 if few else 5,
+        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=stages_few if few else stages_many,
+        maxnreg=registers,
     )  # fmt: skip
     return out_SHD
 
