@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """Time the engine's decoding step on a GPU, next to that of another version of Solera.
 
-    python benchmarks/decode_step.py --against FOLDER [--rows 16 512 --size smollm2 --tokens 256 --rounds 3]
+    python benchmarks/decode_step.py --against FOLDER [--work 512x100 16x100 16x4000 --size smollm2 --rounds 3]
 
-FOLDER holds the other version's `solera` package. Each measurement is a process of its own; the two versions take
-turns. Weights are random, and no response ends early: every step has all rows. It needs no network and no model folder.
+FOLDER holds the other version's `solera` package. A work is a number of rows and the tokens of their prompts, one for
+eight rows. Each version has a process of its own, which compiles and records all it needs first; then the versions
+take turns. Weights are random, and no response ends early: every step has all rows. It needs no network and no model
+folder.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,8 +38,12 @@ SIZES: dict[str, dict[str, Any]] = {
 """Shapes of SmolLM2-135M and of `solera bench --random_weights 1.5b`."""
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
-    """Milliseconds per token of all rows, for each number of rows, and the memory of keys and values in GiB."""
+Work = tuple[int, int]
+"""Rows, and tokens of their prompts."""
+
+
+def prepared(options: argparse.Namespace) -> Callable[[Work], float]:
+    """A function that decodes one batch. Returns milliseconds per token of all rows, prompts not counted."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -44,6 +52,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     from solera.models.language_model import LanguageModel
     from solera.records import Sampling
 
+    with contextlib.suppress(ImportError):  # in versions that compute long prompts between two chunks of decoding
+        from solera.engines import prompts as computing
+
+        computing.PART = 2**20
     on_gpu = torch.cuda.is_available()
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES[options.size], tie_word_embeddings=True, max_position_embeddings=32_768)
@@ -52,66 +64,113 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     model.can_take_plans = True
     model = model.for_compute(getattr(torch, options.compute), copied=True) if on_gpu else model.with_plans()
     sampling = Sampling(1.0, options.tokens)
-    never = config.vocab_size + 1
-    result = {}
-    for rows in options.rows:
-        decoder = ContinuousDecoder(model, (never,), rows)
-        times = []
-        for repeat in range(3):  # compiled and recorded in the first
-            prompts = [
-                tuple((7 * n + group + repeat) % 250 + 3 for n in range(options.prompt)) for group in range(rows)
-            ]
-            jobs = [Job(prompts[row // 8], sampling, row, options.tokens) for row in range(rows)]
-            assert decoder.admit(jobs) == rows
-            if on_gpu:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            written = []
-            while decoder.busy:
-                written += decoder.advance()
-            times.append((time.perf_counter() - start) / options.tokens * 1000)
-            assert sum(len(each.token_ids_T) for each in written) == rows * options.tokens
-        result[f"{rows} rows"] = min(times[1:])
-        decoder.free()
-    result["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0
-    return result
+    decoder = ContinuousDecoder(model, (config.vocab_size + 1,), max(rows for rows, _ in options.work))
+
+    def decode(work: Work) -> float:
+        rows, length = work
+        prompts = [tuple((7 * n + group) % 250 + 3 for n in range(length)) for group in range(rows)]
+        jobs = [Job(prompts[row // 8], sampling, row, options.tokens) for row in range(rows)]
+        assert decoder.admit(jobs) == rows
+        if on_gpu:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        written = []
+        while decoder.busy:
+            written += decoder.advance()
+        took = time.perf_counter() - start
+        assert sum(len(each.token_ids_T) for each in written) == rows * options.tokens
+        return took / options.tokens * 1000
+
+    return decode
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """The same with the `solera` of this folder, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, *sys.argv[1:], "--here"],
-        env=os.environ | {"PYTHONPATH": str(folder.resolve())}, stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+def serve(options: argparse.Namespace) -> None:
+    """Decode the works whose numbers come in, one per line, and answer with milliseconds per token."""
+    import solera
+
+    decode = prepared(options)
+    for _ in range(2):  # tables grow in the first round, and with them all graphs are new
+        for work in options.work:
+            decode(work)
+    print(json.dumps(str(Path(solera.__file__).parent)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(decode(options.work[int(line)])), flush=True)
+
+
+class Version:
+    """A version of Solera in a process of its own."""
+
+    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+        path = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *sys.argv[1:], "--serve"],
+            env=os.environ | {"PYTHONPATH": path} | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.times = dict[int, list[float]]()
+
+    def answer(self) -> Any:
+        """The next line, or None if the process has failed. It has said why."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def measure(self, work: int) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{work}\n")
+            self.process.stdin.flush()
+        took = self.answer()
+        if took is not None:
+            self.times.setdefault(work, []).append(took)
+
+
+def show(options: argparse.Namespace, versions: dict[str, Version]) -> None:
+    """Medians, and the smallest and largest in brackets."""
+    print(f"ms per token of all rows, {options.size}, {options.tokens} tokens; rows x prompt")
+    print(f"{'':14}" + "".join(f"{rows}x{length}".rjust(24) for rows, length in options.work))
+    for name, version in versions.items():
+        cells = [
+            f"{median(times):.4f} ({min(times):.3f}-{max(times):.3f})" if (times := version.times.get(work)) else "-"
+            for work in range(len(options.work))
+        ]
+        print(f"{name:14}" + "".join(cell.rjust(24) for cell in cells), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", type=Path, help="folder with the solera package of another version")
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 512])
+    parser.add_argument(
+        "--work", type=lambda text: tuple(map(int, text.split("x"))), nargs="+", default=[(512, 100), (16, 100)],
+        help="rows x tokens of their prompts",
+    )  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="smollm2")
     parser.add_argument("--compute", choices=["float16", "bfloat16"], default="float16")
-    parser.add_argument("--prompt", type=int, default=100, help="tokens of a prompt; eight responses share one")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each response")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--variants", nargs="*", default=[], help="values of SOLERA_PAGED")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.here:
-        print(json.dumps(measure(options)))
+    if options.serve:
+        serve(options)
         return
-    versions = {"this version": Path(__file__).parents[1]}
-    if options.against is not None:
-        versions["the other"] = options.against
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in versions}
-    for number in range(options.rounds):
-        for name, folder in versions.items():
-            results[name].append(measured(folder))
-            print(f"round {number + 1}, {name}: {results[name][-1]}", flush=True)
-    for name, several in results.items():
-        middle = {key: round(median(each[key] for each in several), 4) for key in several[0]}
-        print(f"{name}, median of {options.rounds}, ms per token of all rows: {middle}")
+    here = Path(__file__).parents[1]
+    versions = {} if options.against is None else {"the other": Version(options.against, {})}
+    for value in options.variants or [None]:
+        name, variables = ("this version", {}) if value is None else (f"variant {value}", {"SOLERA_PAGED": value})
+        versions[name] = Version(here, variables)
+    try:
+        for name, version in versions.items():
+            print(f"{name}: {version.answer() or 'failed'}", flush=True)
+        for _ in range(options.rounds):
+            for work in range(len(options.work)):
+                for version in versions.values():
+                    version.measure(work)
+            show(options, versions)
+    finally:
+        for version in versions.values():
+            version.process.kill()
+    if any(len(version.times) < len(options.work) for version in versions.values()):
+        sys.exit("not all were measured")
 
 
 if __name__ == "__main__":
