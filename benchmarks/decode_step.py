@@ -90,7 +90,8 @@ def serve(options: argparse.Namespace) -> None:
     import solera
 
     decode = prepared(options)
-    for tokens in (min(16, options.tokens), options.tokens):  # tables grow in the first round, and with them all graphs are new
+    # Tables grow in the first round, and with them all graphs are new.
+    for tokens in (min(16, options.tokens), options.tokens):
         for work in options.work:
             decode(work, tokens)
     print(json.dumps(str(Path(solera.__file__).parent)), flush=True)
