@@ -109,6 +109,12 @@ def test_a_graph_serves_responses_of_any_length(tiny):
     assert decoder._graphs == recorded
 
 
+@pytest.fixture
+def small_pages(monkeypatch):
+    """64 tokens a page."""
+    monkeypatch.setattr("solera.engines.pages.PAGE", 64)
+
+
 class Watched(ContinuousDecoder):
     """Has memory for `room` tokens. Notes how many rows are under way, and how many bytes are allocated."""
 
@@ -158,6 +164,7 @@ def test_keys_and_values_in_pages_give_the_bits_of_those_in_one_piece(tiny, monk
     assert np.array_equal(whole.logp_BT, paged.logp_BT)
 
 
+@pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("pages", [4000, 110])
 def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, monkeypatch):
@@ -214,6 +221,7 @@ def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, c
     assert errors[1] < max(1.5 * errors[0], 1e-3)
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_when_memory_is_short_rows_wait_and_more_run_than_could_be_reserved(tiny):
     """Responses of at most ten pages, most of them shorter than one."""
     jobs = many_jobs(200, Sampling(1.3, 640))
@@ -230,6 +238,7 @@ def test_when_memory_is_short_rows_wait_and_more_run_than_could_be_reserved(tiny
     assert max(rows) > 3 * ((200 - prompts) // 10)
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_memory_falls_when_rows_have_ended(tiny):
     decoder = Watched(planned(with_long_context(tiny), torch.float32), (END,), 256, compiled=False)
     decoder.room = 64 * 1600  # in segments of 100 pages
