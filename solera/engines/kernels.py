@@ -115,6 +115,7 @@ def _decode_attention_ahead(  # noqa: PLR0915
     The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
     in one page or in two that follow each other in the table: blocks of the prompt begin with a page's.
     """
+    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)  # Triton 3.9 does not see it, and would load number by number
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -151,7 +152,7 @@ def _decode_attention_ahead(  # noqa: PLR0915
         inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
         cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
         where = tl.where(b < cut, here * UNIT + inner * (HEADS * DIM), after * UNIT - cut * (HEADS * DIM))
-        at = where[:, None] + at_n
+        at = tl.multiple_of(where, ALIGNED)[:, None] + at_n
         seen = b < length - first
         there = seen[:, None] & (d < DIM)[None, :]
         keys = tl.load(pool_key + at, mask=there, other=0.0)
@@ -185,6 +186,7 @@ def _decode_attention_counted(  # noqa: PLR0915
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """The same as `_decode_attention_ahead`, with places counted from the first key: fewer registers, more work."""
+    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)  # Triton 3.9 does not see it, and would load number by number
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -222,7 +224,7 @@ def _decode_attention_counted(  # noqa: PLR0915
         where = tl.where(
             b < cut, here * UNIT + (inner - first) * (HEADS * DIM), after * UNIT - (first + cut) * (HEADS * DIM)
         )
-        at = where[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
+        at = tl.multiple_of(where, ALIGNED)[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
         seen = b < length - first
         there = seen[:, None] & (d < DIM)[None, :]
         keys = tl.load(pool_key + at, mask=there, other=0.0)
@@ -314,7 +316,7 @@ def _decode_attention_apart(  # noqa: PLR0915
     tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
-PAGED = int(os.environ.get("SOLERA_PAGED", "1"))
+PAGED = int(os.environ.get("SOLERA_PAGED", "2"))
 """Which of `PAGED_KERNELS` decodes. For a measurement only."""
 PAGED_KERNELS = (
     (_decode_attention, 3, 5, None),
