@@ -102,11 +102,11 @@ def serve(options: argparse.Namespace) -> None:
 class Version:
     """A version of Solera in a process of its own."""
 
-    def __init__(self, folder: Path, variables: dict[str, str]) -> None:
+    def __init__(self, folder: Path) -> None:
         path = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
             [sys.executable, __file__, *sys.argv[1:], "--serve"],
-            env=os.environ | {"PYTHONPATH": path} | variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         self.times = dict[int, list[float]]()
 
@@ -149,17 +149,14 @@ def main() -> None:
     parser.add_argument("--compute", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each response")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--variants", nargs="*", default=[], help="values of SOLERA_PAGED")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options)
         return
-    here = Path(__file__).parents[1]
-    versions = {} if options.against is None else {"the other": Version(options.against, {})}
-    for value in options.variants or [None]:
-        name, variables = ("this version", {}) if value is None else (f"variant {value}", {"SOLERA_PAGED": value})
-        versions[name] = Version(here, variables)
+    versions = {"this version": Version(Path(__file__).parents[1])}
+    if options.against is not None:
+        versions["the other"] = Version(options.against)
     try:
         for name, version in versions.items():
             print(f"{name}: {version.answer() or 'failed'}", flush=True)

@@ -1,7 +1,6 @@
 """Triton kernels for decoding: what a layer computes between its products, attention over the pool of keys and values,
 and sampling a token from its logits."""
 
-import os
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -36,6 +35,17 @@ def _heads(
 
 
 @triton.jit
+def _see(query, keys, values, seen, scale, best, total, acc, PRECISION: tl.constexpr):
+    """Softmax over the keys so far and these: the largest score, the sum of exponentials and the weighted values."""
+    score = tl.where(seen, tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale, float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 1))
+    share = tl.exp(score - new_best[:, None])
+    shrink = tl.exp(best - new_best)
+    acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+    return new_best, total * shrink + tl.sum(share, 1), acc
+
+
+@triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
     page_ptr, page_row, prompt_length, response_length, scale,
@@ -47,146 +57,12 @@ def _decode_attention(
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
     The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
-    in one page: blocks begin anew with the response, and a page holds whole blocks.
+    in one page or in two that follow each other in the table: a page holds whole blocks of a prompt.
+
+    The numbers of the next block's pages are loaded a block ahead, outside of Triton's pipeline of keys. In it, they
+    would take the shared memory of one program in twelve, and 512 rows with three heads would not run all at once.
     """
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, WIDTH)
-    g = tl.arange(0, TILE)
-    one = tl.arange(0, 1)
-    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    cos = tl.full([WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([WIDTH], tl.float32)
-    if ROTATE:
-        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-    query = _heads(
-        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    key = _heads(
-        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
-    value = value.to(pool_value.dtype.element_ty)
-    pages = page_ptr + row * page_row
-    turn = tl.load(prompt_length + row).to(tl.int32)
-    length = turn + tl.load(response_length + row).to(tl.int32)
-    begin = (turn + PAGE - 1) // PAGE * PAGE
-    end = begin + length - turn
-    place = tl.load(pages + end // PAGE) * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
-    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
-    tl.store(pool_value + place, value, mask=d < DIM)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
-    total = tl.full([TILE], 1.0, tl.float32)
-    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    b = tl.arange(0, BLOCK)
-    skipped = begin - (turn + BLOCK - 1) // BLOCK * BLOCK  # behind the prompt, to the response's first page
-    for counted in range(0, end - skipped, BLOCK):
-        first = tl.where(counted < turn, counted, counted + skipped)
-        page = tl.load(pages + first // PAGE) * UNIT
-        at_n = ((first % PAGE + b) * HEADS + head)[:, None] * DIM + d[None, :]
-        seen = b < tl.where(counted < turn, turn, end) - first
-        there = seen[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + page + at_n, mask=there, other=0.0)
-        values = tl.load(pool_value + page + at_n, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-    at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
-    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _decode_attention_ahead(  # noqa: PLR0915
-    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    page_ptr, page_row, prompt_length, response_length, scale,
-    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
-
-    The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
-    in one page or in two that follow each other in the table: blocks of the prompt begin with a page's.
-    """
-    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)  # Triton 3.9 does not see it, and would load number by number
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, WIDTH)
-    g = tl.arange(0, TILE)
-    one = tl.arange(0, 1)
-    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    pages = page_ptr + row * page_row
-    here = tl.load(pages)
-    after = tl.load(pages + 1)
-    turn = tl.load(prompt_length + row).to(tl.int32)
-    length = turn + tl.load(response_length + row).to(tl.int32)
-    cos = tl.full([WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([WIDTH], tl.float32)
-    if ROTATE:
-        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-    query = _heads(
-        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    key = _heads(
-        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
-    value = value.to(pool_value.dtype.element_ty)
-    gap = -turn & (PAGE - 1)
-    end = length + gap
-    newest = tl.load(pages + end // PAGE)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
-    total = tl.full([TILE], 1.0, tl.float32)
-    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    b = tl.arange(0, BLOCK)
-    at_n = (b * HEADS + head)[:, None] * DIM + d[None, :]
-    for first in range(0, length, BLOCK):
-        inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
-        cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
-        where = tl.where(b < cut, here * UNIT + inner * (HEADS * DIM), after * UNIT - cut * (HEADS * DIM))
-        at = tl.multiple_of(where, ALIGNED)[:, None] + at_n
-        seen = b < length - first
-        there = seen[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at, mask=there, other=0.0)
-        values = tl.load(pool_value + at, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-        # The numbers of the next block's pages, so that its address is known when it is fetched.
-        number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
-        here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
-        after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
-    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
-    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
-    tl.store(pool_value + place, value, mask=d < DIM)
-    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
-    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _decode_attention_counted(  # noqa: PLR0915
-    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    page_ptr, page_row, prompt_length, response_length, scale,
-    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """The same as `_decode_attention_ahead`, with places counted from the first key: fewer registers, more work."""
-    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)  # Triton 3.9 does not see it, and would load number by number
+    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
@@ -224,110 +100,22 @@ def _decode_attention_counted(  # noqa: PLR0915
         where = tl.where(
             b < cut, here * UNIT + (inner - first) * (HEADS * DIM), after * UNIT - (first + cut) * (HEADS * DIM)
         )
+        # Triton 3.9 does not see how places are aligned, and would fetch number by number.
         at = tl.multiple_of(where, ALIGNED)[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
         seen = b < length - first
         there = seen[:, None] & (d < DIM)[None, :]
         keys = tl.load(pool_key + at, mask=there, other=0.0)
         values = tl.load(pool_value + at, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-        # The numbers of the next block's pages, so that its address is known when it is fetched.
+        best, total, acc = _see(query, keys, values, seen[None, :], scale, best, total, acc, PRECISION)
         number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
         here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
         after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
+    # Behind the loop, because the first keys would wait for the page's number.
     place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
     tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
     tl.store(pool_value + place, value, mask=d < DIM)
     out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
     tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
-
-
-@triton.jit
-def _decode_attention_apart(  # noqa: PLR0915
-    query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    page_ptr, page_row, prompt_length, response_length, scale,
-    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """The same with blocks that begin anew with the response, so that the keys of each lie in one page."""
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    d = tl.arange(0, WIDTH)
-    g = tl.arange(0, TILE)
-    one = tl.arange(0, 1)
-    real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    pages = page_ptr + row * page_row
-    here = tl.load(pages)
-    turn = tl.load(prompt_length + row).to(tl.int32)
-    length = turn + tl.load(response_length + row).to(tl.int32)
-    cos = tl.full([WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([WIDTH], tl.float32)
-    if ROTATE:
-        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-    query = _heads(
-        query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    key = _heads(
-        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
-    ).to(pool_key.dtype.element_ty)
-    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
-    value = value.to(pool_value.dtype.element_ty)
-    gap = -turn & (PAGE - 1)
-    end = length + gap
-    newest = tl.load(pages + end // PAGE)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
-    total = tl.full([TILE], 1.0, tl.float32)
-    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    b = tl.arange(0, BLOCK)
-    at_n = (b * HEADS + head)[:, None] * DIM + d[None, :]
-    skipped = gap + turn - (turn + BLOCK - 1) // BLOCK * BLOCK  # behind the prompt, to the response's first page
-    for counted in range(0, end - skipped, BLOCK):
-        first = tl.where(counted < turn, counted, counted + skipped)
-        at = here * UNIT + (first & (PAGE - 1)) * (HEADS * DIM) + at_n
-        seen = b < tl.where(counted < turn, turn, end) - first
-        there = seen[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at, mask=there, other=0.0)
-        values = tl.load(pool_value + at, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where(seen[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-        # The number of the next block's page, so that its address is known when it is fetched.
-        later = counted + BLOCK
-        number = tl.where(later < turn, later, later + skipped) // PAGE
-        here = tl.load(pages + number, mask=later < end - skipped, other=0)
-    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
-    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
-    tl.store(pool_value + place, value, mask=d < DIM)
-    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
-    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
-
-
-PAGED = int(os.environ.get("SOLERA_PAGED", "2"))
-"""Which of `PAGED_KERNELS` decodes. For a measurement only."""
-PAGED_KERNELS = (
-    (_decode_attention, 3, 5, None),
-    (_decode_attention_ahead, 2, 3, 168),
-    (_decode_attention_counted, 2, 3, None),
-    (_decode_attention_apart, 2, 3, 168),
-    (_decode_attention_ahead, 3, 2, 144),
-    (_decode_attention_apart, 3, 2, 144),
-    (_decode_attention, 2, 3, None),
-)
-"""Kernels with the stages of their loop for few rows and for many, and the most registers of a thread."""
 
 
 class Rotation(NamedTuple):
@@ -350,9 +138,7 @@ def decode_attention(
 
     The table of pages has a column more than any row needs: the kernel reads the number after a page's.
 
-    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
-    rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
-    rows they are large, because nobody else is waiting.
+    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere.
     """
     rows, heads, dim = key_SHD.shape
     query_SHD, key_SHD, value_SHD = (_with_heads_in_line(x) for x in (query_SHD, key_SHD, value_SHD))
@@ -360,21 +146,25 @@ def decode_attention(
     out_SHD = torch.empty(query_SHD.shape, dtype=dtype or query_SHD.dtype, device=query_SHD.device)
     few = rows * heads <= FEW_PROGRAMS
     cos, sin, query_norm, key_norm, epsilon = rotation or Rotation(out_SHD, out_SHD)
-    kernel, stages_few, stages_many, registers = PAGED_KERNELS[PAGED]
-    kernel[(heads, rows)](
+    _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
         page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
-        BLOCK=min(128 if few else 32, pool_key.shape[1]),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
-        ROTATE=rotation is not None, NORM=query_norm is not None,
-        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=stages_few if few else stages_many,
-        maxnreg=registers,
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, dim, pool_key.shape[1]),
     )  # fmt: skip
     return out_SHD
+
+
+def _key_blocks(few: bool, dim: int, page: int) -> dict[str, int]:
+    """For many rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the
+    time. For few rows they are large, because nobody else is waiting."""
+    if few:
+        return {"BLOCK": min(128, page), "num_warps": 4, "num_stages": 2}
+    return {"BLOCK": min(32, page), "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
 
 
 def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
@@ -409,14 +199,8 @@ def _attend_to_pages(
         real = (n < length)[:, None] & (d < DIM)[None, :]
         keys = tl.load(pool_key + at_n, mask=real, other=0.0)
         values = tl.load(pool_value + at_n, mask=real, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where(n[None, :] <= shared + m[:, None], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
+        seen = n[None, :] <= shared + m[:, None]
+        best, total, acc = _see(query, keys, values, seen, scale, best, total, acc, PRECISION)
     at = (places * HEADS * GROUP + head) * DIM + d[None, :]
     tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there)
 
