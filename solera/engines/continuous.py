@@ -153,13 +153,14 @@ class ContinuousDecoder:
         return (free_bytes(self.model.device) + held) // 2 // each
 
     def _prepare(self, jobs: list[Job], pages: Pages) -> Memory:
-        """Memory for these jobs: what is there where it is large enough, else new, and graphs with it. The table of
-        pages gets more columns than needed: each batch's prompts have another length, and graphs take a while to
-        record."""
+        """Memory for these jobs and for as many as may join them: requests can come one by one. What is there where it
+        is large enough, else new, and graphs with it. The table of pages gets more columns than needed: each batch's
+        prompts have another length, and graphs take a while to record."""
         limit = room_for(self.model, 0, max(job.sampling.max_tokens for job in jobs))
         lengths = [pages.count(len(prompt) - 1) for prompt in dict.fromkeys(job.token_ids for job in jobs)]
         response = pages.count(limit)
-        slots, requests = bucket(min(len(jobs), self.max_rows)), len(jobs) + SPARE_LINES
+        slots = bucket(self.max_rows)
+        requests = max(len(jobs), slots * 5 // 4) + SPARE_LINES
         columns = max(lengths) + response
         if not pages.reserve(sum(lengths) + response):
             raise SoleraError(
@@ -167,13 +168,12 @@ class ContinuousDecoder:
                 "lower sampling.max_tokens"
             )
         if self.keeps_memory:
-            pages.reserve(sum(lengths) + slots * response)
-        # A few slots more are not worth new graphs.
-        if self.memory is None or not self.memory.holds(slots * 3 // 4, requests, limit, columns):
+            pages.reserve(sum(lengths) + bucket(min(len(jobs), self.max_rows)) * response)
+        if self.memory is None or not self.memory.holds(requests, limit, columns):
             columns = 2 * columns
             if self.memory is not None:  # short and long requests may take turns: one memory for both
                 limit, requests = max(limit, self.memory.limit), max(requests, self.memory.requests)
-                slots, columns = max(slots, self.memory.slots), max(columns, self.memory.columns)
+                columns = max(columns, self.memory.columns)
             self._graphs.clear()
             self.memory = None  # or the old memory would lie beside the new
             self.memory = Memory.allocate(self.model.device, slots, requests, limit, columns)

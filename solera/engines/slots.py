@@ -57,8 +57,8 @@ class Rows:
         self.kind = kind
         self.waiting = deque[Seat]()
         self.rows = bucket(1, memory.slots)
-        self.seats: list[Seat | None] = [None] * memory.slots
-        """Who sits in each slot and is not yet known to have ended."""
+        self.seats: list[Seat | None] = [None] * self.rows
+        """Who sits in each row and is not yet known to have ended."""
         self.prompts = Prompts(decoder, pages)
         self.free_requests = list(range(memory.requests))[::-1]
         self.longest = 0
@@ -345,6 +345,7 @@ class Rows:
             return 0
         taken = self.taken
         self.rows = max(self.rows, bucket(min(taken + fitting, self.memory.slots), self.memory.slots))
+        self.seats += [None] * (self.rows - len(self.seats))
         unseated = self.rows - taken
         count = min(unseated, fitting)
         if self.rows < self.memory.slots or len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
@@ -384,7 +385,7 @@ class Rows:
         if smaller >= self.rows:
             return False
         order = living + [slot for slot in range(self.rows) if self.seats[slot] is None]
-        self.seats[: self.rows] = [self.seats[slot] for slot in order]
+        self.seats = [self.seats[slot] for slot in order[:smaller]]
         where = sent(order, self.memory.row_table.device)
         self.memory.row_table[:, : self.rows] = self.memory.row_table[:, where]
         self.memory.page_table[: self.rows] = self.memory.page_table[where]

@@ -54,10 +54,8 @@ class Memory:
             finished_B=make(requests + 1, dtype=torch.bool),
         )  # fmt: skip
 
-    def holds(self, slots: int, requests: int, limit: int, columns: int) -> bool:
-        return (
-            self.slots >= slots and self.requests >= requests and self.limit >= limit and self.columns >= columns
-        )  # fmt: skip
+    def holds(self, requests: int, limit: int, columns: int) -> bool:
+        return self.requests >= requests and self.limit >= limit and self.columns >= columns
 
 
 def bucket(rows: int, most: int | None = None) -> int:

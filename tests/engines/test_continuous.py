@@ -153,6 +153,18 @@ def test_a_short_request_finds_a_slot_while_long_ones_fill_the_table(planned):
     assert len(ended) == 300
 
 
+def test_requests_that_come_one_by_one_are_written_together(planned):
+    """From a Ray actor or over HTTP, the first request comes alone. Those after it must not wait for its end."""
+    decoder = Late(planned, (VOCABULARY + 1,), 128)
+    prompts, seeds = (each[:100] for each in requests(60))
+    jobs = [Job(ids, SAMPLING, seed, 12) for ids, seed in zip(prompts, seeds, strict=True)]
+    assert [decoder.admit([job]) for job in jobs] == [1] * 100
+    ended = [decoder.advance() for _ in range(4) if decoder.busy]
+    assert sum(map(len, ended)) == 100
+    assert_same(Decoded.of([each for several in ended for each in several], jobs),
+                written(ContinuousDecoder(planned, (VOCABULARY + 1,), 128), prompts, seeds, SAMPLING))  # fmt: skip
+
+
 @pytest.mark.parametrize(("slots", "chunk"), [(1, 1), (1, 5), (9, 2), (9, 50), (1000, 1), (1000, 5), (1000, 50)])
 def test_what_ended_is_handed_out_once_though_the_host_learns_of_it_late(tiny, planned, monkeypatch, slots, chunk):
     monkeypatch.setattr("solera.engines.slots.CHUNK", chunk)
