@@ -252,8 +252,6 @@ def test_memory_falls_when_rows_have_ended(tiny):
     page = 64 * bytes_per_token(decoder.model)
     assert max(memory) > at_rest + 150 * page
     assert torch.cuda.memory_allocated() < at_rest + page
-    decoder.free()
-    assert torch.cuda.memory_allocated() < at_rest - 90 * page
 
 
 @pytest.mark.parametrize("beside", [False, True])

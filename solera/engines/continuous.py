@@ -81,12 +81,11 @@ class ContinuousDecoder:
             self.pages.reset()
 
     def free(self) -> None:
-        """Give up the memory of keys and values, and the graphs that use it."""
+        """Give up the memory of keys and values, except for its first segment: the graphs know where that is, and take
+        long to record."""
         self.reset()
-        self._graphs.clear()
-        self.memory = self.pages = None
-        for module in self.model.attentions:
-            vars(module).update(pool_key=None, pool_value=None)
+        if self.pages is not None:
+            self.pages.shrink()
 
     @property
     def busy(self) -> bool:

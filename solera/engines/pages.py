@@ -120,7 +120,7 @@ class Pages:
             self._segment_of[page].free += 1
             heappush(self._free, page)
         if pages and not self.kept:
-            self._shrink()
+            self.shrink()
 
     def reset(self) -> None:
         """Nobody uses any page."""
@@ -129,7 +129,7 @@ class Pages:
             segment.free = len(segment.pages) - (NOBODY in segment.pages)
         self._free = sorted(page for page in self._segment_of if page != NOBODY)
         if not self.kept:
-            self._shrink()
+            self.shrink()
 
     def _grow(self) -> bool:
         """Get another segment. Refused by torch, no more is asked for until the next batch."""
@@ -169,8 +169,8 @@ class Pages:
             return NOBODY
         return (memory.data_ptr() - self._segments[0].memory.data_ptr()) // (self._unit * memory.itemsize)
 
-    def _shrink(self) -> None:
-        """Give empty segments back to torch, the newest first."""
+    def shrink(self) -> None:
+        """Give empty segments back to torch, the newest first. The first one of all stays."""
         first, *others = self._segments
         spare = (self.total - self.floor) // self._at_once
         empty = [segment for segment in reversed(others) if segment.free == len(segment.pages)][: max(0, spare)]

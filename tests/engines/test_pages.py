@@ -165,7 +165,7 @@ def test_a_row_that_gave_way_writes_the_same_again(tiny, planned, small, gave_wa
     short = jobs_of(Sampling(1.3, 9))
     all_written(decoder, short)
     decoder._room = lambda: 4 * 256
-    decoder.free()
+    decoder.pages = None
     decoder.ends = torch.tensor([VOCABULARY + 1])  # nothing ends early now
     jobs = jobs_of(LONG, 60)
     begun = decoder.sampled
