@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,8 +36,13 @@ from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.run import running
 from solera.run.running import Result
+from solera.sharded.learner import ShardedLearner
+from solera.sharded.processes import Processes
+from solera.sharded.rank import make_rank
+from solera.sharded.ranks import Ranks
 from solera.streams import uniforms
 from solera.training.collation import collate
+from tests.cluster.ranks import float32_llama, spec_of
 from tests.conftest import VOCABULARY
 from tests.engines.test_continuous import SAMPLING, requests, turns, written
 from tests.engines.test_continuous import assert_same as assert_written
@@ -868,3 +874,20 @@ def test_nccl_between_two_processes_on_one_gpu_is_one_clear_error():
     said = [line for line in ended.stderr.splitlines() if "EngineError: " in line]
     print(said)
     assert "the processes did not meet" in said[-1] and "uplicate GPU" in said[-1]
+
+
+def test_ranks_that_share_a_gpu_gather_their_weights(tmp_path):
+    """They talk over gloo. The weights are gathered in CPU memory."""
+    spec = dataclasses.replace(spec_of(ObjectiveConfig("grpo"), float32_llama, lr=1e-3), device="cuda")
+    ranks = Ranks(Processes(2, partial(make_rank, spec), 60.0), 60.0)
+    try:
+        sharded, whole = ShardedLearner(spec, ranks), float32_llama()
+        assert sharded.manifest("float32").tensors == describe(whole.parameters().items())
+        batch = collate(make_groups(), spec.objective, now=0, lineage="test", seed=0)
+        assert np.isfinite(sharded.update(batch).metrics["learn/grad_norm"])
+        sharded.save(tmp_path / "saved")
+        moved = dict(sharded.weights("bfloat16").tensors)
+        assert sharded.manifest("bfloat16").tensors == describe(moved.items())
+        sharded.restore("test", 1, tmp_path / "saved")
+    finally:
+        ranks.close()
