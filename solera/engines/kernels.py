@@ -154,16 +154,18 @@ def decode_attention(
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
-        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, dim, pool_key.shape[1]),
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key),
     )  # fmt: skip
     return out_SHD
 
 
-def _key_blocks(few: bool, dim: int, page: int) -> dict[str, int]:
+def _key_blocks(few: bool, pool_key: Tensor) -> dict[str, int]:
     """For many rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the
-    time. For few rows they are large, because nobody else is waiting."""
+    time. For few rows they are large, because nobody else is waiting, and two are fetched ahead if three programs then
+    still fit on a processor."""
+    page, dim = pool_key.shape[1], pool_key.shape[-1]
     if few:
-        return {"BLOCK": min(128, page), "num_warps": 4, "num_stages": 2}
+        return {"BLOCK": min(128, page), "num_warps": 4, "num_stages": 3 if dim * pool_key.itemsize <= 128 else 2}
     return {"BLOCK": min(32, page), "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
 
 
