@@ -219,14 +219,17 @@ def learn(name: str, learner: Any, batch: Batch, memory: dict[str, float]) -> No
 def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[str]]) -> bool:
     """Returns whether both engines hold what was sent."""
     compute, device = getattr(torch, given.compute), torch.device(given.device)
+    on_gpu = given.device == "cuda"
     model, codec = source.load(device)
     sent = {name: p.detach().to(compute) for name, p in model.parameters().items()}
-    here = InProcessEngine(model.for_compute(compute, copied=True), codec.end_token_ids, 1024, compute, early=True)
-    share = SHARE if given.device == "cuda" else 0.0
+    here = InProcessEngine(
+        model.for_compute(compute, copied=True), codec.end_token_ids, 1024, compute, on_gpu, early=True
+    )
+    share = SHARE if on_gpu else 0.0
     tell("starting: engine in a Ray actor")
     pool = ActorPool(
-        EngineSpec(source, compute, 1024, torch.get_num_threads(), given.device, share), 1, cpus=4, address=None,
-        timeout=TIMEOUT, tell=lambda sampled: None, say=print,
+        EngineSpec(source, compute, 1024, torch.get_num_threads(), given.device, share, on_gpu), 1, cpus=4,
+        address=None, timeout=TIMEOUT, tell=lambda sampled: None, say=print,
     )  # fmt: skip
     there = pool.members[0].engine
     way = WAYS[there.sender.way(next(iter(sent.values())))]

@@ -3,40 +3,121 @@
 Each check compares with torch in float64, or with what a CPU uses in the kernel's place.
 """
 
+import itertools
+import random
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from solera.engines.kv_cache import attend_pool
+from solera.engines.kv_cache import attend_pages, attend_to_pages
+from solera.engines.pages import PAGE, Pages
 from solera.models.digest import BLOCK, _weights
 from solera.streams import uniforms
 
 
+class Shapes(NamedTuple):
+    """What `Pages` asks of a model."""
+
+    key_value_shapes: list[tuple[int, int]]
+    key_value_dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+
+
+def paged(shapes: Shapes, in_one: bool, texts: list[int]) -> tuple[Pages, list[list[int]]]:
+    """Pages, in many segments, and those of texts of these lengths, in no order."""
+    pages = Pages(shapes, PAGE * 900, in_one=in_one)
+    taken = pages.take(800)
+    random.Random(len(texts)).shuffle(taken)
+    return pages, [[taken.pop() for _ in range(pages.count(length))] for length in texts]
+
+
+def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
+    lines = [before + after for before, after in zip(prompts, responses, strict=True)]
+    width = max(map(len, lines)) + 1
+    return torch.tensor([line + [-(10**6)] * (width - len(line)) for line in lines])
+
+
 def attention() -> None:
-    """Groups with one prompt, prompts of no length, responses that have just begun, odd sizes of heads."""
+    """Groups with one prompt, prompts of no length, responses that have just begun, odd sizes of heads; texts of many
+    pages in segments that lie anywhere. Three tokens: the last sees the keys of those before."""
     from solera.engines import kernels
 
     shapes = (
-        (3, 3, 64, [0, 0, 40, 40, 40], [33, 33, 40, 40, 40], [0, 49, 7, 31, 16]),
-        (2, 1, 48, [0, 0, 0, 1, 1, 1], [0, 1, 1, 20, 20, 20], [0, 49, 7, 31, 16, 3]),
-        (1, 7, 32, [0, 9, 0, 9], [9, 9, 9, 9], [5, 6, 70, 2]),
+        (3, 3, 64, [33, 40], [0, 0, 1, 1, 1], [0, 49, 7, 31, 16]),
+        (2, 1, 48, [0, 1, 64, 129], [0, 1, 1, 2, 3, 3], [0, 63, 64, 31, 160, 3]),
+        (1, 7, 32, [9, 200, 127], [0, 1, 0, 1, 2, 2], [5, 61, 70, 128, 62, 190]),
+        (1, 3, 16, [256, 300, 383, 385, 31], [0, 1, 2, 3, 4, 1], [127, 260, 253, 1, 400, 0]),
     )
-    for heads, group, dim, starts, lengths, written in shapes:
-        rows, limit, prompts = len(starts), 80, max(map(sum, zip(starts, lengths, strict=True)))
-        pools = torch.randn(2, prompts + rows * limit, heads, dim)
-        query, key = torch.randn(rows, heads * group, dim), torch.randn(rows, heads, dim)
-        value = torch.randn(rows, 3 * heads, dim)[:, 2 * heads :]
-        stretches = starts, lengths, [prompts + row * limit for row in range(rows)], written
-        results = []
-        for attend in (attend_pool, kernels.decode_attention):
-            mine = pools.clone()
-            out = attend(query, key, value, *mine, *map(torch.tensor, stretches), 0.125)
-            results.append((out, mine))
-        (wanted, wanted_pools), (got, got_pools) = results
-        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=0)
-        assert torch.equal(got_pools, wanted_pools)
+    for (heads, group, dim, prompts, prompt_of, written), few in itertools.product(shapes, (0, kernels.FEW_PROGRAMS)):
+        kernels.FEW_PROGRAMS = few
+        rows, sizes = len(written), Shapes([(1, 16), (heads, dim)])
+        texts = [*prompts, *(length + 3 for length in written)]
+        contents = [torch.randn(2, length, heads, dim) for length in texts]
+        steps = [torch.randn(3, rows, heads * group, dim) for _ in range(3)]
+        length = torch.tensor([prompts[p] for p in prompt_of])
+        outs = []
+        for in_one in (True, False):
+            pages, pages_of = paged(sizes, in_one, texts)
+            table = table_of([pages_of[p] for p in prompt_of], pages_of[len(prompts) :])
+            if in_one:
+                table = table.clip(min=0)
+            pool_key, pool_value = pages.pools[1]
+            for own, (key, value) in zip(pages_of, contents, strict=True):
+                n = torch.arange(len(key))
+                if not len(key):
+                    continue
+                page, at = torch.tensor(own)[n // PAGE], n % PAGE
+                if in_one:
+                    pool_key[page, at], pool_value[page, at] = key, value
+                else:
+                    assert len(pages._segments) > 8
+                    kernels.keep(key.transpose(0, 1).contiguous().transpose(0, 1), value, *pages.pools[1], page, at)
+            attend = attend_pages if in_one else kernels.decode_attention
+            for step, (query, both, _) in enumerate(steps):
+                key, value = both[:, :heads], torch.cat([both, both[:, :heads]], 1)[:, -heads:]
+                outs.append(
+                    attend(query, key, value, *pages.pools[1], table, length, torch.tensor(written) + step, 0.125)
+                )
+        torch.testing.assert_close(torch.stack(outs[3:]), torch.stack(outs[:3]), atol=2e-6, rtol=0)
+
+
+def parts() -> None:
+    """Parts of texts behind their beginnings and behind prompts that end within a page; sizes of heads, tiles and pages
+    that do not go together."""
+    from solera.engines import kernels
+
+    shapes = (
+        (3, 3, 64, 130, 0, 70),
+        (2, 1, 48, 33, 33, 65),
+        (1, 7, 32, 64, 60, 10),
+        (1, 2, 16, 70, 200, 129),
+        (2, 2, 16, 9, 5, 3),
+    )
+    for heads, group, dim, turn, shared, count in shapes:
+        whole, lengths = shared + count, [min(turn, shared + count), max(0, shared + count - turn)]
+        key, value = torch.randn(2, whole, heads, dim)
+        query = torch.randn(heads * group, count, dim).transpose(0, 1)
+        outs = []
+        for in_one in (True, False):
+            pages, pages_of = paged(Shapes([(1, 16), (heads, dim)]), in_one, lengths)
+            own, n = torch.tensor([*pages_of[0], *pages_of[1]]), torch.arange(whole)
+            place = n + torch.where(n < turn, 0, -turn % PAGE)
+            page, at = own[place // PAGE], place % PAGE
+            if in_one:
+                pages.pools[1][0][page, at], pages.pools[1][1][page, at] = key, value
+                outs.append(attend_to_pages(query, *pages.pools[1], own, turn, shared, 0.125))
+            else:
+                kernels.keep(key, value, *pages.pools[1], page, at)
+                outs.append(kernels.attend_to_pages(query, *pages.pools[1], own, turn, shared, 0.125))
+        sees = n <= shared + torch.arange(count)[:, None]
+        keys, values = (x.double().repeat_interleave(group, 1) for x in (key, value))
+        score = torch.einsum("mhd,nhd->hmn", query.double(), keys) * 0.125
+        exact = torch.einsum("hmn,nhd->mhd", score.masked_fill(~sees, -torch.inf).softmax(-1), values)
+        for out in outs:
+            torch.testing.assert_close(out.double(), exact, atol=2e-6, rtol=0)
 
 
 def packed() -> None:
@@ -97,14 +178,14 @@ def sampling() -> None:
 def writing() -> None:
     """The end of a step against torch's operations: rows that go on, end with a token, reach their limit, are dead."""
     from solera.engines import kernels
-    from solera.engines.slots import Memory, RowTable
+    from solera.engines.tables import Memory, RowTable
 
     rows, requests, limit, vocabulary, ends = 40, 50, 12, 5000, torch.tensor([7, 4000, 11])
     make = torch.zeros
     memory = Memory(
-        rows, requests, limit, 0, make(9, rows, dtype=torch.int64), torch.rand(requests + 1, limit),
+        rows, requests, limit, 0, make(7, rows, dtype=torch.int64), make(rows, 2), torch.rand(requests + 1, limit),
         make(requests + 1, limit, dtype=torch.int32), make(requests + 1, limit),
-        make(requests + 1, dtype=torch.int64), make(requests + 1, dtype=torch.bool), [],
+        make(requests + 1, dtype=torch.int64), make(requests + 1, dtype=torch.bool),
     )  # fmt: skip
     table = RowTable(*memory.row_table)
     table.request.copy_(torch.randperm(requests)[:rows])
@@ -164,21 +245,20 @@ def layers() -> None:
         model = LanguageModel(module).with_plans()
         fused = FusedModel.of(model)
         assert fused is not None, config.model_type
-        rows, limit, prompts = 5, 9, 20
+        rows, length = 5, torch.tensor([7, 7, 5, 5, 0])
+        table = torch.tensor([[0, 2, 0, 0], [0, 3, 0, 0], [1, 4, 0, 0], [1, 5, 0, 0], [6, 0, 0, 0]])
         shapes = model.key_value_shapes
-        pools = [torch.randn(2, prompts + rows * limit + 1, heads, dim) for heads, dim in shapes]
-        start, length = torch.tensor([0, 0, 7, 7, 12]), torch.tensor([7, 7, 5, 5, 0])
-        response = prompts + limit * torch.arange(rows)
+        pools = [torch.randn(2, 7, 64, heads, dim) for heads, dim in shapes]
         results = []
         for run in (model.hidden, fused.hidden):
             own = [pool.clone() for pool in pools]
-            for attention, (key, value) in zip(model.attentions, own, strict=True):
-                attention.pool_key, attention.pool_value = key, value
+            for layer, (key, value) in zip(model.attentions, own, strict=True):
+                layer.pool_key, layer.pool_value = key, value
             states = []
             for step in range(3):
                 token, plan = (
                     torch.arange(rows) * 3 + step,
-                    Decoding(start, length, response, torch.full((rows,), step)),
+                    Decoding(table, length, torch.full((rows,), step)),
                 )
                 if run == model.hidden:
                     state = model.hidden(token[:, None], (length + step)[:, None], plan=plan)[:, -1]

@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig, parse
 from solera.engines.continuous import ContinuousDecoder
-from solera.engines.decoding import decode
+from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
+from solera.engines.jobs import Job
+from solera.engines.pages import bytes_per_token
+from solera.engines.slots import Rows
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
 from solera.learner.head import ScoredHead
@@ -32,9 +36,15 @@ from solera.objectives.table import resolve
 from solera.records import Sampling
 from solera.run import running
 from solera.run.running import Result
+from solera.sharded.learner import ShardedLearner
+from solera.sharded.processes import Processes
+from solera.sharded.rank import make_rank
+from solera.sharded.ranks import Ranks
 from solera.streams import uniforms
 from solera.training.collation import collate
-from tests.engines.test_continuous import SAMPLING, requests, written
+from tests.cluster.ranks import float32_llama, spec_of
+from tests.conftest import VOCABULARY
+from tests.engines.test_continuous import SAMPLING, requests, turns, written
 from tests.engines.test_continuous import assert_same as assert_written
 from tests.engines.test_in_flight import (
     assert_each_span_is_of_its_version,
@@ -105,6 +115,149 @@ def test_a_graph_serves_responses_of_any_length(tiny):
     expected = decode(tiny.copy(torch.float32), prompts, seeds, short, (END,))
     assert_written(written(decoder, prompts, seeds, short), expected)
     assert decoder._graphs == recorded
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    """64 tokens a page."""
+    monkeypatch.setattr("solera.engines.pages.PAGE", 64)
+
+
+class Watched(ContinuousDecoder):
+    """Has memory for `room` tokens. Notes how many rows are under way, and how many bytes are allocated."""
+
+    room = 64 * 4000
+
+    def __init__(self, *given, **options) -> None:
+        super().__init__(*given, **options)
+        self.seen = list[tuple[int, int]]()
+
+    def _room(self) -> int:
+        return self.room
+
+    def steps(self, memory, rows, kind, tokens) -> None:
+        self.seen.append((self.rows.taken, torch.cuda.memory_allocated()))
+        super().steps(memory, rows, kind, tokens)
+
+
+def with_long_context(model: LanguageModel) -> LanguageModel:
+    model.module.config.max_position_embeddings = model.max_length = 4096
+    return model
+
+
+def many_jobs(count: int, sampling: Sampling) -> list[Job]:
+    """Prompts of up to 150 tokens, each for four jobs."""
+    rng = np.random.default_rng(0)
+    prompts = [tuple(rng.integers(2, 11, int(rng.integers(1, 150))).tolist()) for _ in range(-(-count // 4))]
+    return [Job(prompts[n // 4], sampling, n, sampling.max_tokens) for n in range(count)]
+
+
+def all_written(decoder: ContinuousDecoder, jobs: list[Job]) -> Decoded:
+    return Decoded.of([each for _, several in turns(decoder, jobs) for each in several], jobs)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compute", [torch.float16, torch.float32], ids=str)
+def test_keys_and_values_in_pages_give_the_bits_of_those_in_one_piece(tiny, monkeypatch, compute, compiled):
+    """With 1,024 tokens a page, every text lies in one page. Pages lie in many segments. Nothing ends early."""
+    model, results = planned(with_long_context(tiny), compute), []
+    for tokens in (1024, 128):
+        monkeypatch.setattr("solera.engines.pages.PAGE", tokens)
+        monkeypatch.setattr("solera.engines.pages.SEGMENT", 8 * tokens * bytes_per_token(model))
+        decoder = Watched(model, (VOCABULARY + 1,), 256, compiled=compiled)
+        decoder.room = 1024 * 1000
+        results.append(all_written(decoder, many_jobs(200, Sampling(1.3, 300))))
+    whole, paged = results
+    assert np.array_equal(whole.token_BT, paged.token_BT)
+    assert np.array_equal(whole.logp_BT, paged.logp_BT)
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("pages", [4000, 110])
+def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, monkeypatch):
+    """With memory for 110 pages rows give way and begin again. The decoder expects short responses, so it begins with
+    too many; none ends early."""
+    jobs = many_jobs(80, Sampling(1.3, 150))
+    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
+    with_long_context(tiny)
+    expected = decode(tiny.copy(torch.float32), texts, seeds, jobs[0].sampling, (VOCABULARY + 1,))
+    decoder = Watched(planned(tiny, torch.float32), (VOCABULARY + 1,), 256, compiled=compiled)
+    decoder.room = 64 * pages
+    decoder.lengths += [1] * 1000
+    gave_way, give_way = [], Rows._give_way
+    monkeypatch.setattr(Rows, "_give_way", lambda rows, slot: gave_way.append(slot) or give_way(rows, slot))
+    for _ in range(2):
+        assert_written(all_written(decoder, jobs), expected)
+    assert bool(gave_way) == (pages == 110)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_long_prompts_in_parts_give_what_the_cpu_gives(tiny, monkeypatch, compiled):
+    """Parts of 100 tokens beside rows that are written; prompts of up to 640."""
+    monkeypatch.setattr("solera.engines.prompts.PART", 100)
+    with_long_context(tiny)
+    rng, sampling = np.random.default_rng(0), Sampling(1.3, 30)
+    prompts = [tuple(rng.integers(2, 11, length).tolist()) for length in (1, 64, 100, 101, 102, 165, 193, 400, 640)]
+    jobs = [Job(prompt, sampling, 2 * p + g, 30) for p, prompt in enumerate(prompts) for g in range(2)]
+    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
+    expected = decode(tiny.copy(torch.float32), texts, seeds, sampling, (VOCABULARY + 1,))
+    decoder = Watched(planned(tiny, torch.float32), (VOCABULARY + 1,), 64, compiled=compiled)
+    for _ in range(2):
+        decoder.seen.clear()
+        assert_written(all_written(decoder, jobs), expected)
+        rows, _ = zip(*decoder.seen, strict=True)
+        assert rows[0] == 8 < max(rows)  # the first four prompts are short
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, compute):
+    """Log-probabilities of tokens after 3,000 others, against a float32 pass: with parts of 256 and in one."""
+    with_long_context(tiny)
+    prompt = tuple(np.random.default_rng(0).integers(2, 11, 3000).tolist())
+    cpu, errors = tiny.copy(compute).copy(torch.float32), []
+    for part in (10_000, 256):
+        monkeypatch.setattr("solera.engines.prompts.PART", part)
+        model = with_long_context(on_gpu(tiny, torch.float32))
+        model.can_take_plans = True
+        engine = InProcessEngine(model.for_compute(compute, copied=True), (VOCABULARY + 1,), 8, compute)
+        wanted = [(prompt, Sampling(1.0, 20), seed) for seed in range(8)]
+        errors.append(
+            np.mean([np.abs(got.behaviour_logp_T - fresh_logp(cpu, prompt, got, 1.0)) for got in ask(engine, wanted)])
+        )
+    print(f"{compute}: mean error in one piece {errors[0]:.5f}, in parts {errors[1]:.5f}")
+    assert errors[1] < max(1.5 * errors[0], 1e-3)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_when_memory_is_short_rows_wait_and_more_run_than_could_be_reserved(tiny):
+    """Responses of at most ten pages, most of them shorter than one."""
+    jobs = many_jobs(200, Sampling(1.3, 640))
+    decoder = Watched(planned(with_long_context(tiny), torch.float32), (END,), 256, compiled=False)
+    decoder.room = 64 * 200
+    written = all_written(decoder, jobs)
+    prompts = sum(-(-(len(prompt) - 1) // 64) for prompt in {job.token_ids for job in jobs})
+    rows, _ = zip(*decoder.seen, strict=True)
+    print(
+        f"at most {max(rows)} rows, where {(200 - prompts) // 10} could be reserved beside {prompts} pages of prompts"
+    )
+    assert len(written.length_B) == 200
+    assert rows[0] < 200
+    assert max(rows) > 3 * ((200 - prompts) // 10)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_memory_falls_when_rows_have_ended(tiny):
+    decoder = Watched(planned(with_long_context(tiny), torch.float32), (END,), 256, compiled=False)
+    decoder.room = 64 * 1600  # in segments of 100 pages
+    jobs = many_jobs(200, Sampling(1.3, 100))
+    all_written(decoder, jobs)  # tables and graphs are there then
+    at_rest, decoder.seen = torch.cuda.memory_allocated(), []
+    all_written(decoder, jobs)
+    _, memory = zip(*decoder.seen, strict=True)
+    page = 64 * bytes_per_token(decoder.model)
+    assert max(memory) > at_rest + 150 * page
+    assert torch.cuda.memory_allocated() < at_rest + page
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -721,3 +874,20 @@ def test_nccl_between_two_processes_on_one_gpu_is_one_clear_error():
     said = [line for line in ended.stderr.splitlines() if "EngineError: " in line]
     print(said)
     assert "the processes did not meet" in said[-1] and "uplicate GPU" in said[-1]
+
+
+def test_ranks_that_share_a_gpu_gather_their_weights(tmp_path):
+    """They talk over gloo. The weights are gathered in CPU memory."""
+    spec = dataclasses.replace(spec_of(ObjectiveConfig("grpo"), float32_llama, lr=1e-3), device="cuda")
+    ranks = Ranks(Processes(2, partial(make_rank, spec), 60.0), 60.0)
+    try:
+        sharded, whole = ShardedLearner(spec, ranks), float32_llama()
+        assert sharded.manifest("float32").tensors == describe(whole.parameters().items())
+        batch = collate(make_groups(), spec.objective, now=0, lineage="test", seed=0)
+        assert np.isfinite(sharded.update(batch).metrics["learn/grad_norm"])
+        sharded.save(tmp_path / "saved")
+        moved = dict(sharded.weights("bfloat16").tensors)
+        assert sharded.manifest("bfloat16").tensors == describe(moved.items())
+        sharded.restore("test", 1, tmp_path / "saved")
+    finally:
+        ranks.close()

@@ -16,7 +16,7 @@ def run(*arguments: str, interpreted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["attention", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
+    "kernel", ["attention", "parts", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
 )
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")
@@ -34,8 +34,8 @@ def compile(kernel, types, constants, **options):
     signature = {name: "constexpr" if name in constants else types.get(name, types["*"]) for name in kernel.arg_names}
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
 
-heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64}
-rows = {name: "*i64" for name in ("prompt_start", "prompt_length", "response_start", "response_length")}
+heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 128, "UNIT": 128 * 3 * 64}
+rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length")} | {"page_row": "i32"}
 for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
@@ -43,6 +43,13 @@ for number in ("fp16", "bf16", "fp32"):
     for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
         special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
         compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
+    types |= dict.fromkeys(("query_place", "query_head", "turn", "shared", "count"), "i32")
+    tiles = {**heads, "QUERIES": 64, "KEYS": 64, "PRECISION": constants["PRECISION"]}
+    del tiles["TILE"]
+    compile(engine._attend_to_pages, types, tiles, num_warps=4, num_stages=3)
+    types = {"*": f"*{number}", "page_ptr": "*i64", "at_ptr": "*i64"}
+    types |= {f"{part}_{by}": "i32" for part in ("key", "value") for by in ("place", "head")}
+    compile(engine._keep, types, {"HEADS": 3, "DIM": 64, "TILE": 4, "WIDTH": 64, "UNIT": 64 * 3 * 64})
     types = {"*": f"*{number}", "width": "i32", "inner": "i32", "epsilon": "fp32"}
     compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024})
     compile(engine._gate, types, {"BLOCK": 1024})
@@ -62,6 +69,38 @@ written |= {"longest": "i32", "ends": "i32"}
 compile(engine._write, written, {"ENDS": 2, "BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
 compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)
 compile(learner._differentiate, types, {"BLOCK": 4096, "WITH_ENTROPY": True}, num_warps=8)
+"""
+
+FIT = """
+import subprocess, re, sys
+from pathlib import Path
+import triton
+from triton.backends import nvidia
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from solera.engines.kernels import _decode_attention as kernel, _key_blocks
+from solera.engines.pages import PAGE
+
+options = _key_blocks(False, 64, PAGE)
+sizes = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": PAGE, "UNIT": PAGE * 3 * 64}
+constants = sizes | {"BLOCK": options.pop("BLOCK"), "PRECISION": "tf32", "ROTATE": True, "NORM": False}
+warps = options["num_warps"]
+types = dict.fromkeys(("page_ptr", "prompt_length", "response_length"), "*i64")
+types |= {"scale": "fp32", "epsilon": "fp32", "page_row": "i32"}
+types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"} | dict.fromkeys(constants, "constexpr")
+signature = {name: types.get(name, "*fp16") for name in kernel.arg_names}
+aligned = [n for n, name in enumerate(kernel.arg_names) if signature[name][0] == "*" or name.endswith("_row")]
+source = ASTSource(kernel, signature, constants, {(n,): [["tt.divisibility", 16]] for n in aligned})
+compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+assert re.search(r"cp.async.cg.shared.global .*, 0x10", compiled.asm["ptx"]), "not 16 bytes at a time"
+cubin = Path(sys.argv[1]) / "kernel.cubin"
+cubin.write_bytes(compiled.asm["cubin"])
+tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+used = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
+registers = int(re.search(r"REG:(\\d+)", used.stdout + used.stderr)[1])
+by_registers = 65536 // (32 * warps * -(-registers // 8) * 8)
+by_memory = 228 * 1024 // (compiled.metadata.shared + 1024)
+assert 132 * min(by_registers, by_memory) >= 512 * 3, (registers, compiled.metadata.shared)
 """
 
 BIND = """
@@ -98,3 +137,9 @@ def test_a_batch_of_another_size_needs_no_kernel_of_its_own():
 def test_kernels_compile_for_an_h100():
     """The interpreter takes what the compiler refuses: a name with two shapes in a loop."""
     run("-c", COMPILE, interpreted="0")
+
+
+def test_512_rows_of_smollm2_attend_all_at_once_on_an_h200(tmp_path):
+    """132 processors, each with 65,536 registers and 228 KiB of shared memory, of which a program takes 1 KiB more than
+    it asks for. A program that does not fit begins when others have ended."""
+    run("-c", FIT, str(tmp_path), interpreted="0")

@@ -77,6 +77,7 @@ class EngineSpec:
     device: str = "cpu"
     gpus: float = 0.0
     """What Ray gives the actor."""
+    compiled: bool = False
     starting = STARTING
 
     @property
@@ -88,8 +89,8 @@ class EngineSpec:
         model, codec = self.source.load(torch.device(self.device))
         suit(model.module)
         return InProcessEngine(
-            model.for_compute(self.compute, copied=True), codec.end_token_ids, self.max_rows, self.compute, early=True,
-            spell=codec.decode,
+            model.for_compute(self.compute, copied=True), codec.end_token_ids, self.max_rows, self.compute,
+            self.compiled, early=True, spell=codec.decode,
         )  # fmt: skip
 
 

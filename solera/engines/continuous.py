@@ -4,6 +4,7 @@ The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: i
 They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,14 +12,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.engines import prompts
 from solera.engines.decoding import room_for
 from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
-from solera.engines.kv_cache import Decoding, Prefilling
+from solera.engines.kv_cache import Continuing, Decoding, Places, Prefilling
+from solera.engines.pages import Pages, bytes_per_token
+from solera.engines.prompts import Stretch
 from solera.engines.sampling import sample
-from solera.engines.slots import ALIVE, Memory, Rows, RowTable, Stretch, bucket
+from solera.engines.slots import Rows
+from solera.engines.tables import ALIVE, Memory, RowTable, bucket
 from solera.errors import SoleraError
-from solera.models.attention import PackedTexts, Text
+from solera.models.attention import PackedTexts, Plan, Text
 from solera.models.language_model import LanguageModel
 from solera.models.memory import RECORDING, free_bytes
 
@@ -26,12 +31,20 @@ PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
 SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
+REMEMBERED = 1024
+"""Responses whose lengths tell how long one usually is."""
+Numbers = npt.NDArray[np.int64]
 Group = tuple[Stretch, list[Stretch]]
 """A prompt and the texts that continue it."""
 
 
 class ContinuousDecoder:
-    """Decodes any number of prompts in bounded memory. `model` must take plans (`LanguageModel.takes_plans`)."""
+    """Decodes any number of prompts in bounded memory. `model` must take plans (`LanguageModel.takes_plans`).
+
+    Memory for keys and values is taken as responses grow, and given back as they end. A decoder that `keeps_memory`
+    takes it when a batch begins, and gives nothing back before `free`: a learner that works on the same GPU meanwhile
+    takes as much as is free when it begins.
+    """
 
     def __init__(
         self,
@@ -41,6 +54,7 @@ class ContinuousDecoder:
         *,
         compiled: bool = True,
         spell: Spell | None = None,
+        keeps_memory: bool = False,
     ) -> None:
         self.model = model
         self.spell = spell
@@ -50,6 +64,9 @@ class ContinuousDecoder:
         self.prefilled = 0
         self.sampled = 0
         self.memory: Memory | None = None
+        self.pages: Pages | None = None
+        self.keeps_memory = keeps_memory
+        self.lengths = deque[int](maxlen=REMEMBERED)
         self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
         self.reset()
         # A step is many small kernels: each goes before what a learner has waiting, which hardly notices.
@@ -60,14 +77,15 @@ class ContinuousDecoder:
 
     def reset(self) -> None:
         self.rows: Rows | None = None
+        if self.pages is not None:
+            self.pages.reset()
 
     def free(self) -> None:
-        """Give up the memory of keys and values, and the graphs that use it."""
+        """Give up the memory of keys and values, except for its first segment: the graphs know where that is, and take
+        long to record."""
         self.reset()
-        self._graphs.clear()
-        self.memory = None
-        for module in self.model.attentions:
-            vars(module).update(pool_key=None, pool_value=None)
+        if self.pages is not None:
+            self.pages.shrink()
 
     @property
     def busy(self) -> bool:
@@ -76,11 +94,9 @@ class ContinuousDecoder:
     @torch.no_grad()
     def admit(self, jobs: list[Job]) -> int:
         if self.rows is None:
-            jobs = self._fitting(jobs)
-            prompts = dict.fromkeys(job.token_ids for job in jobs)
-            longest = room_for(self.model, 0, max(job.sampling.max_tokens for job in jobs))
-            memory = self._prepare(sum(len(prompt) - 1 for prompt in prompts), len(jobs), longest)
-            rows = Rows(self, memory, jobs[0].kind, len(jobs))
+            pages = self._prepare_pages()
+            jobs = self._fitting(jobs, pages)
+            rows = Rows(self, self._prepare(jobs, pages), pages, jobs[0].kind)
             rows.take(jobs)
             self.rows = rows
         elif self.rows.has_room(jobs):
@@ -101,61 +117,72 @@ class ContinuousDecoder:
     def recompute(self) -> dict[Job, int]:
         return {} if self.rows is None else self.rows.recompute()
 
-    def _fitting(self, jobs: list[Job]) -> list[Job]:
-        """The first jobs, of one kind, whose prompts fit into half of what memory is there."""
-        room, total, seen = self._room() // 2, 0, set[tuple[int, ...]]()
+    def _prepare_pages(self) -> Pages:
+        """As many as memory allows now."""
+        room = self._room()
+        if self.pages is None:
+            on_gpu = self.model.device.type == "cuda"
+            self.pages = Pages(self.model, room, self.keeps_memory, in_one=not on_gpu)
+            for module, (key, value) in zip(self.model.attentions, self.pages.pools, strict=True):
+                module.pool_key, module.pool_value = key, value
+        self.pages.allow(room)
+        return self.pages
+
+    def _fitting(self, jobs: list[Job], pages: Pages) -> list[Job]:
+        """The first jobs, of one kind, whose prompts fit into half of what memory is there, beside one response."""
+        room, total, seen = pages.most // 2, 0, set[tuple[int, ...]]()
         for b, job in enumerate(jobs):
             if job.kind != jobs[0].kind:
                 return jobs[:b]
             if job.token_ids in seen:
                 continue
-            if seen and total + len(job.token_ids) > room:
+            room = min(room, pages.most - pages.count(job.limit))
+            total += pages.count(len(job.token_ids) - 1)
+            if seen and total > room:
                 return jobs[:b]
             seen.add(job.token_ids)
-            total += len(job.token_ids)
         return jobs
 
     def _room(self) -> int:
         """Tokens whose keys and values fit: half of the GPU's free memory, what this engine holds counted as free."""
-        size = self.model.key_value_dtype.itemsize
-        each = sum(2 * heads * dim * size for heads, dim in self.model.key_value_shapes)
+        each = bytes_per_token(self.model)
         if not self.graphed:
             return 2**31 // each
-        held = sum(key.nbytes + value.nbytes for key, value in self.memory.pools) if self.memory else 0
+        held = self.pages.nbytes if self.pages else 0
         return (free_bytes(self.model.device) + held) // 2 // each
 
-    def _prepare(self, prompt_tokens: int, requests: int, limit: int) -> Memory:
-        """Memory for these requests: what is there where it is large enough, else new, and graphs with it. Prompts get
-        more than they need: each batch's have another length, and graphs take a while to record."""
-        room = self._room()
-        spare = min(prompt_tokens // 2, max(0, room - prompt_tokens - limit))
-        slots = min(bucket(min(requests, self.max_rows)), (room - prompt_tokens - spare) // limit)
-        requests += SPARE_LINES
-        if slots < 1:
+    def _prepare(self, jobs: list[Job], pages: Pages) -> Memory:
+        """Memory for these jobs and for as many as may join them: requests can come one by one. What is there where it
+        is large enough, else new, and graphs with it. The table of pages gets more columns than needed: each batch's
+        prompts have another length, and graphs take a while to record."""
+        limit = room_for(self.model, 0, max(job.sampling.max_tokens for job in jobs))
+        lengths = [pages.count(len(prompt) - 1) for prompt in dict.fromkeys(job.token_ids for job in jobs)]
+        response = pages.count(limit)
+        slots = bucket(self.max_rows)
+        requests = max(len(jobs), slots * 5 // 4) + SPARE_LINES
+        columns = max(lengths) + response
+        if not pages.reserve(sum(lengths) + response):
             raise SoleraError(
                 f"engine: the GPU's free memory does not hold the keys and values of one response of {limit} tokens: "
                 "lower sampling.max_tokens"
             )
-        # A few slots more are not worth new graphs.
-        if self.memory is None or not self.memory.holds(slots * 3 // 4, requests, limit, prompt_tokens):
+        if self.keeps_memory:
+            pages.reserve(sum(lengths) + bucket(min(len(jobs), self.max_rows)) * response)
+        if self.memory is None or not self.memory.holds(requests, limit, columns):
+            columns = 2 * columns
             if self.memory is not None:  # short and long requests may take turns: one memory for both
                 limit, requests = max(limit, self.memory.limit), max(requests, self.memory.requests)
-                spare = max(spare, min(self.memory.prompt_tokens, room // 2) - prompt_tokens)
-                slots = max(1, min(max(slots, self.memory.slots), (room - prompt_tokens - spare) // limit))
+                columns = max(columns, self.memory.columns)
             self._graphs.clear()
-            self.memory = None
-            for module in self.model.attentions:  # or the old memory would lie beside the new
-                vars(module).update(pool_key=None, pool_value=None)
-            self.memory = Memory.allocate(self.model, slots, requests, limit, prompt_tokens + spare)
-        for module, (key, value) in zip(self.model.attentions, self.memory.pools, strict=True):
-            module.pool_key, module.pool_value = key, value
+            self.memory = None  # or the old memory would lie beside the new
+            self.memory = Memory.allocate(self.model.device, slots, requests, limit, columns)
         return self.memory
 
     def fill(self, groups: list[Group]) -> None:
         """Compute the keys and values of prompts and of texts that continue them, and write each to its place in the
         cache. A prompt has every token but its last, which each row computes for itself as its first step."""
         part, total = list[Group](), 0
-        for group in _parts(groups):
+        for group in _parts([group for group in groups if len(group[0].token_ids) <= prompts.PART]):
             length = _length(group)
             if part and total + length > PREFILL_TOKENS:
                 self._fill(part)
@@ -164,9 +191,29 @@ class ContinuousDecoder:
             total += length
         if total:
             self._fill(part)
+        for prompt, responses in groups:
+            turn = len(prompt.token_ids)
+            for text, before in (
+                ((prompt, 0), *((response, turn) for response in responses)) if turn > prompts.PART else ()
+            ):
+                for first in range(0, len(text.token_ids), prompts.PART):
+                    pages = prompt.pages + text.pages if before else prompt.pages
+                    self.fill_part(Stretch(text.token_ids[first : first + prompts.PART], pages), turn, before + first)
+
+    def fill_part(self, part: Stretch, turn: int, shared: int) -> None:
+        """Compute the keys and values of a part of a text, behind `shared` tokens of it. The pages are those of the
+        whole text, and `turn` is the length of its prompt."""
+        assert self.pages is not None
+        position_N = shared + np.arange(len(part.token_ids))
+        place_N = position_N + np.where(position_N < turn, 0, -turn % self.pages.tokens)
+        page_P = np.array(part.pages, np.int64)
+        page_N, at_N = page_P[place_N // self.pages.tokens], place_N % self.pages.tokens
+        places = Places(self._sent(page_N), self._sent(at_N))
+        plan = Continuing(places, self._sent(page_P), turn, shared)
+        self._compute(np.array(part.token_ids, np.int64), position_N, plan)
 
     def _fill(self, groups: list[Group]) -> None:
-        texts, stretches, positions, at = list[Text](), list[Stretch](), list[npt.NDArray[np.int64]](), 0
+        texts, stretches, positions, at = list[Text](), list[Stretch](), list[Numbers](), 0
         for prompt, responses in groups:
             start, before = at, len(prompt.token_ids)
             for stretch in (prompt, *responses):
@@ -178,21 +225,31 @@ class ContinuousDecoder:
                 positions.append(np.arange(length) + (0 if stretch is prompt else before))
                 stretches.append(stretch)
                 at += length
-        device = self.model.device
         token_N = np.concatenate([np.array(stretch.token_ids, np.int64) for stretch in stretches])
-        place_N = np.concatenate([stretch.place + np.arange(len(stretch.token_ids)) for stretch in stretches])
+        page_N, at_N = (np.concatenate(each) for each in zip(*map(self._places, stretches), strict=True))
+        places = Places(self._sent(page_N), self._sent(at_N))
+        plan = Prefilling(PackedTexts.of(texts).to(self.model.device), places)
+        self._compute(token_N, np.concatenate(positions), plan)
+
+    def _compute(self, token_N: Numbers, position_N: Numbers, plan: Plan) -> None:
         self.prefilled += len(token_N)
         with self.model.uncompiled():
-            self.model.hidden(
-                torch.from_numpy(token_N).to(device)[None],
-                torch.from_numpy(np.concatenate(positions)).to(device)[None],
-                plan=Prefilling(PackedTexts.of(texts).to(device), torch.from_numpy(place_N).to(device)),
-            )
+            self.model.hidden(self._sent(token_N)[None], self._sent(position_N)[None], plan=plan)
+
+    def _sent(self, numbers: Numbers) -> Tensor:
+        return torch.from_numpy(numbers).to(self.model.device)
+
+    def _places(self, stretch: Stretch) -> tuple[Numbers, Numbers]:
+        """Page of each token, and its place there."""
+        assert self.pages is not None
+        n = np.arange(len(stretch.token_ids))
+        return np.array(stretch.pages, np.int64)[n // self.pages.tokens], n % self.pages.tokens
 
     def step(self, memory: Memory, rows: int, kind: Kind) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
         table = RowTable(*memory.row_table[:, :rows])
-        logits_SV = self.model.logits(self._hidden(table))
+        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step)
+        logits_SV = self.model.logits(self._hidden(table, plan))
         temperature, top_p = kind
         if logits_SV.is_cuda and temperature > 0 and top_p == 1:
             from solera.engines import kernels
@@ -201,8 +258,7 @@ class ContinuousDecoder:
         else:
             self._write(logits_SV, kind, memory, table)
 
-    def _hidden(self, table: RowTable) -> Tensor:
-        plan = Decoding(table.prompt_start, table.prompt_length, table.response_start, table.step)
+    def _hidden(self, table: RowTable, plan: Decoding) -> Tensor:
         if self.fused is not None:
             return self.fused.hidden(table.token, table.position, plan)
         return self.model.hidden(table.token[:, None], table.position[:, None], plan=plan)[:, -1]

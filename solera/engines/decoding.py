@@ -185,7 +185,7 @@ def room_for(model: LanguageModel, prompt: int, max_tokens: int) -> int:
 
 
 @dataclass
-class Page:
+class Sheet:
     """What has been written for each job (`_R`) since the decoder was last idle, and the random numbers to come."""
 
     jobs: list[Job]
@@ -199,7 +199,7 @@ class Page:
         self.stops = any(job.sampling.stop for job in self.jobs)
 
     @classmethod
-    def blank(cls, jobs: list[Job], device: torch.device) -> "Page":
+    def blank(cls, jobs: list[Job], device: torch.device) -> "Sheet":
         limits = [job.limit for job in jobs]
         drawn = uniforms(np.array([job.seed for job in jobs], np.uint64), max(limits))
         return cls(
@@ -210,7 +210,7 @@ class Page:
             torch.tensor(limits, device=device),
         )
 
-    def keeping(self, row_B: Tensor, added: "Page") -> "Page":
+    def keeping(self, row_B: Tensor, added: "Sheet") -> "Sheet":
         """The rows that are still being written, and new ones after them."""
         width = max(self.token_RT.shape[1], added.token_RT.shape[1])
 
@@ -218,7 +218,7 @@ class Page:
             parts = (getattr(self, name)[row_B], getattr(added, name))
             return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])
 
-        return Page(
+        return Sheet(
             [self.jobs[row] for row in row_B.tolist()] + added.jobs,
             joined("uniform_RT"), joined("token_RT"), joined("logp_RT"),
             torch.cat([self.limit_R[row_B], added.limit_R]),
@@ -241,7 +241,7 @@ class PlainDecoder:
 
     def reset(self) -> None:
         self._live: LiveRows | None = None
-        self._page: Page | None = None
+        self._sheet: Sheet | None = None
 
     def free(self) -> None:
         """Keys and values are not kept longer than a batch."""
@@ -255,14 +255,14 @@ class PlainDecoder:
     def admit(self, jobs: list[Job]) -> int:
         if self._live is None:
             jobs = jobs[: self.max_rows]
-            self._page = Page.blank(jobs, self.model.device)
+            self._sheet = Sheet.blank(jobs, self.model.device)
             self._live = self._prefill(jobs)
             return len(jobs)
-        assert self._page is not None
+        assert self._sheet is not None
         if not self._live.can_join or len(self._live.row_B) + len(jobs) > self.max_rows:
             return 0
         added = self._prefill(jobs)
-        self._page = self._page.keeping(self._live.row_B, Page.blank(jobs, self.model.device))
+        self._sheet = self._sheet.keeping(self._live.row_B, Sheet.blank(jobs, self.model.device))
         self._live.row_B = torch.arange(len(self._live.row_B), device=self.model.device)
         added.row_B += len(self._live.row_B)
         self._live.join(added)
@@ -275,18 +275,18 @@ class PlainDecoder:
 
     @torch.inference_mode()
     def advance(self) -> list[Written]:
-        live, page = self._live, self._page
-        assert live is not None and page is not None
-        if any(job.cancelled for job in page.jobs) and not self._drop(live, page):
+        live, sheet = self._live, self._sheet
+        assert live is not None and sheet is not None
+        if any(job.cancelled for job in sheet.jobs) and not self._drop(live, sheet):
             return []
-        token_B, logp_B = self._sample(live, page)
+        token_B, logp_B = self._sample(live, sheet)
         self.sampled += len(token_B)
-        page.token_RT[live.row_B, live.step_B] = token_B.to(torch.int32)
-        page.logp_RT[live.row_B, live.step_B] = logp_B
-        stopped_B = (token_B[:, None] == self._ends).any(dim=1) | self._stopped(live, page)
-        ended_B = stopped_B | (live.step_B + 1 >= page.limit_R[live.row_B])
+        sheet.token_RT[live.row_B, live.step_B] = token_B.to(torch.int32)
+        sheet.logp_RT[live.row_B, live.step_B] = logp_B
+        stopped_B = (token_B[:, None] == self._ends).any(dim=1) | self._stopped(live, sheet)
+        ended_B = stopped_B | (live.step_B + 1 >= sheet.limit_R[live.row_B])
         some_ended = bool(ended_B.any())
-        written = _collect(live, page, ended_B, stopped_B) if some_ended else []
+        written = _collect(live, sheet, ended_B, stopped_B) if some_ended else []
         if len(written) == len(token_B):
             self.reset()
         else:
@@ -295,11 +295,11 @@ class PlainDecoder:
 
     @torch.inference_mode()
     def recompute(self) -> dict[Job, int]:
-        live, page = self._live, self._page
-        if live is None or page is None:
+        live, sheet = self._live, self._sheet
+        if live is None or sheet is None:
             return {}
-        steps, jobs = live.step_B.tolist(), [page.jobs[row] for row in live.row_B.tolist()]
-        token_BT = page.token_RT[live.row_B].tolist()
+        steps, jobs = live.step_B.tolist(), [sheet.jobs[row] for row in live.row_B.tolist()]
+        token_BT = sheet.token_RT[live.row_B].tolist()
         texts = [job.token_ids + tuple(token_BT[b][: steps[b]]) for b, job in enumerate(jobs)]
         renewed = LiveRows.prefill(self.model, texts)
         renewed.row_B, renewed.step_B = live.row_B, live.step_B
@@ -307,31 +307,31 @@ class PlainDecoder:
         self.prefilled += renewed.prefilled
         return dict(zip(jobs, steps, strict=True))
 
-    def _sample(self, live: LiveRows, page: Page) -> tuple[Tensor, Tensor]:
-        logits_BV, uniform_B = live.logits_SV[live.slot_B], page.uniform_RT[live.row_B, live.step_B]
-        if len(page.kinds) == 1:
-            return sample(logits_BV, uniform_B, *next(iter(page.kinds)))
+    def _sample(self, live: LiveRows, sheet: Sheet) -> tuple[Tensor, Tensor]:
+        logits_BV, uniform_B = live.logits_SV[live.slot_B], sheet.uniform_RT[live.row_B, live.step_B]
+        if len(sheet.kinds) == 1:
+            return sample(logits_BV, uniform_B, *next(iter(sheet.kinds)))
         token_B, logp_B = torch.empty_like(live.row_B), torch.empty_like(uniform_B)
-        kind_B = [page.jobs[row].kind for row in live.row_B.tolist()]
-        for kind in page.kinds.intersection(kind_B):
+        kind_B = [sheet.jobs[row].kind for row in live.row_B.tolist()]
+        for kind in sheet.kinds.intersection(kind_B):
             chosen_B = torch.tensor([own == kind for own in kind_B], device=token_B.device)
             token_B[chosen_B], logp_B[chosen_B] = sample(logits_BV[chosen_B], uniform_B[chosen_B], *kind)
         return token_B, logp_B
 
-    def _stopped(self, live: LiveRows, page: Page) -> Any:
+    def _stopped(self, live: LiveRows, sheet: Sheet) -> Any:
         """Rows whose newest token completes a stop string."""
-        if not page.stops:
+        if not sheet.stops:
             return False
         assert self.spell is not None, "stop strings need a tokenizer"
         found = []
         for row, step in zip(live.row_B.tolist(), live.step_B.tolist(), strict=True):
-            stop, written = page.jobs[row].sampling.stop, page.token_RT[row, : step + 1].cpu().numpy()
+            stop, written = sheet.jobs[row].sampling.stop, sheet.token_RT[row, : step + 1].cpu().numpy()
             found.append(bool(stop) and stop_at(written, step, stop, self.spell) is not None)
         return torch.tensor(found, device=live.row_B.device)
 
-    def _drop(self, live: LiveRows, page: Page) -> bool:
+    def _drop(self, live: LiveRows, sheet: Sheet) -> bool:
         """Take out jobs that nobody waits for; whether others are left. What they would write next is computed."""
-        kept_B = torch.tensor([not page.jobs[row].cancelled for row in live.row_B.tolist()], device=live.row_B.device)
+        kept_B = torch.tensor([not sheet.jobs[row].cancelled for row in live.row_B.tolist()], device=live.row_B.device)
         if not kept_B.any():
             self.reset()
             return False
@@ -340,12 +340,12 @@ class PlainDecoder:
         return True
 
 
-def _collect(live: LiveRows, page: Page, ended_B: Tensor, stopped_B: Tensor) -> list[Written]:
+def _collect(live: LiveRows, sheet: Sheet, ended_B: Tensor, stopped_B: Tensor) -> list[Written]:
     row_E, length_E = live.row_B[ended_B], (live.step_B[ended_B] + 1).tolist()
-    token_ET, logp_ET = page.token_RT[row_E].cpu().numpy(), page.logp_RT[row_E].cpu().numpy()
+    token_ET, logp_ET = sheet.token_RT[row_E].cpu().numpy(), sheet.logp_RT[row_E].cpu().numpy()
     stopped = stopped_B[ended_B].tolist()
     return [
-        Written(page.jobs[row], token_ET[e, : length_E[e]], logp_ET[e, : length_E[e]], stopped[e])
+        Written(sheet.jobs[row], token_ET[e, : length_E[e]], logp_ET[e, : length_E[e]], stopped[e])
         for e, row in enumerate(row_E.tolist())
     ]
 

@@ -68,8 +68,8 @@ class FusedModel:
         )
         out_SHD = kernels.decode_attention(
             query_SHD, key_SHD, value_SHD, attention.pool_key, attention.pool_value,
-            plan.prompt_start_S, plan.prompt_length_S, plan.response_start_S, plan.response_length_S,
-            attention.scaling, _rotation(attention, *rotation), normed_SH.dtype,
+            plan.page_SP, plan.prompt_length_S, plan.response_length_S, attention.scaling,
+            _rotation(attention, *rotation), normed_SH.dtype,
         )  # fmt: skip
         attended_SH = self._multiply(out_SHD.flatten(1), attention.o_proj.weight)
         normed_SH = self._norm(layer.post_attention_layernorm, x_SH, attended_SH)

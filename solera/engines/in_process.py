@@ -78,7 +78,7 @@ class InProcessEngine:
         self.held = Manifest(lineage="", version=0, tensors=())
         self._work = Work()
         self._digesting = 0.0
-        self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell)
+        self.decoder = _decoder(model, end_token_ids, max_rows, compiled, spell, keeps_memory=beside)
         self._vocabulary: int = model.module.get_input_embeddings().num_embeddings
         self._readable: tuple[int, ...] = ()
         """The prompt that was checked last. All members of a group have the same one."""
@@ -163,8 +163,8 @@ class InProcessEngine:
         return
 
     def free(self) -> None:
-        """Give up the memory of keys and values, so that another process can use it. The next request takes it
-        again."""
+        """Give up the memory of keys and values, so that another process can use it. The next request takes it again.
+        On a GPU, CUDA graphs stay, and so does the segment of at most 256 MiB that they begin with."""
         with self._writing:
             self.decoder.free()
         if self.model.device.type == "cuda":
@@ -321,10 +321,15 @@ def _serve(engine: "weakref.ref[InProcessEngine]", inbox: "SimpleQueue[Submissio
 
 
 def _decoder(
-    model: LanguageModel, end_token_ids: tuple[int, ...], max_rows: int, compiled: bool, spell: Spell | None
+    model: LanguageModel,
+    end_token_ids: tuple[int, ...],
+    max_rows: int,
+    compiled: bool,
+    spell: Spell | None,
+    keeps_memory: bool,
 ) -> Decoder:
     if not model.takes_plans:
         return PlainDecoder(model, end_token_ids, max_rows, spell)
     from solera.engines.continuous import ContinuousDecoder  # brings torch's compiler along, a second of every start
 
-    return ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled, spell=spell)
+    return ContinuousDecoder(model, end_token_ids, max_rows, compiled=compiled, spell=spell, keeps_memory=keeps_memory)

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from solera.engines.slots import Memory, RowTable
+    from solera.engines.tables import Memory, RowTable
 
 FEW_PROGRAMS = 400
 """Up to three programs for each of an H200's 132 processors."""
@@ -35,20 +35,45 @@ def _heads(
 
 
 @triton.jit
+def _see(query, keys, values, seen, scale, best, total, acc, PRECISION: tl.constexpr):
+    """Softmax over the keys so far and these: the largest score, the sum of exponentials and the weighted values."""
+    score = tl.where(seen, tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale, float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 1))
+    share = tl.exp(score - new_best[:, None])
+    shrink = tl.exp(best - new_best)
+    acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
+    return new_best, total * shrink + tl.sum(share, 1), acc
+
+
+@triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    prompt_start, prompt_length, response_start, response_length, scale,
+    page_ptr, page_row, prompt_length, response_length, scale,
     cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and key-value head: its queries against the new token, the prompt and the response so far."""
+    """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
+
+    The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
+    in one page or in two that follow each other in the table: a page holds whole blocks of a prompt.
+
+    The numbers of the next block's pages are loaded a block ahead, outside of Triton's pipeline of keys. In it, they
+    would take the shared memory of one program in twelve, and 512 rows with three heads would not run all at once.
+    """
+    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     g = tl.arange(0, TILE)
     one = tl.arange(0, 1)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
+    pages = page_ptr + row * page_row
+    here = tl.load(pages)
+    after = tl.load(pages + 1)
+    turn = tl.load(prompt_length + row).to(tl.int32)
+    length = turn + tl.load(response_length + row).to(tl.int32)
     cos = tl.full([WIDTH], 1.0, tl.float32)
     sin = tl.zeros([WIDTH], tl.float32)
     if ROTATE:
@@ -62,33 +87,35 @@ def _decode_attention(
     ).to(pool_key.dtype.element_ty)
     value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
     value = value.to(pool_value.dtype.element_ty)
-    prompt = tl.load(prompt_start + row)
-    turn = tl.load(prompt_length + row).to(tl.int32)
-    response = tl.load(response_start + row)
-    length = turn + tl.load(response_length + row).to(tl.int32)
-    place = ((response + length - turn) * HEADS + head) * DIM + d
-    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
-    tl.store(pool_value + place, value, mask=d < DIM)
+    gap = -turn & (PAGE - 1)
+    end = length + gap
+    newest = tl.load(pages + end // PAGE)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
+    b = tl.arange(0, BLOCK)
     for first in range(0, length, BLOCK):
-        n = first + tl.arange(0, BLOCK)
-        line = tl.where(n < turn, prompt + n, response - turn + n)
-        at_n = (line[:, None] * HEADS + head) * DIM + d[None, :]
-        there = (n < length)[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at_n, mask=there, other=0.0)
-        values = tl.load(pool_value + at_n, mask=there, other=0.0)
-        score = tl.dot(query, tl.trans(keys), input_precision=PRECISION) * scale
-        score = tl.where((n < length)[None, :], score, float("-inf"))
-        new_best = tl.maximum(best, tl.max(score, 1))
-        share = tl.exp(score - new_best[:, None])
-        shrink = tl.exp(best - new_best)
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision=PRECISION)
-        total = total * shrink + tl.sum(share, 1)
-        best = new_best
-    at = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
-    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+        inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
+        cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
+        where = tl.where(
+            b < cut, here * UNIT + (inner - first) * (HEADS * DIM), after * UNIT - (first + cut) * (HEADS * DIM)
+        )
+        # Triton 3.9 does not see how places are aligned, and would fetch number by number.
+        at = tl.multiple_of(where, ALIGNED)[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
+        seen = b < length - first
+        there = seen[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at, mask=there, other=0.0)
+        values = tl.load(pool_value + at, mask=there, other=0.0)
+        best, total, acc = _see(query, keys, values, seen[None, :], scale, best, total, acc, PRECISION)
+        number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
+        here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
+        after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
+    # Behind the loop, because the first keys would wait for the page's number.
+    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
+    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
+    tl.store(pool_value + place, value, mask=d < DIM)
+    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
 class Rotation(NamedTuple):
@@ -104,14 +131,14 @@ class Rotation(NamedTuple):
 
 def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
-    prompt_start_S: Tensor, prompt_length_S: Tensor, response_start_S: Tensor, response_length_S: Tensor, scale: float,
+    page_SP: Tensor, prompt_length_S: Tensor, response_length_S: Tensor, scale: float,
     rotation: Rotation | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Write each row's new key and value after its response, and attend to its prompt and response.
 
-    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. For many
-    rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the time. For few
-    rows they are large, because nobody else is waiting.
+    The table of pages has a column more than any row needs: the kernel reads the number after a page's.
+
+    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere.
     """
     rows, heads, dim = key_SHD.shape
     query_SHD, key_SHD, value_SHD = (_with_heads_in_line(x) for x in (query_SHD, key_SHD, value_SHD))
@@ -122,19 +149,108 @@ def decode_attention(
     _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
-        prompt_start_S, prompt_length_S, response_start_S, response_length_S, scale,
+        page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
-        WIDTH=max(16, triton.next_power_of_2(dim)), BLOCK=128 if few else 32,
+        WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
-        ROTATE=rotation is not None, NORM=query_norm is not None,
-        num_warps=4 if few else 1 if dim <= 64 else 2, num_stages=2 if few else 3,
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, dim, pool_key.shape[1]),
     )  # fmt: skip
     return out_SHD
 
 
+def _key_blocks(few: bool, dim: int, page: int) -> dict[str, int]:
+    """For many rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the
+    time. For few rows they are large, because nobody else is waiting."""
+    if few:
+        return {"BLOCK": min(128, page), "num_warps": 4, "num_stages": 2}
+    return {"BLOCK": min(32, page), "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
+
+
 def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
     return x_SHD if x_SHD.stride(2) == 1 and x_SHD.stride(1) == x_SHD.shape[2] else x_SHD.contiguous()
+
+
+@triton.jit(do_not_specialize=["turn", "shared", "count"])
+def _attend_to_pages(
+    query_ptr, query_place, query_head, pool_key, pool_value, out_ptr, page_ptr, turn, shared, count, scale,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE: tl.constexpr, UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program per tile of queries and head. Query m sees key n if n <= shared + m."""
+    first = tl.program_id(0) * QUERIES
+    head = tl.program_id(1)
+    m = first + tl.arange(0, QUERIES)
+    d = tl.arange(0, WIDTH)
+    there = (m < count)[:, None] & (d < DIM)[None, :]
+    places = m.to(tl.int64)[:, None]
+    query = tl.load(query_ptr + places * query_place + head * query_head + d[None, :], mask=there, other=0.0)
+    query = query.to(pool_key.dtype.element_ty)
+    gap = (turn + PAGE - 1) // PAGE * PAGE - turn
+    length = shared + tl.minimum(first + QUERIES, count)
+    best = tl.full([QUERIES], -1e30, tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    acc = tl.zeros([QUERIES, WIDTH], tl.float32)
+    for begin in range(0, length, KEYS):
+        n = begin + tl.arange(0, KEYS)
+        p = tl.where(n < turn, n, n + gap)
+        page = tl.load(page_ptr + p // PAGE, mask=n < length, other=0)
+        at_n = page[:, None] * UNIT + (((p & (PAGE - 1)) * HEADS + head // GROUP) * DIM)[:, None] + d[None, :]
+        real = (n < length)[:, None] & (d < DIM)[None, :]
+        keys = tl.load(pool_key + at_n, mask=real, other=0.0)
+        values = tl.load(pool_value + at_n, mask=real, other=0.0)
+        seen = n[None, :] <= shared + m[:, None]
+        best, total, acc = _see(query, keys, values, seen, scale, best, total, acc, PRECISION)
+    at = (places * HEADS * GROUP + head) * DIM + d[None, :]
+    tl.store(out_ptr + at, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=there)
+
+
+def attend_to_pages(
+    query_NHD: Tensor, pool_key: Tensor, pool_value: Tensor, page_P: Tensor, turn: int, shared: int, scale: float
+) -> Tensor:
+    """Attention of a part of one text, whose keys and values are in pages: its own, and those of `shared` tokens
+    before. `turn` is the length of its prompt, after which it goes on with another page."""
+    count, all_heads, dim = query_NHD.shape
+    heads = pool_key.shape[2]
+    query_NHD = query_NHD if query_NHD.stride(2) == 1 else query_NHD.contiguous()
+    out_NHD = torch.empty(query_NHD.shape, dtype=query_NHD.dtype, device=query_NHD.device)
+    _attend_to_pages[(triton.cdiv(count, 64), all_heads)](
+        query_NHD, query_NHD.stride(0), query_NHD.stride(1), pool_key, pool_value, out_NHD, page_P, turn, shared, count,
+        scale, HEADS=heads, GROUP=all_heads // heads, DIM=dim, WIDTH=max(16, triton.next_power_of_2(dim)),
+        PAGE=pool_key.shape[1], UNIT=pool_key.stride(0), QUERIES=64, KEYS=64,
+        PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32", num_warps=4, num_stages=3,
+    )  # fmt: skip
+    return out_NHD
+
+
+@triton.jit
+def _keep(
+    key_ptr, value_ptr, key_place, key_head, value_place, value_head, pool_key, pool_value, page_ptr, at_ptr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
+    """One program per token: write its key and value to their place."""
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, TILE)[:, None]
+    d = tl.arange(0, WIDTH)[None, :]
+    real = (h < HEADS) & (d < DIM)
+    place = tl.load(page_ptr + n) * UNIT + (tl.load(at_ptr + n) * HEADS + h) * DIM + d
+    key = tl.load(key_ptr + n * key_place + h * key_head + d, mask=real, other=0.0)
+    value = tl.load(value_ptr + n * value_place + h * value_head + d, mask=real, other=0.0)
+    tl.store(pool_key + place, key.to(pool_key.dtype.element_ty), mask=real)
+    tl.store(pool_value + place, value.to(pool_value.dtype.element_ty), mask=real)
+
+
+def keep(
+    key_NHD: Tensor, value_NHD: Tensor, pool_key: Tensor, pool_value: Tensor, page_N: Tensor, at_N: Tensor
+) -> None:
+    """Write the keys and values of texts to their places. Only a kernel reaches pages of every segment."""
+    places, heads, dim = key_NHD.shape
+    key_NHD, value_NHD = (x if x.stride(2) == 1 else x.contiguous() for x in (key_NHD, value_NHD))
+    _keep[(places,)](
+        key_NHD, value_NHD, key_NHD.stride(0), key_NHD.stride(1), value_NHD.stride(0), value_NHD.stride(1),
+        pool_key, pool_value, page_N, at_N, HEADS=heads, DIM=dim, TILE=triton.next_power_of_2(heads),
+        WIDTH=triton.next_power_of_2(dim), UNIT=pool_key.stride(0), num_warps=4,
+    )  # fmt: skip
 
 
 @triton.jit

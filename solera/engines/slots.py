@@ -1,18 +1,23 @@
-"""The slots of continuous decoding: the memory that a step reads and writes, and who sits where in it."""
+"""The slots of continuous decoding: who sits where in the tables.
 
+A row gets pages of keys and values as its response grows. If none are left, the row that began last gives way: it
+waits, gives its pages to the others, and begins again when there is room, with the same random numbers. The row that
+began first always goes on, because one response of any length fits beside the prompts (`Pages.floor`).
+"""
+
+import math
 from collections import deque
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from solera.engines.arriving import Arriving, sent
 from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
-from solera.engines.places import FreePlaces
-from solera.models.language_model import LanguageModel
+from solera.engines.pages import NOBODY, Pages
+from solera.engines.prompts import Prefix, Prompts, Stretch
+from solera.engines.tables import ALIVE, STEP, Memory, bucket
 from solera.streams import uniforms
 
 if TYPE_CHECKING:
@@ -23,97 +28,47 @@ CHUNK = 8
 KEPT_FREE = 8
 """Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
 two until a long one ends."""
-TOKEN, POSITION, PROMPT_START, PROMPT_LENGTH, RESPONSE_START, STEP, REQUEST, ALIVE, LIMIT = range(9)
-"""Lines of the table of rows: last token and its position, where its keys lie, which token of which request is next,
-whether it goes on, and the most tokens of its response: read by the graphs, so that one serves long and short ones."""
 
 
-class RowTable(NamedTuple):
-    """The lines of the table by name."""
-
-    token: Tensor
-    position: Tensor
-    prompt_start: Tensor
-    prompt_length: Tensor
-    response_start: Tensor
-    step: Tensor
-    request: Tensor
-    alive: Tensor
-    limit: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Memory:
-    """Everything a step reads and writes, at addresses that stay."""
-
-    slots: int
-    requests: int
-    limit: int
-    prompt_tokens: int
-    row_table: Tensor
-    uniform_BT: Tensor
-    token_BT: Tensor
-    logp_BT: Tensor
-    length_B: Tensor
-    finished_B: Tensor
-    pools: list[tuple[Tensor, Tensor]]
-
-    @classmethod
-    def allocate(cls, model: LanguageModel, slots: int, requests: int, limit: int, prompt_tokens: int) -> "Memory":
-        make = partial(torch.zeros, device=model.device)
-        places = prompt_tokens + slots * limit + 1  # the last is for keys and values that nobody needs
-        return cls(
-            slots, requests, limit, prompt_tokens,
-            row_table=make(9, slots, dtype=torch.int64),
-            uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
-            logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
-            finished_B=make(requests + 1, dtype=torch.bool),
-            pools=[
-                (make(places, heads, dim, dtype=dtype), make(places, heads, dim, dtype=dtype))
-                for dtype in [model.key_value_dtype]
-                for heads, dim in model.key_value_shapes
-            ],
-        )  # fmt: skip
-
-    def holds(self, slots: int, requests: int, limit: int, prompt_tokens: int) -> bool:
-        return (
-            self.slots >= slots and self.requests >= requests and self.limit >= limit
-            and self.prompt_tokens >= prompt_tokens
-        )  # fmt: skip
-
-
-class Stretch(NamedTuple):
-    """Tokens, and the place in the cache of the first of them."""
-
-    token_ids: tuple[int, ...]
-    place: int
-
-
-class Seat(NamedTuple):
-    """A job with the line of memory that its tokens go to, and its prompt."""
+@dataclass(eq=False)
+class Seat:
+    """A job with the line of memory that its tokens go to, and its pages."""
 
     job: Job
     request: int
-    prompt_start: int
+    prefix: Prefix
+    pages: list[int] = field(default_factory=list)
+    """Pages of the response. None while it waits."""
+    began: int = 0
+    """When it got its slot, in tokens that every row has been given since the first."""
+
+    def tokens(self, now: int) -> int:
+        """Tokens of the response at that time, if it has not ended before."""
+        return min(now - self.began, self.job.limit)
 
 
 class Rows:
     """Who sits where, as far as the host knows: fills free slots from the queue, moves rows up when few are left."""
 
-    def __init__(self, decoder: "ContinuousDecoder", memory: Memory, kind: Kind, expected: int) -> None:
+    def __init__(self, decoder: "ContinuousDecoder", memory: Memory, pages: Pages, kind: Kind) -> None:
         self.decoder = decoder
         self.memory = memory
+        self.pages = pages
         self.kind = kind
         self.waiting = deque[Seat]()
-        self.rows = bucket(min(expected, memory.slots), memory.slots)
-        self.seats: list[Seat | None] = [None] * memory.slots
-        """Who sits in each slot and is not yet known to have ended."""
-        self.prompts = dict[tuple[int, ...], list[int]]()
-        """Of each prompt in memory, where it begins and how many jobs continue it."""
-        self.places = FreePlaces(memory.prompt_tokens)
+        self.rows = bucket(1, memory.slots)
+        self.seats: list[Seat | None] = [None] * self.rows
+        """Who sits in each row and is not yet known to have ended."""
+        self.prompts = Prompts(decoder, pages)
         self.free_requests = list(range(memory.requests))[::-1]
-        self.left = 0
-        """Tokens after which every row has ended for certain."""
+        self.longest = 0
+        """Most tokens that any of the responses may have."""
+        self.now = 0
+        """Tokens that were written for every row."""
+        self.until = 0
+        """When every row has ended for certain."""
+        self.enough_until = 0
+        """When the first row needs another page."""
         self.looked = dict[int, int]()
         """Tokens of each request in which stop strings were looked for."""
         self.flags: tuple[int, Arriving] | None = None
@@ -122,52 +77,53 @@ class Rows:
         self.seated = [0] * memory.slots
         """The last chunk before each slot got its job. Flags of that chunk or an earlier one tell of the job before."""
         self.ending: Ending | None = None
-        self.response_start = [memory.prompt_tokens + slot * memory.limit for slot in range(memory.slots)]
         memory.row_table.zero_()
-        memory.row_table[RESPONSE_START].copy_(torch.tensor(self.response_start))
+        memory.page_table.fill_(NOBODY)
 
     @property
     def empty(self) -> bool:
-        return self.ending is None and not self.waiting and not self.taken
+        return self.ending is None and not self.waiting and not self.taken and not self.prompts.unfinished
 
     def has_room(self, jobs: list[Job]) -> bool:
-        """Whether all of these jobs fit beside what is under way."""
+        """Whether all of these jobs fit beside what is under way: their prompts without a row giving way for them."""
+        new = sum(self.pages.count(len(prompt) - 1) for prompt in self.prompts.new(job.token_ids for job in jobs))
+        prompts = new + self.prompts.page_count
         return (
             len(jobs) <= len(self.free_requests)
             and all(job.kind == self.kind and job.limit <= self.memory.limit for job in jobs)
-            and self.places.hold([len(prompt) - 1 for prompt in self._new(jobs)])
+            and all(self._columns(job) <= self.memory.columns for job in jobs)
+            and prompts <= self.pages.most // 2
+            and self.pages.reserve(prompts + self.pages.count(max(self.longest, *(job.limit for job in jobs))))
+            and self.pages.can_take(new)
         )
 
-    def _new(self, jobs: list[Job]) -> list[tuple[int, ...]]:
-        """Their prompts that are not in memory, in the order in which they take their places."""
-        return [prompt for prompt in dict.fromkeys(job.token_ids for job in jobs) if prompt not in self.prompts]
+    def _columns(self, job: Job) -> int:
+        return self.pages.count(len(job.token_ids) - 1) + self.pages.count(job.limit)
 
     def take(self, jobs: list[Job]) -> None:
-        """Compute the prompts that are new, and queue the jobs."""
-        new = self._new(jobs)
-        starts = [self.places.take(len(prompt) - 1) for prompt in new]
-        try:
-            self.decoder.fill([(Stretch(prompt[:-1], at), []) for prompt, at in zip(new, starts, strict=True)])
-        except Exception:
-            for prompt, start in zip(new, starts, strict=True):
-                self.places.give(start, len(prompt) - 1)
-            raise
-        self.prompts |= {prompt: [start, 0] for prompt, start in zip(new, starts, strict=True)}
+        """Queue the jobs, and compute prompts that are new: at once if no row has to wait for that."""
+        self.prompts.add(self.prompts.new(job.token_ids for job in jobs), one_pass=self.taken > 0)
+        self._queue(jobs)
+        self._seat()
+
+    def _queue(self, jobs: list[Job]) -> None:
         lines = [self.free_requests.pop() for _ in jobs]
         longest = max(job.limit for job in jobs)
+        self.longest = max(self.longest, longest)
         uniform_BT = torch.from_numpy(uniforms(np.array([job.seed for job in jobs], np.uint64), longest))
         where = sent(lines, self.memory.row_table.device)
         self.memory.uniform_BT[where, :longest] = uniform_BT.to(where.device)
-        seats = list[Seat]()
+        ready = list[Seat]()
         for job, line in zip(jobs, lines, strict=True):
-            place = self.prompts[job.token_ids]
-            place[1] += 1
-            seats.append(Seat(job, line, place[0]))
+            prefix = self.prompts.all[job.token_ids]
+            prefix.jobs += 1
+            (ready if prefix.is_computed else prefix.held_up).append(Seat(job, line, prefix))
+        self._enqueue(ready)
+
+    def _enqueue(self, seats: list[Seat]) -> None:
+        """Short ones go first."""
         short = [seat for seat in seats if seat.job.limit <= FEW]
         self.waiting = deque([*short, *self.waiting, *(seat for seat in seats if seat.job.limit > FEW)])
-        wanted = bucket(min(self.taken + len(self.waiting), self.memory.slots), self.memory.slots)
-        self.rows = max(self.rows, wanted)
-        self._seat([slot for slot in range(self.rows) if self.seats[slot] is None])
 
     @property
     def taken(self) -> int:
@@ -176,24 +132,78 @@ class Rows:
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
         self._drop_cancelled()
+        if self.prompts.unfinished:
+            self._enqueue(self.prompts.compute_more())
+            self._seat()
+        written = self._make_room()
         if not self.taken:
-            return self._ended()
+            return written + self._ended()
         short = max((seat.job.limit for seat in self.seats if seat and seat.job.limit <= FEW), default=None)
-        tokens = min(CHUNK, short or CHUNK, self.left)
+        tokens = min(CHUNK, short or CHUNK, self.until - self.now)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
-        self.left -= tokens
+        self.now += tokens
         self.chunk += 1
         flags = Arriving(self.memory.row_table[ALIVE, : self.rows], self.memory.row_table[STEP, : self.rows])
         known, self.flags = self.flags, (self.chunk, flags)
-        written = self._ended()
+        written += self._ended()
         written += self._cut_at_stops()
-        if not self.decoder.graphed or not self.left or short is not None:
+        if not self.decoder.graphed or self.now == self.until or short is not None:
             known = self.flags  # worth waiting for
         if known is not None:
-            number, arriving = known
-            alive = self._alive(number, arriving) if self.left else [0] * self.rows
-            self._update([slot for slot, goes_on in enumerate(alive) if not goes_on and self.seated[slot] < number])
+            self._learn(*known)
         return written
+
+    def _learn(self, number: int, arriving: "Arriving") -> None:
+        """Rows that had ended after chunk `number` make way."""
+        alive = self._alive(number, arriving) if self.now < self.until else [0] * self.rows
+        self._update([slot for slot, goes_on in enumerate(alive) if not goes_on and self.seated[slot] < number])
+
+    def _make_room(self) -> list[Written]:
+        """Give every row the pages of its next chunk. If there are too few, look which rows have ended, and if there
+        still are, the rows that began last give way. Returns what was written for rows that had ended before."""
+        written = list[Written]()
+        if self.now + CHUNK <= self.enough_until:
+            return written
+        if self.flags is not None and not self.pages.can_take(sum(map(self._missing, filter(None, self.seats)))):
+            written = self._ended()
+            known, self.flags = self.flags, None
+            self._learn(*known)
+        order = sorted((seat.began, slot, seat) for slot, seat in enumerate(self.seats) if seat is not None)
+        while not self.pages.can_take(sum(self._missing(seat) for *_, seat in order)):
+            self._give_way(order.pop()[1])
+        added = list[tuple[int, int, int]]()
+        for _, slot, seat in order:
+            column = len(seat.prefix.pages) + len(seat.pages)
+            pages = self.pages.take(self._missing(seat))
+            added += [(slot, column + n, page) for n, page in enumerate(pages)]
+            seat.pages += pages
+        if added:
+            slots, columns, pages_ = sent(added, self.memory.page_table.device).T
+            self.memory.page_table[slots, columns] = pages_
+        growing = [seat for *_, seat in order if self._room(seat) < seat.job.limit]
+        self.enough_until = min((seat.began + self._room(seat) for seat in growing), default=self.until + CHUNK)
+        return written
+
+    def _room(self, seat: Seat) -> int:
+        """Tokens that its pages hold."""
+        return len(seat.pages) * self.pages.tokens
+
+    def _missing(self, seat: Seat) -> int:
+        """Pages that its next chunk needs."""
+        return self.pages.count(seat.tokens(self.now + CHUNK)) - len(seat.pages)
+
+    def _give_way(self, slot: int) -> None:
+        """The row in this slot waits until there is room, and begins again."""
+        seat = self.seats[slot]
+        assert seat is not None
+        self.seats[slot] = None
+        self._clear([slot])
+        self.pages.give(seat.pages)
+        self.looked.pop(seat.request, None)
+        seat.pages = []
+        seat.job.sampled = 0
+        seat.job.earlier.clear()  # the weights of then will have written none of it
+        self.waiting.appendleft(seat)
 
     def _alive(self, number: int, arriving: "Arriving") -> list[int]:
         """Which rows went on after chunk `number`. Counts what they have written."""
@@ -215,6 +225,7 @@ class Rows:
         written = ending.read() if ending else []
         for each in written:
             self._count(each.job, len(each.token_ids_T))
+        self.decoder.lengths += [len(each.token_ids_T) for each in written if each.job.limit > FEW]
         return written
 
     def recompute(self) -> dict[Job, int]:
@@ -223,24 +234,22 @@ class Rows:
             self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
         ).read()
         written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
-        responses: dict[tuple[int, ...], list[Stretch]] = {prompt: [] for prompt in self.prompts}
+        responses = dict[tuple[int, ...], list[Stretch]]()
         for slot, seat in enumerate(self.seats):
             if seat is None:
                 continue
-            job, request, _ = seat
+            job, request = seat.job, seat.request
             written[job] = int(step_S[slot]) if alive_S[slot] else int(length_B[request])
             if alive_S[slot] and step_S[slot]:
                 # The row computes its newest token itself.
                 response = job.token_ids[-1:] + tuple(token_BT[request, : step_S[slot] - 1].tolist())
-                responses[job.token_ids].append(Stretch(response, self.response_start[slot]))
-        self.decoder.fill(
-            [(Stretch(prompt[:-1], self.prompts[prompt][0]), after) for prompt, after in responses.items()]
-        )
+                responses.setdefault(job.token_ids, []).append(Stretch(response, seat.pages))
+        self.prompts.compute_again(responses)
         return written
 
     def _drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
-        gone = [seat for seat in self.waiting if seat.job.cancelled]
+        gone = self.prompts.drop_cancelled() + [seat for seat in self.waiting if seat.job.cancelled]
         if gone:
             self.waiting = deque(seat for seat in self.waiting if not seat.job.cancelled)
             self._free(gone)
@@ -257,88 +266,129 @@ class Rows:
         tables = (self.memory.token_BT, self.memory.logp_BT, self.memory.length_B)
         token_BT, logp_BT, length_B = Arriving(*(table[where] for table in tables)).read()
         written, slots = list[Written](), list[int]()
-        for b, (slot, (job, request, _)) in enumerate(looking):
-            length = int(length_B[b])
+        for b, (slot, seat) in enumerate(looking):
+            job, request, length = seat.job, seat.request, int(length_B[b])
             end = stop_at(token_BT[b, :length], self.looked.get(request, 0), job.sampling.stop, spell)
             self.looked[request] = length
             self._count(job, length)
             if end is not None:
                 written.append(Written(job, token_BT[b, :end], logp_BT[b, :end], True))
                 slots.append(slot)
+                self.decoder.lengths.append(end)
         self._end(slots)
         return written
 
     def _end(self, slots: list[int]) -> None:
         """Stop writing for the jobs in these slots, and give the slots to others."""
-        if not slots:
-            return
-        self._leave(slots)
-        self.memory.row_table[ALIVE, sent(slots, self.memory.row_table.device)] = 0
-        self._seat(slots)
+        if self._leave(slots):
+            self._seat()
 
     def _update(self, free: list[int]) -> None:
         """Rows that ended leave these slots, and others take them."""
         if seats := self._leave(free):
             self.ending = Ending(self.memory, seats)
-        if not self._seat(free) and self._move_up(free):
+        if not self._seat() and self._move_up():
             self.flags = None  # what is on its way tells of the rows before
 
     def _leave(self, free: list[int]) -> list[Seat]:
         """Jobs that were not known to have ended."""
-        ended = [seat for slot in free if (seat := self.seats[slot]) is not None]
-        for slot in free:
+        left = [slot for slot in free if self.seats[slot] is not None]
+        ended = [seat for slot in left if (seat := self.seats[slot]) is not None]
+        for slot in left:
             self.seats[slot] = None
+        self._clear(left)
         self._free(ended)
         return ended
 
+    def _clear(self, slots: list[int]) -> None:
+        """These slots have no job. They write to a page that nobody reads, and attend to nothing."""
+        if slots:
+            where = sent(slots, self.memory.row_table.device)
+            self.memory.row_table[:, where] = 0
+            self.memory.page_table[where, 0] = NOBODY
+
     def _free(self, seats: list[Seat]) -> None:
         """Give back the memory of jobs that have ended, and of prompts that no other job continues."""
+        pages = list[int]()
         for seat in seats:
             self.free_requests.append(seat.request)
             self.looked.pop(seat.request, None)
-            prompt = self.prompts[seat.job.token_ids]
-            prompt[1] -= 1
-            if not prompt[1]:
-                self.places.give(prompt[0], len(seat.job.token_ids) - 1)
-                del self.prompts[seat.job.token_ids]
+            pages += seat.pages + self.prompts.leave(seat.job.token_ids)
+        self.pages.give(pages)
 
-    def _seat(self, free: list[int]) -> bool:
+    def _seat(self) -> bool:
         """Give free slots to waiting jobs."""
-        taken = free[: self._seatable(len(free))]
-        if not taken:
+        count = self._seatable()
+        if not count:
             return False
-        lines = []
-        for slot in taken:
-            seat = self.seats[slot] = self.waiting.popleft()
-            self.seated[slot] = self.chunk
-            token, before, limit = seat.job.token_ids[-1], len(seat.job.token_ids) - 1, seat.job.limit
-            start = self.response_start[slot]
-            lines.append((token, before, seat.prompt_start, before, start, 0, seat.request, 1, limit))
-            self.left = max(self.left, limit)
+        taken = [slot for slot in range(self.rows) if self.seats[slot] is None][:count]
+        seats = [self.waiting.popleft() for _ in taken]
+        lines, columns = [], max(len(seat.prefix.pages) for seat in seats)
+        for slot, seat in zip(taken, seats, strict=True):
+            self.seats[slot], self.seated[slot], seat.began = seat, self.chunk, self.now
+            token, before = seat.job.token_ids[-1], len(seat.job.token_ids) - 1
+            lines.append((token, before, before, 0, seat.request, 1, seat.job.limit))
+            self.until = max(self.until, self.now + seat.job.limit)
+        self.enough_until = self.now  # their first pages are still to come
         device = self.memory.row_table.device
-        self.memory.row_table[:, sent(taken, device)] = sent(lines, device).T
+        where = sent(taken, device)
+        self.memory.row_table[:, where] = sent(lines, device).T
+        pages = [seat.prefix.pages + [NOBODY] * (columns - len(seat.prefix.pages)) for seat in seats]
+        self.memory.page_table[where, :columns] = sent(pages, device)
         return True
 
-    def _seatable(self, free: int) -> int:
-        """How many waiting jobs get one of these free slots. Where jobs outnumber the free slots of a large table, the
-        last few are kept for short ones."""
-        unseated = self.rows - self.taken
-        if len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
-            return min(free, len(self.waiting))
+    def _seatable(self) -> int:
+        """How many waiting jobs get a slot. Where jobs outnumber the slots of a large table, the last few are kept for
+        short ones. There are as many rows as can be seated."""
+        fitting = self._fitting()
+        if not fitting:
+            return 0
+        taken = self.taken
+        self.rows = max(self.rows, bucket(min(taken + fitting, self.memory.slots), self.memory.slots))
+        self.seats += [None] * (self.rows - len(self.seats))
+        unseated = self.rows - taken
+        count = min(unseated, fitting)
+        if self.rows < self.memory.slots or len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
+            return count
         short = next((i for i, seat in enumerate(self.waiting) if seat.job.limit > FEW), len(self.waiting))
-        return min(free, max(short, unseated - KEPT_FREE))
+        return min(count, max(short, unseated - KEPT_FREE))
 
-    def _move_up(self, free: list[int]) -> bool:
-        """With nobody waiting, gather the living rows at the front once a smaller table holds them."""
-        living = sorted(set(range(self.rows)) - set(free))
+    def _fitting(self) -> int:
+        """How many waiting jobs will probably find memory, if each response gets as long as usual. One always does."""
+        if not self.waiting:
+            return 0
+        usual = self._usual_length()
+        left = (
+            self.pages.most - self.prompts.page_count - sum(self._expected(seat, usual) for seat in self.seats if seat)
+        )
+        for number, seat in enumerate(self.waiting):
+            left -= self._expected(seat, usual)
+            if left < 0:
+                return max(number, 1 - self.taken)
+        return len(self.waiting)
+
+    def _expected(self, seat: Seat, usual: float) -> int:
+        """Pages of its response in the end: those it has, or those of a usual response if that is more."""
+        return max(len(seat.pages), self.pages.count(int(min(seat.job.limit, usual))))
+
+    def _usual_length(self) -> float:
+        """Tokens that were written for each response that ended, those of the rows under way included: the first to end
+        are short ones."""
+        ended = self.decoder.lengths
+        running = sum(seat.tokens(self.now) for seat in self.seats if seat)
+        return (sum(ended) + running) / len(ended) if ended else math.inf
+
+    def _move_up(self) -> bool:
+        """With nobody to seat, gather the living rows at the front once a smaller table holds them."""
+        living = [slot for slot in range(self.rows) if self.seats[slot] is not None]
         smaller = bucket(max(1, len(living)), self.memory.slots)
-        if self.waiting or smaller >= self.rows:
+        if smaller >= self.rows:
             return False
-        order = living + free
-        self.response_start[: self.rows] = [self.response_start[slot] for slot in order]
-        self.seats[: self.rows] = [self.seats[slot] for slot in order]
+        order = living + [slot for slot in range(self.rows) if self.seats[slot] is None]
+        self.seats = [self.seats[slot] for slot in order[:smaller]]
         where = sent(order, self.memory.row_table.device)
         self.memory.row_table[:, : self.rows] = self.memory.row_table[:, where]
+        self.memory.page_table[: self.rows] = self.memory.page_table[where]
         self.rows = smaller
         return True
 
@@ -360,11 +410,3 @@ class Ending:
             Written(job, token_BT[b, : lengths[b]], logp_BT[b, : lengths[b]], stopped[b])
             for b, job in enumerate(self.jobs)
         ]
-
-
-def bucket(rows: int, most: int | None = None) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, …: few sizes, so that few graphs are recorded."""
-    size = 8
-    while size < rows:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return size if most is None else min(size, most)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -27,6 +28,7 @@ class ShardedModel(LanguageModel):
     ) -> None:
         adapter, fill = (None, model.fill) if isinstance(model, Unloaded) else (model.adapter, _nothing_to_load)
         _shard(model.module, mesh, fill, waiting)
+        self._gathering = gathering_mesh(mesh)
         if not trained:
             model.module.requires_grad_(False)
         super().__init__(model.module, adapter)  # lists the parameters, which are others now
@@ -36,7 +38,23 @@ class ShardedModel(LanguageModel):
         return getattr(self.module, ENTRY)(function, self, *arguments, **named)
 
     def whole(self, tensor: Tensor) -> Tensor:
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return gathered(tensor, self._gathering) if isinstance(tensor, DTensor) else tensor
+
+
+def gathering_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Where divided tensors are gathered. Over gloo it is in CPU memory: with tensors on a GPU, torch 2.11 ended the
+    process with a segmentation fault."""
+    group = mesh.get_group()
+    return DeviceMesh.from_group(group, "cpu") if dist.get_backend(group) == "gloo" else mesh
+
+
+def gathered(tensor: DTensor, mesh: DeviceMesh) -> Tensor:
+    """The whole of a divided tensor, on the device of `mesh`. It has the same ranks as the tensor's own mesh."""
+    part = tensor.to_local().detach().to(mesh.device_type)
+    moved = DTensor.from_local(
+        part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+    return moved.full_tensor()
 
 
 def part_of(whole: Tensor, like: nn.Parameter) -> Tensor:

@@ -19,6 +19,10 @@ GRACE = 3.0
 often not the one that caused it."""
 BEAT = 1.0
 """Seconds between two looks at what the ranks do."""
+MEMORY = (
+    "the GPU's memory is full: lower learn.micro_batch_tokens, set learn.gradient_checkpointing, or use more ranks "
+    "(cluster.learners)"
+)
 
 
 class RankError(SoleraError):
@@ -115,8 +119,9 @@ class Ranks:
         told = {}
         for rank, (cause, text) in failures.items():
             told[cause] = text if cause == "user" else f"rank {rank} of {self.count} failed in {method}: {text}"
-        if "user" in told:
-            return SoleraError(told["user"])
+        for cause in ("user", "memory"):  # the ranks would fail again
+            if cause in told:
+                return SoleraError(told[cause])
         if "own" in told:
             return RankError(told["own"])
         if died:
@@ -178,6 +183,8 @@ class Served:
 def _answer(function: Callable[..., Any], *given: Any) -> bytes:
     try:
         return pickle.dumps(("result", function(*given)))
+    except torch.OutOfMemoryError:
+        return pickle.dumps(("failure", ("memory", MEMORY)))
     except Exception as error:
         return pickle.dumps(("failure", (_cause(error), one_line(error))))
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
@@ -16,6 +18,7 @@ from solera.models.language_model import LanguageModel
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.sharded.learner import ShardedLearner
+from solera.sharded.model import gathered, gathering_mesh
 from solera.sharded.processes import Processes
 from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat
 from solera.sharded.ranks import Ranks
@@ -86,6 +89,20 @@ class Reusable:
         """Let each layer take so much longer, as on a slower machine."""
         for layer in self.rank.learner.model.module.model.layers:
             layer.register_forward_pre_hook(lambda *_: time.sleep(seconds))
+
+    def gathered(self, shape: tuple[int, ...], dtype: str) -> dict[str, torch.Tensor]:
+        """A tensor that is divided among the ranks, put together by us and by torch."""
+        torch.manual_seed(0)
+        mesh = DeviceMesh.from_group(self.peers.of_tensors, "cpu")
+        whole = torch.randn(shape).to(getattr(torch, dtype))
+        divided = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        partly = DTensor.from_local(whole, mesh, [Partial()])
+        gathering = gathering_mesh(mesh)
+        assert gathering.device_type == "cpu"
+        return {
+            "whole": whole, "ours": gathered(divided, gathering), "torch's": divided.full_tensor(),
+            "sum": gathered(partly, gathering),
+        }  # fmt: skip
 
     def visible(self) -> str:
         """The GPUs that this process may use."""

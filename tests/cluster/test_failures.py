@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
+import torch
 
 from solera.cluster.actors import Actors
+from solera.errors import SoleraError
 from solera.sharded.processes import Processes
+from solera.sharded.rank import Seat
 from solera.sharded.ranks import RankError, Ranks
 from tests.cluster.hosts import seconds_until
 from tests.cluster.ranks import Reusable, begin, spec_of, start
@@ -86,6 +89,28 @@ def test_a_rank_that_computes_for_longer_than_the_time_limit_is_left_alone(host)
     assert ranks.call("compute", [(12.0,)] * 2) == [12.0, 12.0]
     with pytest.raises(RankError, match="rank 1 of 2 did not answer in compute"):
         ranks.call("compute", [(0.1,), (600.0,)])
+
+
+class Faulty:
+    """A rank without a model, whose faults are chosen."""
+
+    def __init__(self, seat: Seat) -> None:
+        """It meets no other rank."""
+
+    def fail(self, fault: str) -> None:
+        if fault == "memory":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 768.00 MiB.")
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def test_a_rank_without_memory_stops_the_run_with_advice_instead_of_a_restart():
+    """Even if it made another rank fail."""
+    ranks = Ranks(Processes(2, Faulty, 60.0), 60.0)
+    says = r"^rank 1 of 2 failed in fail: the GPU's memory is full: lower learn.micro_batch_tokens, set"
+    with pytest.raises(SoleraError, match=says) as raised:
+        ranks.call("fail", [("launch",), ("memory",)])
+    assert not isinstance(raised.value, RankError)  # after which all ranks would be started again
+    assert not any(process.is_alive() for process in ranks.host.processes)
 
 
 CONTROLLER = """

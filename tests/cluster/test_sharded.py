@@ -145,6 +145,15 @@ def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
     assert all(torch.equal(read[name], tensor) for name, tensor in whole.state_dict().items())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(6, 4), (7, 3), (5,), (1, 4)], ids=str)
+def test_a_divided_tensor_is_gathered_with_its_bits(ranks, shape, dtype):
+    """Also if ranks have parts of different sizes, and if some have none."""
+    for found in ranks.call("gathered", [(shape, dtype)] * ranks.count):
+        assert torch.equal(found["ours"], found["whole"]) and torch.equal(found["ours"], found["torch's"])
+        assert torch.allclose(found["sum"], ranks.count * found["whole"])
+
+
 def test_weights_come_one_by_one_with_the_digests_of_one_process(ranks):
     spec = spec_of(GRPO, float32_llama)
     single, sharded = alone(spec), begin(ranks, spec)

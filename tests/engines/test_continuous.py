@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -16,7 +15,8 @@ from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.jobs import Decoder, Job, Written
-from solera.engines.slots import Memory, bucket
+from solera.engines.pages import bytes_per_token
+from solera.engines.tables import bucket
 from solera.models.language_model import LanguageModel
 from solera.records import Prompt, Sampling
 from solera.tasks.episodes import attempt_all
@@ -95,14 +95,15 @@ def test_greedy_is_that_of_generate(tiny, planned):
 def test_little_memory_takes_waves(tiny, planned, monkeypatch):
     prompts, seeds = requests(30)
     expected = decode(tiny.copy(torch.float32), prompts, seeds, SAMPLING, (END,))
+    monkeypatch.setattr("solera.engines.pages.PAGE", 4)
     decoder = ContinuousDecoder(planned, (END,), 64)
     monkeypatch.setattr(decoder, "_room", lambda: 50)
     jobs = [Job(prompt, SAMPLING, seed, SAMPLING.max_tokens) for prompt, seed in zip(prompts, seeds, strict=True)]
     waves, ended = zip(*turns(decoder, jobs), strict=True)
     assert len(set(waves)) > 3
     assert_same(Decoded.of([each for several in ended for each in several], jobs), expected)
-    assert decoder.memory is not None
-    assert decoder.memory.slots <= 4
+    assert decoder.pages is not None
+    assert decoder.pages.nbytes <= 50 * bytes_per_token(planned)
 
 
 def test_prompts_are_computed_in_parts(tiny, planned, monkeypatch):
@@ -150,6 +151,18 @@ def test_a_short_request_finds_a_slot_while_long_ones_fill_the_table(planned):
     assert {each.job for each in first} == set(proof)
     ended = [each for _ in range(40) if decoder.busy for each in decoder.advance()]
     assert len(ended) == 300
+
+
+def test_requests_that_come_one_by_one_are_written_together(planned):
+    """From a Ray actor or over HTTP, the first request comes alone. Those after it must not wait for its end."""
+    decoder = Late(planned, (VOCABULARY + 1,), 128)
+    prompts, seeds = (each[:100] for each in requests(60))
+    jobs = [Job(ids, SAMPLING, seed, 12) for ids, seed in zip(prompts, seeds, strict=True)]
+    assert [decoder.admit([job]) for job in jobs] == [1] * 100
+    ended = [decoder.advance() for _ in range(4) if decoder.busy]
+    assert sum(map(len, ended)) == 100
+    assert_same(Decoded.of([each for several in ended for each in several], jobs),
+                written(ContinuousDecoder(planned, (VOCABULARY + 1,), 128), prompts, seeds, SAMPLING))  # fmt: skip
 
 
 @pytest.mark.parametrize(("slots", "chunk"), [(1, 1), (1, 5), (9, 2), (9, 50), (1000, 1), (1000, 5), (1000, 50)])
@@ -358,28 +371,18 @@ def test_few_sizes_of_graphs():
     assert bucket(100, most=100) == 100
 
 
-@pytest.mark.parametrize("places", [4000, 1400, 900])
-def test_where_memory_is_short_one_memory_serves_all_batches(planned, monkeypatch, places):
-    """What is alive counts as taken, as torch's allocator counts it. Every batch has prompts of other lengths."""
-    alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
-    made, allocating = [], Memory.allocate.__func__
-
-    def room(decoder):
-        held = decoder.memory.pools[0][0].shape[0] if decoder.memory else 0
-        return (places - sum(keys.shape[0] for keys in alive) + held) // 2
-
-    def allocate(cls, *sizes):
-        memory = allocating(cls, *sizes)
-        made.append((len(alive), memory.slots))
-        alive.add(memory.pools[0][0])
-        return memory
-
-    monkeypatch.setattr(Late, "_room", room)
-    monkeypatch.setattr(Memory, "allocate", classmethod(allocate))
-    decoder, rng = Late(planned, (END,), 64), np.random.default_rng(0)
+@pytest.mark.parametrize("room", [2000, 700, 450])
+def test_where_memory_is_short_one_memory_serves_all_batches(planned, monkeypatch, room):
+    """Every batch has prompts of other lengths. Longer responses need other tables, but no other pages."""
+    monkeypatch.setattr("solera.engines.pages.PAGE", 4)
+    monkeypatch.setattr(Late, "_room", lambda decoder: room)
+    decoder, rng, used = Late(planned, (END,), 64), np.random.default_rng(0), set()
     for batch in range(8):
         prompts = [tuple(rng.integers(2, 11, int(rng.integers(3, 12))).tolist()) for _ in range(16)] * 4
         written(decoder, prompts, range(batch, batch + 64), Sampling(1.0, 12))
-    assert len(made) == 1
+        used.add((decoder.memory, decoder.pages))
+    assert len(used) == 1
     written(decoder, [(2, 3)] * 64, range(64), Sampling(1.0, 24))
-    assert [before for before, _ in made] == [0] * len(made)  # never two at a time
+    ((memory, pages),) = used
+    assert decoder.memory is not memory
+    assert decoder.pages is pages
