@@ -1,7 +1,7 @@
 """How long a step takes, synchronous and streaming, and how to divide the GPUs between learners and engines.
 
 python -m benchmarks.simulate --model 7b --gpus 64 [--gpu h100] [--responses 4096 --mean 2000 --longest 16384]
-python -m benchmarks.simulate --tables        the tables of docs/cluster.md, about fifteen minutes
+python -m benchmarks.simulate --tables        the tables of docs/cluster.md, about twelve minutes
 """
 
 import argparse
