@@ -137,8 +137,11 @@ def test_constants_of_half_of_the_rows_predict_the_other_half(half):
 
 
 def test_the_command_prints_a_table():
-    done = run_script(
-        ROOT / "benchmarks" / "simulate.py", "--model", "7b", "--gpus", 8, "--responses", 16, "--mean", 50
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| streaming, v = ") == 4 and "| synchronous | " in done.stdout
+    small = ("--model", "7b", "--gpus", 8, "--responses", 16, "--mean", 50)
+    printed = []
+    for given in ((), ("--slow", 20)):
+        done = run_script(ROOT / "benchmarks" / "simulate.py", *small, *given)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("| streaming, v = ") == 4
+        printed.append(float(done.stdout.split("| synchronous | ")[1].split(" |")[0]))
+    assert printed[1] > printed[0]
