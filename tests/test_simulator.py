@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.simulator.calibration import ROWS, errors, fit
+from benchmarks.simulate import splits
+from benchmarks.simulator.calibration import ROWS, costs_with, errors, fit
 from benchmarks.simulator.costs import Constants, Costs, Gpu, Model
 from benchmarks.simulator.schedule import Split, Work, streaming, synchronous
 from tests.command import ROOT, run_script
@@ -41,6 +42,43 @@ def test_memory_by_hand():
     assert COSTS.engine_gpus(context=10_000) == 1  # 2 MB + 640 MB
     assert COSTS.engine_gpus(context=20_000) == 2  # 1.28 GB
     assert COSTS.learner_bytes(2, tokens=100) == pytest.approx(10e6 + 22 * 10 * 1024 * 100 + 2e5)
+
+
+def test_micro_batches_are_halved_until_they_fit():
+    """Two learners: 10 MB of state and 0.2 MB of a gathered layer. Each token keeps 225,280 bytes, of 900 MB: 3,949
+    tokens fit, 32,768 / 8 = 4,096 do not, and 2,048 do."""
+    assert COSTS.at_once(gpus=2, longest=100) == 2048
+    assert COSTS.at_once(gpus=2, longest=3949) == 3949  # the longest text always has room
+    assert COSTS.at_once(gpus=2, longest=3950) is None
+    large = dataclasses.replace(COSTS, gpu=dataclasses.replace(GPU, memory=1e11))
+    assert large.at_once(gpus=2, longest=100) == 32_768
+    assert large.at_once(gpus=2, longest=40_000) == 40_000
+
+
+def test_all_learners_wait_for_a_slow_one():
+    """1,000 tokens on two GPUs are computed in 11 ms, and their weights gathered in 3 ms meanwhile."""
+    assert COSTS.learn(1000, gpus=2, slow=3) == pytest.approx(3 * 0.011)
+    assert COSTS.learn(10, slow=3) == pytest.approx(3 * 10 * 1e-4)  # its host is slow, too
+    # 0.2 tokens would take 3e-6 s and their launch 1 ms: gathering takes 3 ms and is not slower
+    assert COSTS.learn(0.2, gpus=2, slow=2) == pytest.approx(3 * 2e6 / 2 / 1e9)
+    usual, slow = (synchronous(COSTS, EQUAL, Split(0, 2, slow=slow), updates=2).seconds for slow in (1.0, 3.0))
+    assert slow - usual == pytest.approx(2 * COSTS.learn(8 * 110, 2))
+    # a learner that never waits sets the pace of a streaming run
+    costs = Costs(MODEL, dataclasses.replace(GPU, speed=1e9), dataclasses.replace(CONSTANTS, launch=1e-6), False)
+    work = dataclasses.replace(EQUAL, prompt=0)
+    outcome = streaming(costs, work, Split(2, 2, slow=1.5), v=5, max_age=8, updates=20)
+    assert outcome.seconds == pytest.approx(1.5 * costs.learn(8 * 100, 2) + costs.sync(2) / 5, rel=1e-6)
+
+
+def test_70_billion_parameters_fit_on_64_gpus_with_half_of_the_tokens():
+    """32 learners, of 72 GB: 20 × 70.6e9 / 32 bytes of state, 1.765e9 of a layer, 2 × 8,192 × 80 for each token."""
+    costs = costs_with(CONSTANTS, "h100", recompute=True)("70b")
+    work = Work(4096, prompt=200, mean=2000, longest=16_184)
+    assert costs.learner_bytes(32, 16_384) == pytest.approx(44.125e9 + 1.765e9 + 21.475e9, rel=1e-3)
+    found = list(splits(costs, work, 64))
+    assert [split.learners for split in found] == [32, 36, 40, 44, 48, 52]
+    assert found[0].at_once == 16_384 and found[-1].at_once == 32_768
+    assert not list(splits(costs, work, 16))
 
 
 EQUAL = Work(responses=8, prompt=10, mean=100, longest=1000, spread=0.0)
@@ -99,8 +137,11 @@ def test_constants_of_half_of_the_rows_predict_the_other_half(half):
 
 
 def test_the_command_prints_a_table():
-    done = run_script(
-        ROOT / "benchmarks" / "simulate.py", "--model", "7b", "--gpus", 8, "--responses", 16, "--mean", 50
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("| streaming, v = ") == 4 and "| synchronous | " in done.stdout
+    small = ("--model", "7b", "--gpus", 8, "--responses", 16, "--mean", 50)
+    printed = []
+    for given in ((), ("--slow", 20)):
+        done = run_script(ROOT / "benchmarks" / "simulate.py", *small, *given)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("| streaming, v = ") == 4
+        printed.append(float(done.stdout.split("| synchronous | ")[1].split(" |")[0]))
+    assert printed[1] > printed[0]

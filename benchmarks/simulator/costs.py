@@ -27,9 +27,13 @@ class Gpu:
 GPUS = {
     "h200": Gpu(790e12, 4.8e12, 141 * GB, 450 * GB, 50 * GB),
     "h100": Gpu(790e12, 3.35e12, 80 * GB, 450 * GB, 50 * GB),
+    "h20": Gpu(118e12, 4.0e12, 96 * GB, 450 * GB, 50 * GB),
     "h800": Gpu(790e12, 3.35e12, 80 * GB, 200 * GB, 50 * GB),
     "gb200": Gpu(2000e12, 8e12, 186 * GB, 900 * GB, 50 * GB, per_node=4),
 }
+"""The speed of the H200 was measured. The other speeds are the same share (0.8) of the data sheet's."""
+MOST_AT_ONCE = 32_768
+"""Tokens of a micro-batch on each learner, if memory allows."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +112,14 @@ class Costs:
     def prefill(self, tokens: float, gpus: int = 1) -> float:
         return self._compute(tokens, 2) / gpus
 
-    def learn(self, tokens: float, gpus: int = 1, per_gpu: float = 32_768) -> float:
+    def learn(self, tokens: float, gpus: int = 1, per_gpu: float = MOST_AT_ONCE, slow: float = 1.0) -> float:
         """Seconds of one update over so many tokens, at most `per_gpu` at a time on each GPU. Shards of the weights are
-        gathered twice and gradients summed once for each micro-batch, while others are computed."""
+        gathered twice and gradients summed once for each micro-batch, while others are computed. One learner needs
+        `slow` times as long to compute as the others. All wait for it, because each has the same number of tokens."""
         micro_batches = max(1.0, -(-tokens // (per_gpu * gpus)))
         computed = self._compute(tokens / (gpus * micro_batches), 8 if self.recompute else 6)
         launched = self.constants.host * self.model.layers
-        return micro_batches * max(computed, launched, self._gather(gpus))
+        return micro_batches * max(slow * computed, slow * launched, self._gather(gpus))
 
     def _compute(self, tokens: float, operations: int) -> float:
         m, g, c = self.model, self.gpu, self.constants
@@ -146,7 +151,17 @@ class Costs:
         free = 0.85 * self.gpu.memory * gpus - 2 * self.model.parameters
         return max(1, min(most, int(free / (context * self.model.cached_bytes))))
 
-    def learner_bytes(self, gpus: int, tokens: float = 32_768) -> float:
+    def at_once(self, gpus: int, longest: int) -> float | None:
+        """Tokens per micro-batch: halved until they fit into 0.9 of a learner's memory, but always enough for the
+        longest text. `None` if that does not fit."""
+        tokens = max(MOST_AT_ONCE, longest)
+        while self.learner_bytes(gpus, tokens) >= 0.9 * self.gpu.memory:
+            if tokens == longest:
+                return None
+            tokens = max(longest, tokens // 2)
+        return tokens
+
+    def learner_bytes(self, gpus: int, tokens: float = MOST_AT_ONCE) -> float:
         """Bytes on each learner: float32 weights, gradients and two moments, a 16-bit copy, and activations."""
         m = self.model
         kept = tokens * m.layers * (2 * m.hidden if self.recompute else KEPT * m.hidden)

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 
-from benchmarks.simulator.costs import Costs
+from benchmarks.simulator.costs import MOST_AT_ONCE, Costs
 
 MOST_ENGINES = 8
 
@@ -41,6 +41,11 @@ class Split:
     learners: int
     engines: int
     engine_gpus: int = 1
+    at_once: float = MOST_AT_ONCE
+    """Tokens per micro-batch on each learner."""
+    slow: float = 1.0
+    """How many times as long as the others one of the learners computes. In a synchronous run its GPU still generates
+    at full speed."""
 
     @property
     def gpus(self) -> int:
@@ -132,7 +137,7 @@ def synchronous(costs: Costs, work: Work, split: Split, updates: int = 5, seed: 
         while any(engine.rows for engine in engines):
             min(engines, key=lambda one: one.next_end).finish()
         decoding += max(engine.time for engine in engines)
-        learning += costs.learn(tokens * everyone / count, split.gpus)
+        learning += costs.learn(tokens * everyone / count, split.gpus, split.at_once, split.slow)
     total = decoding + learning + updates * costs.sync(split.gpus)
     return Outcome(total / updates, learning / total, decoding / total)
 
@@ -198,7 +203,8 @@ class Stream:
 
     def _learn(self) -> None:
         if self.learner_ends == math.inf and self.finished[self.updates] == self.responses:
-            seconds = self.costs.learn(self.tokens[self.updates] / self.share, self.split.learners)
+            tokens, split = self.tokens[self.updates] / self.share, self.split
+            seconds = self.costs.learn(tokens, split.learners, split.at_once, split.slow)
             self.learner_ends = self.now + seconds
             self.learning += seconds
 

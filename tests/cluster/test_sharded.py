@@ -117,7 +117,7 @@ def test_tied_embeddings_stay_tied(ranks):
 
 
 def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
-    """108 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
+    """113 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
         tie_word_embeddings=True, eos_token_id=END, bos_token_id=None, pad_token_id=0,
