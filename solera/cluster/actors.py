@@ -106,6 +106,10 @@ class Actors:
             self._asked[rank] = self._actors[rank].pulse.options(concurrency_group=PULSE).remote()
         return self._pulses
 
+    def signal_of(self, rank: int) -> int | None:
+        """Ray does not tell."""
+        return None
+
     def how_it_ended(self, rank: int) -> str:
         return f"died (process {self.places[rank].pid} on {self.places[rank].node})"
 
