@@ -59,7 +59,8 @@ def test_a_rank_and_an_engine_share_each_gpu(ray, tmp_path):
         assert [(tmp_path / str(number)).read_text() for number in range(2)] == of_ranks
         ranks.close()  # as after the death of a rank, when the engines still write
         publish(pool, 1)
-        assert len(pool.write(6).result(120)) == 6
+        for _ in range(2):  # an engine that shares a GPU frees its memory in between
+            assert len(pool.write(6).result(120)) == 6
     finally:
         ranks.close()
         pool.close()
@@ -90,14 +91,3 @@ def test_too_few_gpus_are_named_in_one_line(ray):
     said = r"many ranks of one CPU and 0.5 GPU each, with room for an engine of 0.5 GPU beside each \(waited 1 s\)"
     with pytest.raises(SoleraError, match=said):
         Actors(3, Reusable, 1.0, None, gpus=0.5, beside=Beside(1, 0.5))
-
-
-def test_engines_that_share_a_gpu_free_their_memory_and_go_on(ray):
-    pool = Pool(EngineSpec(SOURCE, torch.float32, 64, 1, gpus=0.25))
-    try:
-        assert ray.available_resources()["GPU"] == 1.5
-        publish(pool, 1)
-        for _ in range(2):
-            assert len(pool.write(6).result(120)) == 6
-    finally:
-        pool.close()
