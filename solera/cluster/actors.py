@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from solera.cluster.bundles import Beside, Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
-from solera.errors import SoleraError, counted, one_line
+from solera.errors import SoleraError, one_line
 from solera.sharded.rank import Seat
 from solera.sharded.ranks import Served
 
@@ -61,14 +62,16 @@ class Actors:
 
     def __init__(
         self, count: int, make: Callable[[Seat], Any], timeout: float, address: str | None, cpus: int = 0,
-        gpus: float = 0.0,
+        gpus: float = 0.0, beside: Beside | None = None,
     ) -> None:  # fmt: skip
-        """If Ray is started here, it gets at least `cpus`. Each rank gets one CPU and `gpus`."""
+        """If Ray is started here, it gets at least `cpus`. Each rank gets one CPU and `gpus`. Room for the engines of
+        `beside` is kept."""
         self.count, self._gpus = count, gpus
         self._ray = CONNECTION.join(max(cpus, count), address)
         self._here = address_of_node(self._ray)
         try:
-            self._actors = self._create(timeout)
+            self.bundles = Bundles(self._ray, count, gpus, beside, timeout)
+            self._actors = self._create()
             self._asked: list[Any] = [None] * count
             self._pulses: dict[int, float] = {}
             self.places: list[Place] = self._ray.get([actor.place.remote() for actor in self._actors])
@@ -103,6 +106,10 @@ class Actors:
             self._asked[rank] = self._actors[rank].pulse.options(concurrency_group=PULSE).remote()
         return self._pulses
 
+    def signal_of(self, rank: int) -> int | None:
+        """Ray does not tell."""
+        return None
+
     def how_it_ended(self, rank: int) -> str:
         return f"died (process {self.places[rank].pid} on {self.places[rank].node})"
 
@@ -116,29 +123,13 @@ class Actors:
         with suppress(self._ray.exceptions.RayError):  # if Ray has died, its actors have too
             for actor in self._actors:
                 self._ray.kill(actor)
-            self._ray.util.remove_placement_group(self._bundles)
+        self.bundles.leave()
         CONNECTION.leave()
 
-    def _create(self, patience: float) -> list[Any]:
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        needed = {"CPU": 1.0} | ({"GPU": self._gpus} if self._gpus else {})
-        self._bundles = self._ray.util.placement_group([needed] * self.count, strategy="PACK")
-        if not self._bundles.wait(patience):
-            found = self._ray.cluster_resources()
-            has = " and ".join(counted(int(found.get(kind, 0)), kind) for kind in needed)
-            each = f"one CPU{f' and {self._gpus:g} GPU' if self._gpus else ''}"
-            raise SoleraError(
-                f"cluster.learners is {self.count}, but the Ray cluster has {has} and no room for that many ranks of "
-                f"{each} each (waited {patience:g} s): lower it, or add machines"
-            )
+    def _create(self) -> list[Any]:
         made = self._ray.remote(concurrency_groups={PULSE: 1})(Actor)
         return [
-            made.options(
-                num_cpus=1,
-                num_gpus=self._gpus,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._bundles, placement_group_bundle_index=rank),
-            ).remote()
+            made.options(num_cpus=1, num_gpus=self._gpus, scheduling_strategy=self.bundles.for_rank(rank)).remote()
             for rank in range(self.count)
         ]
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from solera.cluster.bundles import Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
 from solera.cluster.passing import Sent, unpacked
 from solera.cluster.sending import Sender
@@ -334,28 +335,37 @@ def _kill(pid: int) -> None:
 
 class ActorPool(EnginePool):
     """`count` engines in actors. `tell` is told what all of them have sampled so far. If Ray is started here, it gets
-    `cpus` or more."""
+    `cpus` or more. `bundles` are those of the ranks; an engine that has a place there takes it."""
 
     def __init__(
         self, spec: Spec, count: int, *, cpus: int, address: str | None, timeout: float,
         tell: Callable[[int], None], say: Callable[[str], None], transport: Transport = "auto",
+        bundles: Bundles | None = None,
     ) -> None:  # fmt: skip
         # Not in the threads that open the engines: what Ray starts ends together with the thread that started it.
         CONNECTION.join(cpus, address)
-        sampled, self._starting = Sampled(tell), Starting()
+        sampled, self._starting, self._bundles = Sampled(tell), Starting(), bundles
         opens = [
-            partial(open_engine, spec, number, timeout, sampled, self._starting, transport) for number in range(count)
+            partial(open_engine, spec, number, timeout, sampled, self._starting, transport, bundles)
+            for number in range(count)
         ]
+        if bundles is not None:
+            bundles.join()
         try:
             super().__init__(opens, timeout=timeout, say=say)
         except BaseException:
-            CONNECTION.leave()
+            self._leave()
             raise
 
     def close(self) -> None:
         super().close()
         self._starting.end(need_ray())
         self.wait_for_threads(CHECKING)  # Ray ends a process whose threads call it after its end
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._bundles is not None:
+            self._bundles.leave()
         CONNECTION.leave()
 
 
@@ -389,14 +399,17 @@ class Starting:
 
 
 def open_engine(
-    spec: Spec, number: int, timeout: float, sampled: Sampled, starting: Starting, transport: Transport
-) -> Opened:
-    """Start an engine on a free CPU of the cluster, on another machine than the last one if possible."""
+    spec: Spec, number: int, timeout: float, sampled: Sampled, starting: Starting, transport: Transport,
+    bundles: Bundles | None,
+) -> Opened:  # fmt: skip
+    """Start an engine in its place in `bundles`. If it has none, start it on any free CPU, on another machine than the
+    last one if possible."""
     ray, actor = need_ray(), None
     try:
         made, at_once = ray.remote(EngineActor), max(1000, 2 * spec.max_rows)
+        where = bundles.for_engine(number) if bundles is not None else "SPREAD"
         actor = made.options(
-            num_cpus=1, num_gpus=spec.gpus, scheduling_strategy="SPREAD", max_concurrency=at_once
+            num_cpus=1, num_gpus=spec.gpus, scheduling_strategy=where, max_concurrency=at_once
         ).remote()
         with starting.watching(actor):
             hello = ray.get(actor.open.remote(spec, number), timeout=spec.starting)

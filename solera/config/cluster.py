@@ -27,8 +27,9 @@ class ClusterConfig:
     """How often all ranks are started again from the last checkpoint after one of them died or hung. After that, the
     run stops."""
     gpus_per_learner: float = 1.0
-    """On a machine with GPUs: what Ray gives each rank. With a fraction, such as 0.5, ranks share a GPU."""
+    """On a machine with GPUs: what Ray gives each rank. With a fraction, such as 0.5, ranks share a GPU, unless there
+    are engines that share it with them."""
     gpus_per_engine: float = 1.0
-    """On a machine with GPUs: what Ray gives each engine. With a fraction, engines share a GPU with each other or with
-    ranks. Such an engine frees its key-value cache whenever it has nothing to write, so that ranks can use the memory.
-    """
+    """On a machine with GPUs: what Ray gives each engine. If a rank and an engine need one GPU or less together, each
+    engine shares the GPU of a rank. An engine with a fraction of a GPU frees its key-value cache whenever it has
+    nothing to write, so that ranks can use the memory."""

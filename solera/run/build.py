@@ -215,7 +215,8 @@ def _engine(parts: Parts, learner: Learner | ShardedLearner, folder: Path, count
     if not configuration.writes(config.draw):
         return NoEngine(str(parts.compute)), False
     if config.cluster.engines:
-        return open_engines(parts, folder, counting(counts, "engine")), False
+        host = learner.ranks.host if isinstance(learner, ShardedLearner) else None
+        return open_engines(parts, folder, counting(counts, "engine"), host), False
     if config.engine.name == "vllm":
         pool = open_servers(parts, config.model.path, len(parts.task.prompt(0).token_ids), folder, counts)
         counting(counts, "engine")(pool.sampled)  # what the servers sampled after the run was killed

@@ -19,6 +19,7 @@ from solera.sharded.rank import LearnerSpec, make_rank
 from solera.sharded.ranks import Host, Ranks
 
 if TYPE_CHECKING:
+    from solera.cluster.bundles import Beside
     from solera.cluster.engines import EngineSpec
     from solera.cluster.servers import ServerSpec
 
@@ -45,15 +46,25 @@ def _host(cluster: ClusterConfig, spec: LearnerSpec) -> Host:
         return Processes(cluster.learners, make, cluster.timeout)
     from solera.cluster.actors import Actors
 
-    gpus = cluster.gpus_per_learner if spec.device == "cuda" else 0.0
+    on_gpu, cpus = spec.device == "cuda", cluster.learners + cluster.engines
     return Actors(
-        cluster.learners, make, cluster.timeout, cluster.address, cluster.learners + cluster.engines, gpus
+        cluster.learners, make, cluster.timeout, cluster.address, cpus, cluster.gpus_per_learner if on_gpu else 0.0,
+        beside_of(cluster) if on_gpu else None,
     )  # fmt: skip
 
 
-def open_engines(parts: Parts, folder: Path, count: Callable[[int], None]) -> EnginePool:
+def beside_of(cluster: ClusterConfig) -> "Beside | None":
+    """The engines that share GPUs with ranks: those whose share and a rank's are a GPU or less."""
+    from solera.cluster.bundles import Beside
+
+    together = round(cluster.gpus_per_learner + cluster.gpus_per_engine, 4) <= 1
+    return Beside(cluster.engines, cluster.gpus_per_engine) if cluster.engines and together else None
+
+
+def open_engines(parts: Parts, folder: Path, count: Callable[[int], None], host: Host | None) -> EnginePool:
     """The engines of `cluster.engines`, as one engine. `count` is told what all of them have sampled so far. Logs of
-    vLLM servers go to `folder`."""
+    vLLM servers go to `folder`. `host` is where the ranks run."""
+    from solera.cluster.actors import Actors
     from solera.cluster.engines import ActorPool
 
     cluster = parts.config.cluster
@@ -61,6 +72,7 @@ def open_engines(parts: Parts, folder: Path, count: Callable[[int], None]) -> En
     pool = ActorPool(
         spec, cluster.engines, cpus=cluster.learners + cluster.engines, address=cluster.address,
         timeout=parts.config.engine.timeout, tell=count, say=parts.say, transport=parts.config.sync.transport,
+        bundles=host.bundles if isinstance(host, Actors) else None,
     )  # fmt: skip
     names = ", ".join(member.name for member in pool.members)
     parts.say(f"{cluster.engines} engines generate: {names}")

@@ -33,7 +33,8 @@ class Waiting:
 
 
 class Collective:
-    """What FSDP calls to gather weights or to reduce gradients, timed. On a CPU the call returns when it is done."""
+    """What FSDP calls to gather weights or to reduce gradients, timed. On a CPU the call returns when it is done. On a
+    GPU it returns at once, or after earlier work of this rank, so the time says nothing (`effort_on`)."""
 
     def __init__(self, function: Any, waiting: Waiting) -> None:
         self.function, self.waiting = function, waiting
@@ -65,13 +66,22 @@ class Effort:
 
     tokens: int
     """Tokens of the texts that it was given."""
-    waiting: float
-    """Seconds in collective operations."""
+    waiting: float | None
+    """Seconds in collective operations. `None` on a GPU, where they are not known."""
     memory: float
     """The most memory that its process has held so far, in GiB; of the GPU, if it has one."""
 
     def metrics(self, rank: int) -> dict[str, float]:
-        return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items()}
+        """
+        >>> Effort(200, None, 1.5).metrics(0)
+        {'rank/0/tokens': 200.0, 'rank/0/memory': 1.5}
+        """
+        return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items() if value is not None}
+
+
+def effort_on(device: torch.device, tokens: int, seconds: float) -> Effort:
+    """What a rank needed on its device. `seconds` are those of its `Waiting`."""
+    return Effort(tokens, None if device.type == "cuda" else seconds, peak_memory(device))
 
 
 def peak_memory(device: torch.device) -> float:

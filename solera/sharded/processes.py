@@ -57,10 +57,16 @@ class Processes:
                     self._pulses[rank] = beats.recv()
         return self._pulses
 
-    def how_it_ended(self, rank: int) -> str:
+    def signal_of(self, rank: int) -> int | None:
         self.processes[rank].join(GRACE)
         code = self.processes[rank].exitcode
-        return f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with status {code}"
+        return -code if code is not None and code < 0 else None
+
+    def how_it_ended(self, rank: int) -> str:
+        number = self.signal_of(rank)
+        return (
+            f"ended with status {self.processes[rank].exitcode}" if number is None else f"was ended by signal {number}"
+        )
 
     def where(self) -> str:
         return f"processes {', '.join(str(process.pid) for process in self.processes)}"

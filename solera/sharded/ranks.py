@@ -4,6 +4,7 @@ A rank that dies or hangs ends all ranks, and the error names it. Where the rank
 """
 
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ class Host(Protocol):
 
     def pulses(self) -> dict[int, float]:
         """The last pulse of each rank that is known (`Served.pulse`). Does not wait for a rank."""
+        ...
+
+    def signal_of(self, rank: int) -> int | None:
+        """The signal that ended a rank that died, if it is known."""
         ...
 
     def how_it_ended(self, rank: int) -> str:
@@ -88,7 +93,8 @@ class Ranks:
         """Every rank's result. After the first result the other ranks have `timeout` seconds."""
         results: dict[int, Any] = {}
         failures: dict[int, tuple[str, str]] = {}
-        died: list[int] = []
+        died: dict[int, float] = {}  # after how many seconds
+        began = time.monotonic()
         watch = Watch(self.host, self.timeout)
         while waiting := [rank for rank in range(self.count) if rank not in {*results, *failures, *died}]:
             left = BEAT if deadline is None else min(BEAT, deadline - time.monotonic())
@@ -102,7 +108,7 @@ class Ranks:
                 continue
             for rank, answer in answers.items():
                 if answer is None:
-                    died.append(rank)
+                    died[rank] = time.monotonic() - began
                     continue
                 kind, value = pickle.loads(answer)
                 (results if kind == "result" else failures)[rank] = value
@@ -113,9 +119,10 @@ class Ranks:
         return [results[rank] for rank in range(self.count)]
 
     def _blame(
-        self, method: str, failures: dict[int, tuple[str, str]], died: list[int], silent: list[int]
+        self, method: str, failures: dict[int, tuple[str, str]], died: dict[int, float], silent: list[int]
     ) -> SoleraError:
-        """What happened, as far as the ranks tell. A rank that lost contact to another is not the one to blame."""
+        """What happened, as far as the ranks tell. A rank that lost contact to another is not the one to blame. Nor is
+        one that torch ended because it had waited too long: with NCCL, torch does that with SIGABRT."""
         told = {}
         for rank, (cause, text) in failures.items():
             told[cause] = text if cause == "user" else f"rank {rank} of {self.count} failed in {method}: {text}"
@@ -124,10 +131,13 @@ class Ranks:
                 return SoleraError(told[cause])
         if "own" in told:
             return RankError(told["own"])
-        if died:
-            return RankError(f"rank {died[0]} of {self.count} {self.host.how_it_ended(died[0])} in {method}")
+        waited = [r for r, after in died.items() if after >= self.timeout and self.host.signal_of(r) == signal.SIGABRT]
+        first = next((rank for rank in died if not silent or rank not in waited), None)
+        named = " and ".join(f"rank {rank}" for rank in silent)
+        if first is not None:
+            also = f"; {named} did not answer" if silent else ""
+            return RankError(f"rank {first} of {self.count} {self.host.how_it_ended(first)} in {method}{also}")
         if silent:
-            named = " and ".join(f"rank {rank}" for rank in silent)
             return RankError(f"{named} of {self.count} did not answer in {method} (time limit {self.timeout:g} s)")
         return RankError(told["contact"])
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from solera.cluster.bundles import Bundles
 from solera.cluster.engines import ActorPool, EngineSpec
 from solera.config import Transport
 from solera.engines.in_process import InProcessEngine
@@ -37,13 +38,13 @@ class Pool(ActorPool):
 
     def __init__(
         self, spec: EngineSpec = EngineSpec(SOURCE, torch.float32, 64, 1),  # noqa: B008 (frozen)
-        transport: Transport = "auto", timeout: float = 15.0,
+        transport: Transport = "auto", timeout: float = 15.0, bundles: Bundles | None = None,
     ) -> None:  # fmt: skip
         self.said: list[str] = []
         self.counted: list[int] = []
         super().__init__(
             spec, 2, cpus=2, address=None, timeout=timeout, tell=self.counted.append, say=self.said.append,
-            transport=transport,
+            transport=transport, bundles=bundles,
         )  # fmt: skip
         self.events = asyncio.new_event_loop()
         threading.Thread(target=self.events.run_forever, daemon=True).start()

@@ -15,7 +15,7 @@ import torch
 from solera.cluster.actors import Actors
 from solera.errors import SoleraError
 from solera.sharded.processes import Processes
-from solera.sharded.rank import Seat
+from solera.sharded.rank import GroupPeers, Seat
 from solera.sharded.ranks import RankError, Ranks
 from tests.cluster.hosts import seconds_until
 from tests.cluster.ranks import Reusable, begin, spec_of, start
@@ -95,7 +95,12 @@ class Faulty:
     """A rank without a model, whose faults are chosen."""
 
     def __init__(self, seat: Seat) -> None:
-        """It meets no other rank."""
+        self.peers = GroupPeers(seat)  # so that none is late at the start
+
+    def abort(self, seconds: float, exits: bool) -> None:
+        time.sleep(seconds)
+        if exits:
+            os.abort()
 
     def fail(self, fault: str) -> None:
         if fault == "memory":
@@ -111,6 +116,21 @@ def test_a_rank_without_memory_stops_the_run_with_advice_instead_of_a_restart():
         ranks.call("fail", [("launch",), ("memory",)])
     assert not isinstance(raised.value, RankError)  # after which all ranks would be started again
     assert not any(process.is_alive() for process in ranks.host.processes)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "says"),
+    [
+        (2.0, r"^rank 1 of 2 did not answer in abort \(time limit 2 s\)$"),
+        (60.0, "^rank 0 of 2 was ended by signal 6 in abort; rank 1 did not answer$"),
+    ],
+    ids=["after the time limit", "before it"],
+)
+def test_a_rank_that_torch_ended_because_it_waited_too_long_is_not_blamed(timeout, says):
+    """NCCL does that to the rank that waits. Here rank 0 ends itself after 2.1 seconds, and rank 1 hangs."""
+    ranks = Ranks(Processes(2, Faulty, timeout), timeout)
+    with pytest.raises(RankError, match=says):
+        ranks.call("abort", [(2.1, True), (600.0, False)])
 
 
 CONTROLLER = """

@@ -1,6 +1,7 @@
 """A learner over two and three processes does what a learner in one process does."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -81,10 +82,28 @@ def test_the_gradient_of_every_objective_is_that_of_one_process(ranks, cut):
 
 @pytest.mark.parametrize("groups", [1, 2], ids=["one group", "two groups"])
 def test_a_rank_without_work_takes_part(ranks, groups):
-    """With one group only one rank has tokens. An objective with a statistic of the whole minibatch is among them."""
-    for name in ("grpo", "m2po", "opmd_pairwise"):
-        for cut in CUTS:
+    """With one group only one rank has tokens. Objectives with a statistic of the whole minibatch are cut in more ways.
+    Two objectives have no gradient with one group, so they get two."""
+    several, need_two = ("grpo", "m2po", "opmd_pairwise"), ("rec_twoside_is", "rec_twoside_nois")
+    for name in [name for name in TABLE if name not in need_two] if groups == 1 else [*several, *need_two]:
+        for cut in CUTS if name in several else CUTS[2:]:
             compare(ranks, spec_of(ObjectiveConfig(name), **cut), make_groups()[4 : 4 + groups])
+
+
+def test_ranks_compute_in_bfloat16_with_float32_weights_and_gradients(ranks):
+    exact = spec_of(GRPO, float32_llama)
+    rounded = replace(exact, compute=torch.bfloat16)
+    gradients = {}
+    for spec in (exact, rounded):
+        single, sharded = alone(spec), begin(ranks, spec)
+        batch = batch_of(make_groups(), single, spec)
+        single.update(batch)
+        sharded.update(batch)
+        gradients[spec.compute] = gradient_alone(single), gradient(ranks)
+    (in_float32, _), (whole, together) = gradients[torch.float32], gradients[torch.bfloat16]
+    assert together.dtype == torch.float32
+    assert torch.linalg.norm(together - whole) <= 2e-2 * torch.linalg.norm(whole)
+    assert torch.linalg.norm(together - in_float32) >= 1e-4 * torch.linalg.norm(in_float32)  # it is bfloat16
 
 
 @pytest.mark.parametrize(
