@@ -191,6 +191,7 @@ def compare_learners(
                 rows.append([name, f"fails: {one_line(error)}"])
                 del times[name], calls[name]
                 continue
+            tell(f"  {name}: {1000 * took:.1f} ms, {memory[name]:.2f} GiB")
             if step >= 2:  # the first steps allocate and compile
                 times[name].append(took)
             if name in calls:
@@ -245,6 +246,7 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
                 start = time.perf_counter()
                 written = events.run(write(engine, prompts, given.tokens))
                 speeds.append(sum(len(each.token_ids_T) for each in written) / (time.perf_counter() - start))
+                tell(f"  sync {1000 * syncs[-1]:.1f} ms, {speeds[-1]:.0f} tokens/s")
             held.append(engine.held.tensors)
             rows.append(
                 [name, f"sync {1000 * statistics.median(syncs):.1f} ms", f"{statistics.median(speeds):.0f} tokens/s"]
