@@ -139,7 +139,7 @@ def parts_of(config: Config, size: str) -> Parts:
     if config.learn.memory == "lean":
         model, compute = model.in_bfloat16(), torch.bfloat16
     else:
-        compute = compute_of(config, model, task, print)
+        compute = compute_of(config, model, model.device, task, print)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

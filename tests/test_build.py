@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from solera.config import Config, ModelConfig, RewardConfig, RunConfig
+from solera.config import ClusterConfig, Config, ModelConfig, RewardConfig, RunConfig
 from solera.errors import SoleraError
 from solera.models.extent import largest
 from solera.run import build, parts
 from solera.run.build import _graded_alone, _has_room_beside
 from solera.run.own_code import OwnCode
-from solera.run.parts import Parts, compute_of, device_of
+from solera.run.parts import Parts, compute_of, device_of, resolved
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_functions_of_ones_own_are_given_whole_batches(functions, own, alone):
 def test_a_batch_is_written_ahead_where_a_core_is_left(monkeypatch, device, cores, room):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(build.os, "sched_getaffinity", lambda _: range(cores), raising=False)
-    assert _has_room_beside(SimpleNamespace(device=torch.device(device))) is room
+    assert _has_room_beside(torch.device(device)) is room
 
 
 def test_a_limit_for_a_gpu_is_refused_on_a_processor():
@@ -57,14 +57,15 @@ def test_a_limit_for_a_gpu_is_refused_on_a_processor():
 def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     tiny, monkeypatch, chosen, device, embedding, plans, expected
 ):
-    """The weights stay on the CPU; where the model says it is decides. Some data has held-out prompts only."""
+    """The weights stay on the CPU. Some data has held-out prompts only."""
     weights, said = tiny.copy(torch.float32), []
     with torch.no_grad():
         weights.module.get_input_embeddings().weight[8] = embedding
     monkeypatch.setattr(parts, "largest", lambda model, texts: largest(weights, texts))
-    model = SimpleNamespace(device=torch.device(device), can_take_plans=plans)
+    model = SimpleNamespace(can_take_plans=plans)
     task = SimpleNamespace(held_out=lambda count: [SimpleNamespace(token_ids=(7, 8))] * count)
-    assert compute_of(Config(model=ModelConfig(compute=chosen)), model, task, said.append) == expected
+    config = Config(model=ModelConfig(compute=chosen))
+    assert compute_of(config, model, torch.device(device), task, said.append) == expected
     assert said == [] or f"using {expected}".replace("torch.", "") in said[0]
     assert bool(said) == (chosen == "auto" and device == "cuda" and plans)
 
@@ -80,7 +81,25 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
 )
 def test_a_run_goes_on_in_the_arithmetic_that_it_began_with(monkeypatch, chosen, device, begun, expected):
     monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)  # decided anew it would be float16
-    model = SimpleNamespace(device=torch.device(device), can_take_plans=True)
+    model = SimpleNamespace(can_take_plans=True)
     config, said = Config(model=ModelConfig(compute=chosen)), list[str]()
-    assert compute_of(config, model, SimpleNamespace(), said.append, begun) == expected
+    assert compute_of(config, model, torch.device(device), SimpleNamespace(), said.append, begun) == expected
     assert said == ([f"using {begun}, as at the start of the run"] if (chosen, device) == ("auto", "cuda") else [])
+
+
+@pytest.mark.parametrize(("learners", "engines", "loaded_on"), [(2, 2, "cpu"), (0, 1, "cuda"), (2, 0, "cuda")])
+def test_with_ranks_and_engines_the_main_process_keeps_off_the_gpu(monkeypatch, learners, engines, loaded_on):
+    asked, load = [], parts.Source.load
+
+    def load_here(source, device):
+        asked.append(device.type)
+        return load(source, torch.device("cpu"))
+
+    monkeypatch.setattr(parts, "device_of", lambda config: torch.device("cuda"))
+    monkeypatch.setattr(parts.Source, "load", load_here)
+    monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)
+    config = resolved(Config(cluster=ClusterConfig(learners=learners, engines=engines)))
+    found = parts.load_parts(config)
+    assert asked == [loaded_on]
+    assert found.device.type == "cuda"
+    assert found.compute == (torch.bfloat16 if learners else torch.float16)

@@ -191,9 +191,9 @@ def test_a_checkpoint_tells_the_arithmetic_that_its_run_began_with(whole, tmp_pa
     seal(file.parent)
     given, real = [], parts.compute_of
 
-    def compute_of(config, model, task, say, begun):
+    def compute_of(config, model, device, task, say, begun):
         given.append(begun)
-        return real(config, model, task, say, begun)
+        return real(config, model, device, task, say, begun)
 
     monkeypatch.setattr(parts, "compute_of", compute_of)
     assert_same_outcome(running.resume(folder).folder, whole)

@@ -138,7 +138,7 @@ def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
     load = partial(source.absolute().for_rank, parts.model.takes_any_mask)
     spec = LearnerSpec(
         load, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature, config.sampling.max_tokens,
-        config.run.steps, parts.compute, parts.model.device.type,
+        config.run.steps, parts.compute, parts.device.type,
     )  # fmt: skip
     return ShardedLearner(spec, open_ranks(cluster, spec, parts.say))
 
@@ -199,7 +199,7 @@ def _supply(parts: Parts, engine: Engine, store: Store, sampling: Sampling, guar
     return LockStep(
         parts.task, engine, store, sampling=sampling, group_size=collect.group_size,
         reserve=collect.offset * collect.prompts, seed=config.run.seed, members=members, guard=guard, events=events,
-        host_is_free=parts.model.device.type != "cpu",
+        host_is_free=parts.device.type != "cpu",
     )  # fmt: skip
 
 
@@ -255,7 +255,7 @@ def _overlaps(parts: Parts) -> bool:
         return staleness_of(parts.config) > 0
     if parts.config.collect.overlap is not None:
         return parts.config.collect.overlap
-    return not parts.own.has_task(parts.config) and _has_room_beside(parts.model)
+    return not parts.own.has_task(parts.config) and _has_room_beside(parts.device)
 
 
 def _rule(parts: Parts) -> SyncRule:
@@ -281,10 +281,10 @@ def _canary_prompts(task: Task, max_length: int | None) -> list[Prompt]:
     return [prompt for prompt in prompts if max_length is None or len(prompt.token_ids) < max_length]
 
 
-def _has_room_beside(model: LanguageModel) -> bool:
+def _has_room_beside(device: torch.device) -> bool:
     """Whether a CPU core is left over while the learner computes on the other cores or on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return cores > (torch.get_num_threads() if model.device.type == "cpu" else 1)
+    return cores > (torch.get_num_threads() if device.type == "cpu" else 1)
 
 
 def _graded_alone(parts: Parts) -> bool:

@@ -96,7 +96,7 @@ def _examine(
 ) -> Examined:
     model, codec = loading.load(candidate.path, device_of(config))
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
-    compute = compute_of(config, model, task)
+    compute = compute_of(config, model, model.device, task)
     events = EventLoop(in_rounds=config.collect.deterministic)
     parts = Parts(config, model.for_compute(compute), codec, task, compute, own, guard.say)
     with serving(parts, candidate.path) as engine, torch_for(model, config.run), events:

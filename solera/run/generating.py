@@ -75,7 +75,7 @@ def generate(
     longest = max(len(prompt.token_ids) for prompt in task.prompts)
     refuse_too_long(longest, config.sampling.max_tokens, model.max_length)
     lineage = order.author.lineage or _lineage(model)
-    compute = compute_of(config, model, task, say)
+    compute = compute_of(config, model, model.device, task, say)
     parts = Parts(config, model.for_compute(compute), codec, task, compute, say=say)
     with (
         _place(order, lineage, codec) as (ledger, add), torch_for(model, config.run),

@@ -42,6 +42,13 @@ class Parts:
     """Prints a note for the user."""
     source: Source | None = None
     """Where the model was loaded from, for other processes that need it."""
+    others_on: torch.device | None = None
+    """Where ranks and engines in other processes compute, if that is not where the model is."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the run computes."""
+        return self.others_on or self.model.device
 
     @property
     def objective(self) -> Objective:
@@ -54,16 +61,18 @@ def load_parts(
     say: Callable[[str], None] = lambda sentence: None,
     checkpoint: Checkpoint | None = None,
 ) -> Parts:
-    """Load the model of a resolved config, or of the checkpoint, and build its task."""
-    source = source_of(config, checkpoint)
-    model, codec = _load_model(source, device_of(config), checkpoint)
+    """Load the model of a resolved config, or of the checkpoint, and build its task. If ranks and engines are in other
+    processes, no GPU is used for this process's copy, which may be larger than one."""
+    source, device = source_of(config, checkpoint), device_of(config)
+    alone = not (config.cluster.learners and config.cluster.engines)
+    model, codec = _load_model(source, device if alone else torch.device("cpu"), checkpoint)
     if model.plain_because:
         say(f"{type(model.module).__name__}: {model.plain_because}, so texts are padded, not packed, which is slower")
     task = build_task(config, codec, model.max_length, own.rewards, own.task)
     if config.learn.memory == "lean":
-        return Parts(config, model.in_bfloat16(), codec, task, torch.bfloat16, own, say, source)
-    compute = compute_of(config, model, task, say, checkpoint.state.compute if checkpoint else None)
-    return Parts(config, model, codec, task, compute, own, say, source)
+        return Parts(config, model.in_bfloat16(), codec, task, torch.bfloat16, own, say, source, device)
+    compute = compute_of(config, model, device, task, say, checkpoint.state.compute if checkpoint else None)
+    return Parts(config, model, codec, task, compute, own, say, source, device)
 
 
 def resolved(config: Config) -> Config:
@@ -109,15 +118,16 @@ def device_of(config: Config) -> torch.device:
 def compute_of(
     config: Config,
     model: LanguageModel,
+    device: torch.device,
     task: Task,
     say: Callable[[str], None] = lambda sentence: None,
     begun: str | None = None,
 ) -> torch.dtype:
-    """The data type for `model.compute`. On a GPU, `auto` takes the type that the run has `begun` with. If there is
-    none, it takes float16 if the model's activations on a few prompts fit into it, else bfloat16."""
+    """The data type for `model.compute` on this device. On a GPU, `auto` takes the type that the run has `begun` with.
+    If there is none, it takes float16 if the model's activations on a few prompts fit into it, else bfloat16."""
     if config.model.compute != "auto":
         return getattr(torch, config.model.compute)
-    if model.device.type == "cpu":
+    if device.type == "cpu":
         return torch.float32
     if begun is not None:
         say(f"using {begun}, as at the start of the run")

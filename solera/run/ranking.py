@@ -85,14 +85,14 @@ def _engine_spec(parts: Parts) -> "EngineSpec":
     assert parts.source is not None, "load_parts says where the model came from"
     threads = max(1, torch.get_num_threads() // parts.config.cluster.engines)
     return EngineSpec(
-        parts.source.absolute(), parts.compute, parts.config.engine.max_rows, threads, parts.model.device.type,
+        parts.source.absolute(), parts.compute, parts.config.engine.max_rows, threads, parts.device.type,
         _gpus_of(parts), parts.config.model.compile,
     )  # fmt: skip
 
 
 def _gpus_of(parts: Parts) -> float:
     """What each engine gets."""
-    return parts.config.cluster.gpus_per_engine if parts.model.device.type == "cuda" else 0.0
+    return parts.config.cluster.gpus_per_engine if parts.device.type == "cuda" else 0.0
 
 
 def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
@@ -108,7 +108,7 @@ def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
     longest = len(parts.task.prompt(0).token_ids)
     return ServerSpec(
         source.absolute().path, ours_of(parts, longest), size_of(parts),
-        config.engine.gpu_memory or GPU_MEMORY if parts.model.device.type == "cuda" else None,
+        config.engine.gpu_memory or GPU_MEMORY if parts.device.type == "cuda" else None,
         config.engine.args, folder.absolute() / SERVER, config.engine.timeout, config.cluster.engines,
         _gpus_of(parts), parts.config.model.compile,
     )  # fmt: skip
