@@ -1,5 +1,6 @@
 """Which chart shows which metric. A metric that no panel names gets its own panel, so that none is lost."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -175,6 +176,17 @@ FAMILIES = {
     "age_clipped/": ("How old are the clipped tokens?", "Share of the clipped tokens, by age."),
 }
 """Panels with a curve for every metric with this prefix. Left out if there would be only one curve."""
+PEERS = {
+    ("rank", "tokens"): ("Is the work balanced?", "Tokens of the texts that each rank was given, prompts included."),
+    ("rank", "waiting"): (
+        "Which rank waits for others?",
+        "Seconds in collective operations of the update. The one that waits least is the slowest.",
+    ),
+    ("rank", "memory"): ("Memory of each rank", "The most that its process has held so far, in GiB."),
+    ("engine", "tokens"): ("What does each engine write?", "Tokens since the last row."),
+    ("engine", "waiting"): ("What does each engine have to do?", "Requests that it had not answered yet."),
+}
+"""Panels with a curve for every rank, or for every engine, if there are several."""
 REWARD = "reward/"
 NO_PARTS = ("reward/mean", "reward/zero_variance_fraction")
 
@@ -186,6 +198,8 @@ def panels_for(metrics: Iterable[str]) -> tuple[list[Panel], list[Panel]]:
     """The panels that have something to draw, and one for every other metric."""
     logged = list(dict.fromkeys(metrics))
     families = [_family(prefix, *words, logged) for prefix, words in FAMILIES.items()]
+    peers = [_peers(kind, what, *words, logged) for (kind, what), words in PEERS.items()]
+    families += [panel for panel in peers if len(panel.metrics) > 1]
     several = [panel for panel in families if len(panel.metrics) > 1]
     known = [panel for panel in PANELS if panel.metrics.keys() & set(logged)]
     known[1:1] = [*_reward_parts(logged), *(panel for panel in several if panel.percent)]
@@ -201,6 +215,11 @@ def panels_for(metrics: Iterable[str]) -> tuple[list[Panel], list[Panel]]:
 def _family(prefix: str, title: str, explains: str, logged: list[str]) -> Panel:
     labels = {metric: metric.removeprefix(prefix) for metric in sorted(logged) if metric.startswith(prefix)}
     return Panel(title, labels, explains, percent=tuple(labels) if prefix.startswith("eval/") else ())
+
+
+def _peers(kind: str, what: str, title: str, explains: str, logged: list[str]) -> Panel:
+    found = sorted(int(match[1]) for name in logged if (match := re.fullmatch(rf"{kind}/(\d+)/{what}", name)))
+    return Panel(title, {f"{kind}/{number}/{what}": f"{kind} {number}" for number in found}, explains)
 
 
 def _reward_parts(logged: list[str]) -> list[Panel]:

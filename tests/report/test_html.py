@@ -384,6 +384,23 @@ def test_a_metric_that_no_panel_names_gets_one(tmp_path):
     assert panels_for(named) == (list(PANELS), [])
 
 
+def test_ranks_and_engines_are_compared_in_one_panel():
+    ranks = [f"rank/{n}/{what}" for n in (0, 10, 2) for what in ("tokens", "memory")]
+    known, other = panels_for([*ranks, "engine/0/tokens", "engine/1/tokens", "engine/1/serving"])
+    drawn = {panel.title: panel.metrics for panel in known}
+    assert drawn["Is the work balanced?"] == {f"rank/{n}/tokens": f"rank {n}" for n in (0, 2, 10)}
+    assert list(drawn["Is the work balanced?"].values()) == ["rank 0", "rank 2", "rank 10"]
+    assert list(drawn) == ["Is the work balanced?", "Memory of each rank", "What does each engine write?"]
+    assert [panel.title for panel in other] == ["engine/1/serving"]
+
+
+def test_one_rank_has_a_panel_for_each_metric():
+    assert [panel.title for panel in panels_for(["rank/0/tokens", "rank/0/memory"])[1]] == [
+        "rank/0/memory",
+        "rank/0/tokens",
+    ]
+
+
 def test_the_time_of_a_part_is_not_counted_twice(tmp_path):
     """The proof is a part of the sync: the bar has 2 + 3 seconds."""
     row = '{"step": 0, "reward/mean": 0.5, "time/learn": 2, "time/sync": 3, "time/sync/proof": 1}\n'
