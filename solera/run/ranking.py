@@ -86,7 +86,7 @@ def _engine_spec(parts: Parts) -> "EngineSpec":
     threads = max(1, torch.get_num_threads() // parts.config.cluster.engines)
     return EngineSpec(
         parts.source.absolute(), parts.compute, parts.config.engine.max_rows, threads, parts.device.type,
-        _gpus_of(parts), parts.config.model.compile,
+        _gpus_of(parts), compiled=parts.config.model.compile,
     )  # fmt: skip
 
 
@@ -110,5 +110,5 @@ def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
         source.absolute().path, ours_of(parts, longest), size_of(parts),
         config.engine.gpu_memory or GPU_MEMORY if parts.device.type == "cuda" else None,
         config.engine.args, folder.absolute() / SERVER, config.engine.timeout, config.cluster.engines,
-        _gpus_of(parts), parts.config.model.compile,
+        _gpus_of(parts),
     )  # fmt: skip
