@@ -61,7 +61,7 @@ def beside_of(cluster: ClusterConfig) -> "Beside | None":
     return Beside(cluster.engines, cluster.gpus_per_engine) if cluster.engines and together else None
 
 
-def open_engines(parts: Parts, folder: Path, count: Callable[[int], None], host: Host | None) -> EnginePool:
+def open_engines(parts: Parts, folder: Path, count: Callable[[int], None], host: Host | None = None) -> EnginePool:
     """The engines of `cluster.engines`, as one engine. `count` is told what all of them have sampled so far. Logs of
     vLLM servers go to `folder`. `host` is where the ranks run."""
     from solera.cluster.actors import Actors
