@@ -28,8 +28,6 @@ class Job:
     """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
     """Set when the request is cancelled. The decoder then drops the job before the next token."""
-    sampled: int = 0
-    """Tokens sampled for it, as far as a decoder that learns of them late has counted them."""
     earlier: list[tuple[int, int]] = field(default_factory=list)
     """If the weights changed while the job was under way: (number of tokens written until then, their version)."""
 

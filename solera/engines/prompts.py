@@ -9,7 +9,7 @@ from solera.engines.pages import Pages
 
 if TYPE_CHECKING:
     from solera.engines.continuous import ContinuousDecoder
-    from solera.engines.slots import Seat
+    from solera.engines.seats import Seat
 
 PART = 2048
 """Prompt tokens that are computed in one pass between two chunks. Longer prompts are always computed in parts, so that

@@ -7,7 +7,7 @@ began first always goes on, because one response of any length fits beside the p
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +16,8 @@ import torch
 from solera.engines.arriving import Arriving, sent
 from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
 from solera.engines.pages import NOBODY, Pages
-from solera.engines.prompts import Prefix, Prompts, Stretch
+from solera.engines.prompts import Prompts, Stretch
+from solera.engines.seats import Mask, Numbers, Seat, Seats
 from solera.engines.tables import ALIVE, STEP, Memory, bucket
 from solera.streams import uniforms
 
@@ -30,23 +31,6 @@ KEPT_FREE = 8
 two until a long one ends."""
 
 
-@dataclass(eq=False)
-class Seat:
-    """A job with the line of memory that its tokens go to, and its pages."""
-
-    job: Job
-    request: int
-    prefix: Prefix
-    pages: list[int] = field(default_factory=list)
-    """Pages of the response. None while it waits."""
-    began: int = 0
-    """When it got its slot, in tokens that every row has been given since the first."""
-
-    def tokens(self, now: int) -> int:
-        """Tokens of the response at that time, if it has not ended before."""
-        return min(now - self.began, self.job.limit)
-
-
 class Rows:
     """Who sits where, as far as the host knows: fills free slots from the queue, moves rows up when few are left."""
 
@@ -57,7 +41,7 @@ class Rows:
         self.kind = kind
         self.waiting = deque[Seat]()
         self.rows = bucket(1, memory.slots)
-        self.seats: list[Seat | None] = [None] * self.rows
+        self.seats = Seats(memory.slots)
         """Who sits in each row and is not yet known to have ended."""
         self.prompts = Prompts(decoder, pages)
         self.free_requests = list(range(memory.requests))[::-1]
@@ -74,8 +58,6 @@ class Rows:
         self.flags: tuple[int, Arriving] | None = None
         """Which rows were alive after the last chunk, on its way from the GPU, and the number of that chunk."""
         self.chunk = 0
-        self.seated = [0] * memory.slots
-        """The last chunk before each slot got its job. Flags of that chunk or an earlier one tell of the job before."""
         self.ending: Ending | None = None
         memory.row_table.zero_()
         memory.page_table.fill_(NOBODY)
@@ -127,7 +109,7 @@ class Rows:
 
     @property
     def taken(self) -> int:
-        return sum(seat is not None for seat in self.seats)
+        return self.seats.taken
 
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
@@ -138,7 +120,8 @@ class Rows:
         written = self._make_room()
         if not self.taken:
             return written + self._ended()
-        short = max((seat.job.limit for seat in self.seats if seat and seat.job.limit <= FEW), default=None)
+        limits = self.seats.limit_S[self.seats.taken_S]
+        short = int(limits[limits <= FEW].max(initial=0))
         tokens = min(CHUNK, short or CHUNK, self.until - self.now)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.now += tokens
@@ -147,16 +130,25 @@ class Rows:
         known, self.flags = self.flags, (self.chunk, flags)
         written += self._ended()
         written += self._cut_at_stops()
-        if not self.decoder.graphed or self.now == self.until or short is not None:
+        if not self.decoder.graphed or self.now == self.until or short:
             known = self.flags  # worth waiting for
         if known is not None:
             self._learn(*known)
         return written
 
     def _learn(self, number: int, arriving: "Arriving") -> None:
-        """Rows that had ended after chunk `number` make way."""
-        alive = self._alive(number, arriving) if self.now < self.until else [0] * self.rows
-        self._update([slot for slot, goes_on in enumerate(alive) if not goes_on and self.seated[slot] < number])
+        """Rows that had ended after chunk `number` make way. Counts what all have written."""
+        known_S = self.seats.taken_S & (self.seats.chunk_S < number)
+        if self.now < self.until:
+            alive_S, step_S = arriving.read()
+            known_S = known_S[: len(alive_S)]
+            self._count(np.where(alive_S > 0, step_S, step_S + 1), known_S)
+            known_S &= alive_S == 0
+        self._update(np.flatnonzero(known_S).tolist())
+
+    def _count(self, tokens_S: Numbers, known_S: Mask) -> None:
+        """So many tokens were sampled for the first rows, where `known_S`, as the host has learned just now."""
+        self.decoder.sampled += self.seats.count(tokens_S, known_S)
 
     def _make_room(self) -> list[Written]:
         """Give every row the pages of its next chunk. If there are too few, look which rows have ended, and if there
@@ -164,67 +156,54 @@ class Rows:
         written = list[Written]()
         if self.now + CHUNK <= self.enough_until:
             return written
-        if self.flags is not None and not self.pages.can_take(sum(map(self._missing, filter(None, self.seats)))):
+        if self.flags is not None and not self.pages.can_take(int(self._missing_S().sum())):
             written = self._ended()
             known, self.flags = self.flags, None
             self._learn(*known)
-        order = sorted((seat.began, slot, seat) for slot, seat in enumerate(self.seats) if seat is not None)
-        while not self.pages.can_take(sum(self._missing(seat) for *_, seat in order)):
-            self._give_way(order.pop()[1])
+        while not self.pages.can_take(int(self._missing_S().sum())):
+            self._give_way(self.seats.newest())
+        self._add_pages(self._missing_S())
+        room_S = self.seats.pages_S * self.pages.tokens
+        growing_S = self.seats.taken_S & (room_S < self.seats.limit_S)
+        ends = (self.seats.began_S + room_S)[growing_S]
+        self.enough_until = int(ends.min()) if len(ends) else self.until + CHUNK
+        return written
+
+    def _missing_S(self) -> Numbers:
+        """Pages that the next chunk of each row needs."""
+        needed_S = -(-self.seats.tokens_S(self.now + CHUNK) // self.pages.tokens)
+        return np.where(self.seats.taken_S, needed_S - self.seats.pages_S, 0)
+
+    def _add_pages(self, count_S: Numbers) -> None:
+        """Give so many pages to each row."""
         added = list[tuple[int, int, int]]()
-        for _, slot, seat in order:
-            column = len(seat.prefix.pages) + len(seat.pages)
-            pages = self.pages.take(self._missing(seat))
+        for slot in np.flatnonzero(count_S).tolist():
+            seat = self.seats[slot]
+            assert seat is not None
+            column, pages = len(seat.prefix.pages) + len(seat.pages), self.pages.take(int(count_S[slot]))
             added += [(slot, column + n, page) for n, page in enumerate(pages)]
             seat.pages += pages
+        self.seats.pages_S += count_S
         if added:
             slots, columns, pages_ = sent(added, self.memory.page_table.device).T
             self.memory.page_table[slots, columns] = pages_
-        growing = [seat for *_, seat in order if self._room(seat) < seat.job.limit]
-        self.enough_until = min((seat.began + self._room(seat) for seat in growing), default=self.until + CHUNK)
-        return written
-
-    def _room(self, seat: Seat) -> int:
-        """Tokens that its pages hold."""
-        return len(seat.pages) * self.pages.tokens
-
-    def _missing(self, seat: Seat) -> int:
-        """Pages that its next chunk needs."""
-        return self.pages.count(seat.tokens(self.now + CHUNK)) - len(seat.pages)
 
     def _give_way(self, slot: int) -> None:
         """The row in this slot waits until there is room, and begins again."""
-        seat = self.seats[slot]
-        assert seat is not None
-        self.seats[slot] = None
+        (seat,) = self.seats.remove([slot])
         self._clear([slot])
         self.pages.give(seat.pages)
         self.looked.pop(seat.request, None)
         seat.pages = []
-        seat.job.sampled = 0
         seat.job.earlier.clear()  # the weights of then will have written none of it
         self.waiting.appendleft(seat)
-
-    def _alive(self, number: int, arriving: "Arriving") -> list[int]:
-        """Which rows went on after chunk `number`. Counts what they have written."""
-        alive, steps = (values.tolist() for values in arriving.read())
-        for slot, (goes_on, step) in enumerate(zip(alive, steps, strict=True)):
-            seat = self.seats[slot]
-            if seat is not None and self.seated[slot] < number:
-                self._count(seat.job, step if goes_on else step + 1)
-        return alive
-
-    def _count(self, job: Job, tokens: int) -> None:
-        """`tokens` were sampled for the job so far, as the host has learned just now."""
-        self.decoder.sampled += max(0, tokens - job.sampled)
-        job.sampled = max(tokens, job.sampled)
 
     def _ended(self) -> list[Written]:
         """Read what was written for the jobs that have ended."""
         ending, self.ending = self.ending, None
         written = ending.read() if ending else []
-        for each in written:
-            self._count(each.job, len(each.token_ids_T))
+        for seat, each in zip(ending.seats if ending else [], written, strict=True):
+            self.decoder.sampled += max(0, len(each.token_ids_T) - seat.counted)
         self.decoder.lengths += [len(each.token_ids_T) for each in written if each.job.limit > FEW]
         return written
 
@@ -233,11 +212,9 @@ class Rows:
         step_S, alive_S, token_BT, length_B = Arriving(
             self.memory.row_table[STEP], self.memory.row_table[ALIVE], self.memory.token_BT, self.memory.length_B
         ).read()
-        written = {} if self.ending is None else {job: job.limit for job in self.ending.jobs}
+        written = {} if self.ending is None else {seat.job: seat.job.limit for seat in self.ending.seats}
         responses = dict[tuple[int, ...], list[Stretch]]()
-        for slot, seat in enumerate(self.seats):
-            if seat is None:
-                continue
+        for slot, seat in self.seats:
             job, request = seat.job, seat.request
             written[job] = int(step_S[slot]) if alive_S[slot] else int(length_B[request])
             if alive_S[slot] and step_S[slot]:
@@ -253,11 +230,11 @@ class Rows:
         if gone:
             self.waiting = deque(seat for seat in self.waiting if not seat.job.cancelled)
             self._free(gone)
-        self._end([slot for slot, seat in enumerate(self.seats) if seat is not None and seat.job.cancelled])
+        self._end([slot for slot, seat in self.seats if seat.job.cancelled])
 
     def _cut_at_stops(self) -> list[Written]:
         """Jobs whose text holds a stop string now. They end with the token that completes it."""
-        looking = [(slot, seat) for slot, seat in enumerate(self.seats) if seat is not None and seat.job.sampling.stop]
+        looking = [(slot, seat) for slot, seat in self.seats if seat.job.sampling.stop]
         if not looking:
             return []
         spell = self.decoder.spell
@@ -266,11 +243,13 @@ class Rows:
         tables = (self.memory.token_BT, self.memory.logp_BT, self.memory.length_B)
         token_BT, logp_BT, length_B = Arriving(*(table[where] for table in tables)).read()
         written, slots = list[Written](), list[int]()
+        tokens_S, known_S = np.zeros(self.rows, np.int64), np.zeros(self.rows, np.bool_)
+        tokens_S[[slot for slot, _ in looking]], known_S[[slot for slot, _ in looking]] = length_B, True
+        self._count(tokens_S, known_S)
         for b, (slot, seat) in enumerate(looking):
             job, request, length = seat.job, seat.request, int(length_B[b])
             end = stop_at(token_BT[b, :length], self.looked.get(request, 0), job.sampling.stop, spell)
             self.looked[request] = length
-            self._count(job, length)
             if end is not None:
                 written.append(Written(job, token_BT[b, :end], logp_BT[b, :end], True))
                 slots.append(slot)
@@ -291,12 +270,9 @@ class Rows:
             self.flags = None  # what is on its way tells of the rows before
 
     def _leave(self, free: list[int]) -> list[Seat]:
-        """Jobs that were not known to have ended."""
-        left = [slot for slot in free if self.seats[slot] is not None]
-        ended = [seat for slot in left if (seat := self.seats[slot]) is not None]
-        for slot in left:
-            self.seats[slot] = None
-        self._clear(left)
+        """Returns the jobs that had these slots."""
+        ended = self.seats.remove(free)
+        self._clear(free)
         self._free(ended)
         return ended
 
@@ -321,11 +297,11 @@ class Rows:
         count = self._seatable()
         if not count:
             return False
-        taken = [slot for slot in range(self.rows) if self.seats[slot] is None][:count]
+        taken = self.seats.free(self.rows)[:count]
         seats = [self.waiting.popleft() for _ in taken]
         lines, columns = [], max(len(seat.prefix.pages) for seat in seats)
-        for slot, seat in zip(taken, seats, strict=True):
-            self.seats[slot], self.seated[slot], seat.began = seat, self.chunk, self.now
+        self.seats.put(taken, seats, self.now, self.chunk)
+        for seat in seats:
             token, before = seat.job.token_ids[-1], len(seat.job.token_ids) - 1
             lines.append((token, before, before, 0, seat.request, 1, seat.job.limit))
             self.until = max(self.until, self.now + seat.job.limit)
@@ -345,7 +321,6 @@ class Rows:
             return 0
         taken = self.taken
         self.rows = max(self.rows, bucket(min(taken + fitting, self.memory.slots), self.memory.slots))
-        self.seats += [None] * (self.rows - len(self.seats))
         unseated = self.rows - taken
         count = min(unseated, fitting)
         if self.rows < self.memory.slots or len(self.waiting) <= unseated or self.memory.slots < 32 * KEPT_FREE:
@@ -354,38 +329,35 @@ class Rows:
         return min(count, max(short, unseated - KEPT_FREE))
 
     def _fitting(self) -> int:
-        """How many waiting jobs will probably find memory, if each response gets as long as usual. One always does."""
+        """How many waiting jobs will probably find a slot and memory, if each response gets as long as usual. If no row
+        is taken, one does."""
         if not self.waiting:
             return 0
-        usual = self._usual_length()
-        left = (
-            self.pages.most - self.prompts.page_count - sum(self._expected(seat, usual) for seat in self.seats if seat)
-        )
-        for number, seat in enumerate(self.waiting):
-            left -= self._expected(seat, usual)
+        taken, usual = self.taken, self._usual_length()
+        usual_S = np.minimum(self.seats.limit_S, usual).astype(np.int64)
+        expected_S = np.maximum(self.seats.pages_S, -(-usual_S // self.pages.tokens))
+        left = self.pages.most - self.prompts.page_count - int(expected_S[self.seats.taken_S].sum())
+        slots = self.memory.slots - taken
+        for number, seat in enumerate(islice(self.waiting, slots)):
+            left -= self.pages.count(int(min(seat.job.limit, usual)))
             if left < 0:
-                return max(number, 1 - self.taken)
-        return len(self.waiting)
-
-    def _expected(self, seat: Seat, usual: float) -> int:
-        """Pages of its response in the end: those it has, or those of a usual response if that is more."""
-        return max(len(seat.pages), self.pages.count(int(min(seat.job.limit, usual))))
+                return max(number, 1 - taken)
+        return min(slots, len(self.waiting))
 
     def _usual_length(self) -> float:
         """Tokens that were written for each response that ended, those of the rows under way included: the first to end
         are short ones."""
         ended = self.decoder.lengths
-        running = sum(seat.tokens(self.now) for seat in self.seats if seat)
-        return (sum(ended) + running) / len(ended) if ended else math.inf
+        return (sum(ended) + int(self.seats.tokens_S(self.now).sum())) / len(ended) if ended else math.inf
 
     def _move_up(self) -> bool:
         """With nobody to seat, gather the living rows at the front once a smaller table holds them."""
-        living = [slot for slot in range(self.rows) if self.seats[slot] is not None]
+        living = np.flatnonzero(self.seats.taken_S).tolist()
         smaller = bucket(max(1, len(living)), self.memory.slots)
         if smaller >= self.rows:
             return False
-        order = living + [slot for slot in range(self.rows) if self.seats[slot] is None]
-        self.seats = [self.seats[slot] for slot in order[:smaller]]
+        order = living + self.seats.free(self.rows)
+        self.seats.reorder(order)
         where = sent(order, self.memory.row_table.device)
         self.memory.row_table[:, : self.rows] = self.memory.row_table[:, where]
         self.memory.page_table[: self.rows] = self.memory.page_table[where]
@@ -397,9 +369,9 @@ class Ending:
     """What was written for jobs that have ended, on its way from the GPU: nothing is written there any more."""
 
     def __init__(self, memory: Memory, seats: list[Seat]) -> None:
-        self.jobs = [seat.job for seat in seats]
+        self.seats = seats
         where = sent([seat.request for seat in seats], memory.row_table.device)
-        limit = max(job.limit for job in self.jobs)
+        limit = max(seat.job.limit for seat in seats)
         out = (memory.token_BT[:, :limit], memory.logp_BT[:, :limit], memory.length_B, memory.finished_B)
         self.arriving = Arriving(*(tensor[where] for tensor in out))
 
@@ -407,6 +379,6 @@ class Ending:
         token_BT, logp_BT, length_B, stopped_B = self.arriving.read()
         lengths, stopped = length_B.tolist(), stopped_B.tolist()
         return [
-            Written(job, token_BT[b, : lengths[b]], logp_BT[b, : lengths[b]], stopped[b])
-            for b, job in enumerate(self.jobs)
+            Written(seat.job, token_BT[b, : lengths[b]], logp_BT[b, : lengths[b]], stopped[b])
+            for b, seat in enumerate(self.seats)
         ]
