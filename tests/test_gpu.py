@@ -229,6 +229,25 @@ def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, c
     assert errors[1] < max(1.5 * errors[0], 1e-3)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_host_does_not_wait_for_the_gpu_to_admit_prompts_and_to_read_what_ended(tiny, compiled):
+    """torch raises an error where a copy or a value would wait for all work. Waiting for one event is allowed."""
+    decoder = Watched(planned(with_long_context(tiny), torch.float16), (END,), 256, compiled=compiled)
+    jobs = many_jobs(480, Sampling(1.3, 300))
+    all_written(decoder, jobs)  # compiles, and records graphs
+    assert decoder.admit(jobs[:160]) == 160
+    ended = decoder.advance()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for first in (160, 200, 300):
+            assert decoder.admit(jobs[first : first + 40]) == 40
+            for _ in range(3):
+                ended += decoder.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(ended) > 40
+
+
 @pytest.mark.usefixtures("small_pages")
 def test_when_memory_is_short_rows_wait_and_more_run_than_could_be_reserved(tiny):
     """Responses of at most ten pages, most of them shorter than one."""

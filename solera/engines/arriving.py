@@ -6,6 +6,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.models.pinned import pinned
+
 
 class Arriving:
     """Tensors on their way from the GPU: nobody waits for them before they are read."""
@@ -24,7 +26,7 @@ class Arriving:
         return [tensor.clone().numpy() for tensor in self.tensors]  # memory that the GPU can reach is not kept
 
 
-def sent(values: list[Any], device: torch.device) -> Tensor:
-    """Whole numbers as a tensor on the device, without waiting for what it is doing."""
-    tensor = torch.tensor(values, dtype=torch.int64)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def sent(values: list[Any] | npt.NDArray[Any], device: torch.device) -> Tensor:
+    """Numbers as a tensor on the device, without waiting for what it is doing. Those of a list are whole."""
+    tensor = torch.tensor(values, dtype=torch.int64) if isinstance(values, list) else torch.from_numpy(values)
+    return pinned(tensor, device).to(device, non_blocking=True)

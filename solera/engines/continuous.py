@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from solera.engines import prompts
+from solera.engines.arriving import sent
 from solera.engines.decoding import room_for
 from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
@@ -237,7 +238,7 @@ class ContinuousDecoder:
             self.model.hidden(self._sent(token_N)[None], self._sent(position_N)[None], plan=plan)
 
     def _sent(self, numbers: Numbers) -> Tensor:
-        return torch.from_numpy(numbers).to(self.model.device)
+        return sent(numbers, self.model.device)
 
     def _places(self, stretch: Stretch) -> tuple[Numbers, Numbers]:
         """Page of each token, and its place there."""

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from solera.engines.seats import Seat
 
 PART = 2048
-"""Prompt tokens that are computed in one pass between two chunks. Longer prompts are always computed in parts, so that
-their keys do not depend on what else goes on."""
+"""Prompts with more tokens are always computed in parts of so many, one between two chunks, so that their keys do not
+depend on what else goes on."""
+TOGETHER = 8192
+"""Tokens of shorter prompts that are computed in one pass between two chunks. A small model takes hardly longer for
+them than for a fourth, and each pass is hundreds of kernels that the host must start."""
 
 
 class Stretch(NamedTuple):
@@ -127,7 +130,7 @@ def _first_pass(prefixes: Iterable[Prefix]) -> list[Prefix]:
     chosen, total = list[Prefix](), 0
     for prefix in prefixes:
         total += len(prefix.token_ids)
-        if chosen and total > PART:
+        if len(prefix.token_ids) > PART or (chosen and total > TOGETHER):
             break
         chosen.append(prefix)
     return chosen

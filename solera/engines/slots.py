@@ -11,7 +11,6 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from solera.engines.arriving import Arriving, sent
 from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
@@ -92,9 +91,9 @@ class Rows:
         lines = [self.free_requests.pop() for _ in jobs]
         longest = max(job.limit for job in jobs)
         self.longest = max(self.longest, longest)
-        uniform_BT = torch.from_numpy(uniforms(np.array([job.seed for job in jobs], np.uint64), longest))
-        where = sent(lines, self.memory.row_table.device)
-        self.memory.uniform_BT[where, :longest] = uniform_BT.to(where.device)
+        uniform_BT = uniforms(np.array([job.seed for job in jobs], np.uint64), longest)
+        device = self.memory.row_table.device
+        self.memory.uniform_BT[sent(lines, device), :longest] = sent(uniform_BT, device)
         ready = list[Seat]()
         for job, line in zip(jobs, lines, strict=True):
             prefix = self.prompts.all[job.token_ids]

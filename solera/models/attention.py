@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from solera.models import ordered
+from solera.models.pinned import pinned
 from solera.models.tiling import TILE
 
 NAME = "solera"
@@ -90,7 +91,8 @@ class PackedTexts:
         )
 
     def to(self, device: torch.device) -> "PackedTexts":
-        moved = {name: v.to(device, non_blocking=True) for name, v in vars(self).items() if isinstance(v, Tensor)}
+        tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
+        moved = {name: pinned(v, device).to(device, non_blocking=True) for name, v in tensors.items()}
         return PackedTexts(**{**vars(self), **moved})
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
