@@ -279,8 +279,8 @@ class Rows:
         """These slots have no job. They write to a page that nobody reads, and attend to nothing."""
         if slots:
             where = sent(slots, self.memory.row_table.device)
-            self.memory.row_table[:, where] = 0
-            self.memory.page_table[where, 0] = NOBODY
+            self.memory.row_table.index_fill_(1, where, 0)  # not `= 0`: the host would wait for the GPU
+            self.memory.page_table[:, 0].index_fill_(0, where, NOBODY)
 
     def _free(self, seats: list[Seat]) -> None:
         """Give back the memory of jobs that have ended, and of prompts that no other job continues."""
