@@ -20,6 +20,7 @@ import torch
 from solera.config import Config, EngineConfig, ModelConfig, RunConfig, SamplingConfig, SyncConfig
 from solera.engines.pool import EnginePool
 from solera.errors import SoleraError
+from solera.folder.counts import Counts
 from solera.models.language_model import LanguageModel
 from solera.protocols import Weights
 from solera.records import Completion, Sampling
@@ -89,9 +90,8 @@ def main() -> int:
     )
     parts.model.module.set_attn_implementation("sdpa")  # for plain forward passes: the packed attention needs a plan
     folder, sampling = Path(tempfile.mkdtemp()), Sampling(0.7, given.tokens)
-    engine = open_servers(
-        Parts(parts.config, parts.model, parts.codec, parts.task, parts.compute, say=print), given.model, 64, folder
-    )
+    spoken = Parts(parts.config, parts.model, parts.codec, parts.task, parts.compute, say=print)
+    engine = open_servers(spoken, given.model, 64, folder, Counts())
     allowed, good = tolerance(str(parts.compute).removeprefix("torch."), sampling.temperature), True
     print(f"{'version':>7} {'sync s':>8} {'tokens/s':>9} {'|Δ logp|':>9}  proven")
     try:
