@@ -220,11 +220,12 @@ def writing() -> None:
 @torch.no_grad()
 def layers() -> None:
     """Whole models of each known architecture against their Hugging Face modules: a few tokens one after another, with
-    keys and values in the pool."""
+    keys and values in the pool, and a prompt with two texts that continue it."""
     from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     from solera.engines.fused import FusedModel
-    from solera.engines.kv_cache import Decoding
+    from solera.engines.kv_cache import Decoding, Places, Prefilling
+    from solera.models.attention import PackedTexts, Text
     from solera.models.language_model import LanguageModel
 
     sizes = {
@@ -269,6 +270,23 @@ def layers() -> None:
         (wanted, wanted_pools), (got, got_pools) = results
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(got_pools, wanted_pools, atol=1e-4, rtol=1e-4)
+        texts = PackedTexts.of([Text(0, 9), Text(9, 4, 0, 9), Text(13, 6, 0, 9)])
+        position = torch.tensor([*range(9), *range(9, 13), *range(9, 15)])
+        plan = Prefilling(texts, Places(torch.tensor([1] * 9 + [2] * 4 + [5] * 6), torch.arange(19) % 13))
+        filled = []
+        for fused_too in (False, True):
+            own = [pool.clone() for pool in pools]
+            for layer, (key, value) in zip(model.attentions, own, strict=True):
+                layer.pool_key, layer.pool_value = key, value
+            token = torch.arange(19) * 2
+            with torch.no_grad():
+                if fused_too:
+                    fused.fill(token, position, plan)
+                else:
+                    model.hidden(token[None], position[None], plan=plan)
+            filled.append(torch.stack(own))
+        assert not torch.equal(filled[0], torch.stack(pools))
+        torch.testing.assert_close(filled[1], filled[0], atol=1e-4, rtol=1e-4)
 
 
 def scoring() -> None:

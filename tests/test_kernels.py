@@ -50,6 +50,9 @@ for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "page_ptr": "*i64", "at_ptr": "*i64"}
     types |= {f"{part}_{by}": "i32" for part in ("key", "value") for by in ("place", "head")}
     compile(engine._keep, types, {"HEADS": 3, "DIM": 64, "TILE": 4, "WIDTH": 64, "UNIT": 64 * 3 * 64})
+    sizes = {"QUERIES": 9, "KEYS": 3, "DIM": 64, "WIDTH": 64, "QUERY_TILE": 16, "KEY_TILE": 4}
+    for normed in (False, True):
+        compile(engine._rotate, {"*": f"*{number}", "epsilon": "fp32"}, sizes | {"NORM": normed})
     types = {"*": f"*{number}", "width": "i32", "inner": "i32", "epsilon": "fp32"}
     compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024})
     compile(engine._gate, types, {"BLOCK": 1024})

@@ -234,8 +234,12 @@ class ContinuousDecoder:
 
     def _compute(self, token_N: Numbers, position_N: Numbers, plan: Plan) -> None:
         self.prefilled += len(token_N)
+        token, position = self._sent(token_N), self._sent(position_N)
+        if self.fused is not None:
+            self.fused.fill(token, position, plan)
+            return
         with self.model.uncompiled():
-            self.model.hidden(self._sent(token_N)[None], self._sent(position_N)[None], plan=plan)
+            self.model.hidden(token[None], position[None], plan=plan)
 
     def _sent(self, numbers: Numbers) -> Tensor:
         return sent(numbers, self.model.device)

@@ -1,11 +1,14 @@
-"""One token a row through a Llama-like model in eight kernels a layer, four of them products.
+"""A Llama-like model in few kernels: eight a layer for one token a row, four of them products, and ten for prompts.
 
-A compiled layer of a Hugging Face model is eleven. When few rows are left, a kernel takes as long to start as to
-compute. Here the rotation by position is part of attention, and an addition to the residual stream part of the norm
-after it. The weights are the module's own, at their own addresses.
+A compiled layer of a Hugging Face model is eleven for one token a row, and about forty if it is not compiled. When few
+rows are left, and for prompts of a few thousand tokens, a kernel takes as long to start as to compute. Here, for one
+token a row, the rotation by position is part of attention; an addition to the residual stream is part of the norm after
+it. The weights are the module's own, at their own addresses.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,15 +16,21 @@ from torch import Tensor, nn
 
 from solera.engines.kv_cache import Decoding
 from solera.models import siblings, wide
+from solera.models.attention import Plan
 from solera.models.language_model import LanguageModel
 
 KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers that compute `x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
 
 
+Attend = Callable[[Any, Tensor, tuple[Tensor, Tensor], torch.dtype], Tensor]
+"""Attention of a layer: its module, the product of queries, keys and values, cosine and sine of each position, and the
+type of the result, `[S, heads, D]`."""
+
+
 @dataclass(frozen=True, eq=False)
 class FusedModel:
-    """The body of a model that takes plans, for decoding."""
+    """The body of a model that takes plans, for an engine."""
 
     model: LanguageModel
 
@@ -36,6 +45,13 @@ class FusedModel:
 
     def hidden(self, token_S: Tensor, position_S: Tensor, plan: Decoding) -> Tensor:
         """Hidden states after the last norm, `[S, H]`, in the type of the weights."""
+        return self._run(token_S, position_S, partial(_decode, plan))
+
+    def fill(self, token_N: Tensor, position_N: Tensor, plan: Plan) -> None:
+        """Compute texts, whose keys and values the plan keeps."""
+        self._run(token_N, position_N, partial(_fill, plan))
+
+    def _run(self, token_S: Tensor, position_S: Tensor, attend: Attend) -> Tensor:
         from solera.engines import kernels  # triton is there only where a GPU is
 
         body: Any = self.model.body
@@ -43,7 +59,7 @@ class FusedModel:
         cos_1SD, sin_1SD = body.rotary_emb(x_SH, position_S[None])
         added_SH = None
         for layer in body.layers:
-            added_SH = self._layer(layer, x_SH, added_SH, (cos_1SD[0], sin_1SD[0]), plan)
+            added_SH = self._layer(layer, x_SH, added_SH, (cos_1SD[0], sin_1SD[0]), attend)
         return self._norm(body.norm, x_SH, added_SH)
 
     @property
@@ -52,7 +68,7 @@ class FusedModel:
         return torch.float32 if self.model.is_wide else self.model.module.dtype
 
     def _layer(
-        self, layer: Any, x_SH: Tensor, added_SH: Tensor | None, rotation: tuple[Tensor, Tensor], plan: Decoding
+        self, layer: Any, x_SH: Tensor, added_SH: Tensor | None, rotation: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:
         """Add what the layer before returned to the residual stream, then return what this one adds to it."""
         from solera.engines import kernels
@@ -61,16 +77,7 @@ class FusedModel:
         normed_SH = self._norm(layer.input_layernorm, x_SH, added_SH)
         bias_N = None if attention.q_proj.bias is None else attention.q_proj.bias.all_siblings
         product_SN = self._multiply(normed_SH, attention.q_proj.weight.all_siblings, bias_N)
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        query_SHD, key_SHD, value_SHD = (
-            part.unflatten(1, (-1, attention.head_dim))
-            for part in product_SN.split([part.out_features for part in parts], dim=1)
-        )
-        out_SHD = kernels.decode_attention(
-            query_SHD, key_SHD, value_SHD, attention.pool_key, attention.pool_value,
-            plan.page_SP, plan.prompt_length_S, plan.response_length_S, attention.scaling,
-            _rotation(attention, *rotation), normed_SH.dtype,
-        )  # fmt: skip
+        out_SHD = attend(attention, product_SN, rotation, normed_SH.dtype)
         attended_SH = self._multiply(out_SHD.flatten(1), attention.o_proj.weight)
         normed_SH = self._norm(layer.post_attention_layernorm, x_SH, attended_SH)
         both_SN = self._multiply(normed_SH, mlp.gate_proj.weight.all_siblings)
@@ -86,6 +93,34 @@ class FusedModel:
             return nn.functional.linear(x_SK, weight_NK, bias_N)
         product_SN = wide.multiply(x_SK, weight_NK)
         return product_SN if bias_N is None else product_SN + bias_N
+
+
+def _decode(
+    plan: Decoding, attention: Any, product_SN: Tensor, rotation: tuple[Tensor, Tensor], dtype: torch.dtype
+) -> Tensor:
+    from solera.engines import kernels
+
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    query_SHD, key_SHD, value_SHD = (
+        part.unflatten(1, (-1, attention.head_dim))
+        for part in product_SN.split([part.out_features for part in parts], dim=1)
+    )
+    return kernels.decode_attention(
+        query_SHD, key_SHD, value_SHD, attention.pool_key, attention.pool_value,
+        plan.page_SP, plan.prompt_length_S, plan.response_length_S, attention.scaling,
+        _rotation(attention, *rotation), dtype,
+    )  # fmt: skip
+
+
+def _fill(
+    plan: Plan, attention: Any, product_NX: Tensor, rotation: tuple[Tensor, Tensor], dtype: torch.dtype
+) -> Tensor:
+    from solera.engines import kernels
+
+    queries, keys = (part.out_features // attention.head_dim for part in (attention.q_proj, attention.k_proj))
+    parts = kernels.rotate(product_NX, queries, keys, _rotation(attention, *rotation), attention.pool_key.dtype)
+    query, key, value = (part_NHD.transpose(0, 1)[None] for part_NHD in parts)
+    return plan.attend(attention, query, key, value, attention.scaling)[0].to(dtype)
 
 
 def _rotation(attention: Any, cos_SD: Tensor, sin_SD: Tensor) -> Any:

@@ -256,6 +256,52 @@ def keep(
 
 
 @triton.jit
+def _rotate(
+    product_ptr, out_ptr, cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    QUERY_TILE: tl.constexpr, KEY_TILE: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One program per token: its queries and keys are normalised and rotated, its values only converted."""
+    d = tl.arange(0, WIDTH)
+    q = tl.arange(0, QUERY_TILE)
+    k = tl.arange(0, KEY_TILE)
+    token = tl.program_id(0).to(tl.int64)
+    row = token * (QUERIES + 2 * KEYS) * DIM
+    cos = tl.load(cos_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    there = (q < QUERIES)[:, None] & (d < DIM)[None, :]
+    query = _heads(product_ptr, row, q, d, DIM, there, query_norm, epsilon, cos, sin, True, NORM)
+    tl.store(out_ptr + row + q[:, None] * DIM + d[None, :], query.to(out_ptr.dtype.element_ty), mask=there)
+    row += QUERIES * DIM
+    there = (k < KEYS)[:, None] & (d < DIM)[None, :]
+    key = _heads(product_ptr, row, k, d, DIM, there, key_norm, epsilon, cos, sin, True, NORM)
+    tl.store(out_ptr + row + k[:, None] * DIM + d[None, :], key.to(out_ptr.dtype.element_ty), mask=there)
+    row += KEYS * DIM
+    value = tl.load(product_ptr + row + k[:, None] * DIM + d[None, :], mask=there, other=0.0)
+    tl.store(out_ptr + row + k[:, None] * DIM + d[None, :], value.to(out_ptr.dtype.element_ty), mask=there)
+
+
+def rotate(
+    product_NX: Tensor, queries: int, keys: int, rotation: Rotation, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values `[N, heads, D]` of `dtype`, ready to meet, from the product that holds them one after
+    the other."""
+    heads, (cos, sin, query_norm, key_norm, epsilon) = queries + 2 * keys, rotation
+    out_NHD = torch.empty(
+        len(product_NX), heads, product_NX.shape[1] // heads, dtype=dtype, device=product_NX.device
+    )  # fmt: skip
+    dim = out_NHD.shape[2]
+    _rotate[(len(out_NHD),)](
+        product_NX, out_NHD, cos, sin, out_NHD if query_norm is None else query_norm,
+        out_NHD if key_norm is None else key_norm, epsilon, QUERIES=queries, KEYS=keys, DIM=dim,
+        WIDTH=triton.next_power_of_2(dim), QUERY_TILE=triton.next_power_of_2(queries),
+        KEY_TILE=triton.next_power_of_2(keys), NORM=query_norm is not None,
+    )  # fmt: skip
+    query_NHD, key_NHD, value_NHD = out_NHD.split([queries, keys, keys], dim=1)
+    return query_NHD, key_NHD, value_NHD
+
+
+@triton.jit
 def _add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
     """One program per row: add to the residual stream, and normalise it."""
     row = tl.program_id(0).to(tl.int64)
