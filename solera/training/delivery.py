@@ -81,12 +81,13 @@ class Delivery:
         return {"sync/faults": faults, "time/sync/proof": self._proving}
 
     def _deliver(self) -> None:
-        dtype, start = self.engine.dtype, time.perf_counter()
+        dtype, before = self.engine.dtype, self.engine.work
+        held = self.engine.load(self.learner.weights(dtype), self.in_flight)
+        self._proving += (self.engine.work - before).digesting
+        start = time.perf_counter()
         sent = self.learner.manifest(dtype, self.shared)
         self._proving += time.perf_counter() - start
-        before = self.engine.work
-        wrong = proof.difference(sent, self.engine.load(self.learner.weights(dtype), self.in_flight), self._sent)
-        self._proving += (self.engine.work - before).digesting
+        wrong = proof.difference(sent, held, self._sent)
         if wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent

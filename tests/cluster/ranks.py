@@ -72,6 +72,10 @@ class Reusable:
         model = self.rank.learner.model
         return torch.cat([model.whole(p.grad).flatten() for p in model.parameters().values()])
 
+    def whole(self) -> dict[str, torch.Tensor]:
+        """All weights, put together by torch."""
+        return {name: p.detach().full_tensor() for name, p in self.rank.learner.model.parameters().items()}
+
     def peak(self) -> int:
         """Most bytes of memory that this process has held since `forget_peak`."""
         return 1024 * int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
