@@ -48,6 +48,8 @@ class ShardedLearner:
         self.compute = str(spec.compute).removeprefix("torch.")
         self._copied: dict[LanguageModel, int] = {}
         """The version that each model has which was given to `copy_to`."""
+        self._sizes: dict[str, list[tuple[str, int]]] = {}
+        """Name and bytes of each weight, by number format."""
         self._gathered: tuple[str, Manifest] | None = None
         """The current weights as they were last gathered for an engine, and in which number format."""
 
@@ -131,8 +133,10 @@ class ShardedLearner:
 
     def _gathering(self, dtype: str, described: bool) -> Iterator[Gathered]:
         """The weights, as many at a time as travel together."""
+        if dtype not in self._sizes:
+            self._sizes[dtype] = self._all("sizes", dtype)
         specs = list[TensorSpec]()
-        for several in messages(self._all("sizes", dtype), size=lambda named: named[1]):
+        for several in messages(self._sizes[dtype], size=lambda named: named[1]):
             gathered = self._all("gather", [name for name, _ in several], dtype, described)
             specs += gathered.specs
             yield gathered
