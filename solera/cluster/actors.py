@@ -118,9 +118,9 @@ class Actors:
     def pass_on(self, receivers: Sequence[Receiver], patience: float) -> bytes | None:
         first, heard = self._actors[0], time.monotonic()
         sending = first.pass_on.options(concurrency_group=PASSING).remote(receivers)
-        pulse = first.pulse.options(concurrency_group=PULSE).remote()
+        pulse = None
         while not self._ray.wait([sending], timeout=BEAT)[0]:
-            if self._ray.wait([pulse], timeout=0)[0]:
+            if pulse is None or self._ray.wait([pulse], timeout=0)[0]:
                 heard, pulse = time.monotonic(), first.pulse.options(concurrency_group=PULSE).remote()
             elif time.monotonic() - heard > patience:
                 raise TimeoutError

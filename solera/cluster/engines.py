@@ -20,13 +20,14 @@ import torch
 from solera.cluster.arriving import Arriving
 from solera.cluster.bundles import Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
-from solera.cluster.passing import Message, divided, joined, parted, unpacked
+from solera.cluster.passing import Message, divided, unpacked
 from solera.cluster.sending import Receiver, Sender, engine_errors
 from solera.config import InFlight, Transport
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.engines.in_process import InProcessEngine
 from solera.engines.member import Member, Opened
+from solera.engines.messages import joined, parted
 from solera.engines.pool import CHECKING, EnginePool, Outcome, Published, of_each
 from solera.engines.vllm.client import VllmEngine
 from solera.errors import SoleraError, counted, one_line

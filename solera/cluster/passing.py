@@ -1,8 +1,7 @@
 """How tensors get into a Ray actor: through Ray's object store, through a process group, or as a CUDA handle if both
-use the same GPU. Several small tensors travel together, end to end in one."""
+use the same GPU."""
 
 from collections.abc import Callable, Iterator, Mapping
-from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from solera.config import Transport
 from solera.engines.groups import TensorGroup
-from solera.engines.messages import messages
+from solera.engines.messages import Part, messages
 
 Way = Literal["store", "handle", "gloo", "nccl"]
 
@@ -33,15 +32,6 @@ class Announced(NamedTuple):
 
 
 Sent = Tensor | Handle | Announced
-Part = tuple[str, tuple[int, ...]]
-"""Name and shape of a tensor."""
-
-
-class Joined(NamedTuple):
-    """Tensors end to end."""
-
-    parts: tuple[Part, ...]
-    whole_N: Tensor
 
 
 class Message(NamedTuple):
@@ -49,23 +39,6 @@ class Message(NamedTuple):
 
     parts: tuple[Part, ...]
     sent: Sent
-
-
-def joined(named: Mapping[str, Tensor]) -> Joined:
-    """Tensors of one dtype on one device, in their order. One tensor alone is not copied."""
-    parts = tuple((name, tuple(tensor.shape)) for name, tensor in named.items())
-    flat = [tensor.detach().reshape(-1) for tensor in named.values()]
-    return Joined(parts, flat[0] if len(flat) == 1 else torch.cat(flat))
-
-
-def parted(parts: tuple[Part, ...], whole_N: Tensor) -> dict[str, Tensor]:
-    """The tensors again, without a copy.
-
-    >>> {name: part.tolist() for name, part in parted((("a", (2,)), ("b", ())), torch.tensor([1, 2, 3])).items()}
-    {'a': [1, 2], 'b': 3}
-    """
-    pieces = whole_N.split([prod(shape) for _, shape in parts])
-    return {name: piece.view(shape) for (name, shape), piece in zip(parts, pieces, strict=True)}
 
 
 def divided(named: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:

@@ -3,7 +3,7 @@ the other end."""
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from functools import partial
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from solera.cluster.connection import address_of_node, need_ray
-from solera.cluster.passing import Announced, Joined, Message, Way, joined, packed, way
+from solera.cluster.passing import Announced, Message, Way, packed, way
 from solera.config import Transport
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint, TensorGroup, begin, gpu_of
+from solera.engines.messages import Joined
 from solera.errors import SoleraError
 
 
@@ -109,13 +110,11 @@ class Senders:
         self._host = address_of_node(need_ray())
         self._senders: dict[str, Sender] = {}
 
-    def send(self, named: Mapping[str, Tensor], receivers: Sequence[Receiver]) -> list[SoleraError | None]:
-        """Send tensors that fit into one message. Returns what was wrong with each engine, when all have copied the
-        tensors or failed."""
+    def send(self, tensors: Joined, receivers: Sequence[Receiver]) -> list[SoleraError | None]:
+        """Returns what was wrong with each engine, when all have copied the tensors or failed."""
         for gone in self._senders.keys() - {each.key for each in receivers}:
             begin(self._senders.pop(gone).close)  # which may take seconds
         senders = [self._senders.setdefault(each.key, Sender(each, self._host)) for each in receivers]
-        tensors = joined(named)
         return [sent.result() for sent in [begin(partial(_sent, sender, tensors)) for sender in senders]]
 
 

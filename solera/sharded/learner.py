@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from solera.batch import Batch, Scored, Update
-from solera.engines.messages import messages
+from solera.engines.messages import messages, read
 from solera.errors import SoleraError
 from solera.learner.portions import balance, conclude, portions_of
 from solera.models.language_model import LanguageModel
@@ -137,10 +137,10 @@ class ShardedLearner:
             self._sizes[dtype] = self._all("sizes", dtype)
         specs = list[TensorSpec]()
         for several in messages(self._sizes[dtype], size=lambda named: named[1]):
-            gathered = self._all("gather", [name for name, _ in several], dtype, described)
-            specs += gathered.specs
-            yield gathered
-        self._all("gather", [], dtype, False)  # rank 0 need not hold the last ones
+            copy, own = self._all("gather", [name for name, _ in several], dtype, described)
+            specs += own
+            yield Gathered(read(copy), own)
+        self._all("let_go")
         if described:
             self._gathered = dtype, Manifest(self.lineage, self.version, tuple(specs))
 

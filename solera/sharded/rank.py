@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from solera.batch import FloatArray
 from solera.config import LearnConfig
 from solera.engines.groups import gpu_of
+from solera.engines.messages import Copied, Joined, copied, joined
 from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
@@ -23,8 +24,7 @@ from solera.models.language_model import LanguageModel
 from solera.models.small import suit
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
-from solera.protocols import Gathered
-from solera.records import Manifest, Rollout
+from solera.records import Manifest, Rollout, TensorSpec
 from solera.sharded.effort import Effort, Waiting, effort_on
 from solera.sharded.exporting import Share, write_share
 from solera.sharded.model import ShardedModel, part_of
@@ -113,7 +113,7 @@ class Rank:
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
         self.first, self.waiting, self.peers = peers.rank == 0, peers.waiting, peers
-        self.held: dict[str, Tensor] = {}
+        self.held: Joined | None = None
         """The weights that rank 0 has gathered last."""
         mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
@@ -144,18 +144,21 @@ class Rank:
         bytes_each = _kind(dtype).itemsize
         return [(name, bytes_each * p.numel()) for name, p in self.learner.model.parameters().items()]
 
-    def gather(self, names: Sequence[str], dtype: str, described: bool) -> Gathered | None:
-        """Some weights, each gathered completely. Rank 0 holds them until the next call."""
-        self.held = {}
-        model = self.learner.model
+    def gather(self, names: Sequence[str], dtype: str, described: bool) -> tuple[Copied, tuple[TensorSpec, ...]] | None:
+        """Some weights, each gathered completely. Rank 0 holds them until `let_go`."""
+        self.let_go()
+        model, found = self.learner.model, dict[str, Tensor]()
         for name in names:
             whole = model.whole(model.parameters()[name].detach().to(_kind(dtype)))
             if self.first:
-                self.held[name] = whole
+                found[name] = whole
         if not self.first:
             return None
-        specs = describe(self.held.items()) if described else ()
-        return Gathered({name: tensor.cpu() for name, tensor in self.held.items()}, specs)
+        self.held = joined(found)
+        return copied(self.held), describe(found.items()) if described else ()
+
+    def let_go(self) -> None:
+        self.held = None
 
     def manifest(self, dtype: str) -> Manifest | None:
         """Describe the weights, one gathered tensor after the other."""

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from solera.cluster import sending
-from solera.cluster.passing import joined, packed
+from solera.cluster.passing import packed
 from solera.engines import messages
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint
+from solera.engines.messages import joined
 from solera.models.digest import describe
 from solera.protocols import Weights
 from solera.records import Manifest
