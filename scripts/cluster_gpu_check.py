@@ -8,7 +8,9 @@ one on a CPU. It needs the package ray. The table at the end has
 - the plain learner, FSDP2 with one rank in a process and in a Ray actor, and two ranks on one device, over gloo:
   seconds of an update, in turns, peak memory, and the difference of the gradients in float32;
 - what Ray adds to an update, and to a call that does nothing;
-- the engine in this process and in a Ray actor: seconds of a sync and tokens per second.
+- the engine in this process and in a Ray actor: seconds of a sync and tokens per second;
+- weights of a rank in a Ray actor, which sends them to the engine in a Ray actor: seconds of a sync. This process gets
+  a copy too.
 
 It ends with status 1 if gradients or weights are not the same. The parts are `gradients`, `learners` (times and memory)
 and `engines`. Only the last two need a machine without other work.
@@ -32,7 +34,9 @@ from solera.batch import Batch
 from solera.bench.random_model import write as write_random_model
 from solera.cluster.actors import Actors
 from solera.cluster.engines import ActorPool, EngineSpec
+from solera.cluster.passing import way
 from solera.config import LearnConfig, ObjectiveConfig
+from solera.engines.groups import gpu_of
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError, one_line
 from solera.learner.learner import Learner
@@ -41,7 +45,7 @@ from solera.models.loading import Source
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.protocols import Weights
-from solera.records import Completion, Group, Prompt, Reward, Rollout, Sampling
+from solera.records import Completion, Group, Prompt, Reward, Rollout, Sampling, TensorSpec
 from solera.sharded.effort import peak_memory
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.processes import Processes
@@ -76,6 +80,11 @@ class Checked(Rank):
 
     def nothing(self) -> None:
         """To time a call."""
+
+    def gathers_on(self) -> str:
+        """The GPU on which weights are gathered (`gpu_of`)."""
+        model = self.learner.model
+        return gpu_of(model.whole(next(iter(model.parameters().values())).detach()).device)
 
 
 def make_checked(spec: LearnerSpec, seat: Seat) -> Checked:
@@ -218,7 +227,7 @@ def learn(name: str, learner: Any, batch: Batch, memory: dict[str, float]) -> No
 
 
 def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[str]]) -> bool:
-    """Returns whether both engines hold what was sent."""
+    """Returns whether the engines hold the same weights."""
     compute, device = getattr(torch, given.compute), torch.device(given.device)
     on_gpu = given.device == "cuda"
     model, codec = source.load(device)
@@ -233,9 +242,9 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
         address=None, timeout=TIMEOUT, tell=lambda sampled: None, say=print,
     )  # fmt: skip
     there = pool.members[0].engine
-    way = WAYS[there.sender.way(next(iter(sent.values())))]
+    how = WAYS[there.sender.way(next(iter(sent.values())))]
     prompts, held = [(3, 4, 5, 6)] * given.prompts * given.group, []
-    engines = {"engine in this process": here, f"engine in a Ray actor ({way})": there}
+    engines = {"engine in this process": here, f"engine in a Ray actor ({how})": there}
     with EventLoop() as events:
         for name, engine in engines.items():
             tell(name)
@@ -251,8 +260,36 @@ def compare_engines(given: argparse.Namespace, source: Source, rows: list[list[s
             rows.append(
                 [name, f"sync {1000 * statistics.median(syncs):.1f} ms", f"{statistics.median(speeds):.0f} tokens/s"]
             )
+    try:
+        held.append(sync_from_rank(given, spec_of(given, source, model, given.compute, 0.0), pool, rows))
+    except (SoleraError, RuntimeError) as error:
+        held.append(())
+        rows.append(["rank in a Ray actor to engine in a Ray actor", f"fails: {one_line(error)}"])
     pool.close()
-    return held[0] == held[1]
+    return all(each == held[0] for each in held)
+
+
+def sync_from_rank(
+    given: argparse.Namespace, spec: LearnerSpec, pool: ActorPool, rows: list[list[str]]
+) -> tuple[TensorSpec, ...]:
+    """Syncs in which a rank in a Ray actor sends its weights. Returns what the engine holds then."""
+    tell("starting: FSDP2, 1 rank, Ray actor")
+    share, there = SHARE if given.device == "cuda" else 0.0, pool.members[0].engine
+    ranks = Ranks(Actors(1, partial(make_checked, spec), TIMEOUT, None, cpus=4, gpus=share), TIMEOUT)
+    try:
+        learner, syncs, gathers = ShardedLearner(spec, ranks), [], []
+        how = WAYS[way("auto", ranks.call("gathers_on", [()])[0], there.receiver.gpu)]
+        name = f"rank in a Ray actor to engine in a Ray actor ({how})"
+        tell(name)
+        for _ in range(given.steps):
+            syncs.append(seconds_of(lambda: pool.load(learner.weights(there.dtype)), given.device))
+            gathers.append(seconds_of(lambda: list(learner.weights(there.dtype).tensors), given.device))
+            tell(f"  sync {1000 * syncs[-1]:.1f} ms; without the engine {1000 * gathers[-1]:.1f} ms")
+    finally:
+        ranks.close()
+    alone = f"without the engine {1000 * statistics.median(gathers):.1f} ms"
+    rows.append([name, f"sync {1000 * statistics.median(syncs):.1f} ms", alone])
+    return there.held.tensors
 
 
 def print_table(rows: list[list[str]]) -> None:
@@ -292,7 +329,7 @@ def main() -> int:
     same = "engines" not in given.parts or compare_engines(given, source, rows)
     print_table(rows)
     if "engines" in given.parts:
-        print("weights in both engines:", "the same" if same else "DIFFERENT")
+        print("weights in the engines:", "the same" if same else "DIFFERENT")
     equal = all(apart[0].isdigit() and float(apart.split()[0]) < TOLERANCE for apart in gradients.values())
     return 0 if same and equal else 1
 

@@ -11,7 +11,19 @@ import numpy.typing as npt
 
 from solera.batch import Batch, Scored, Update
 from solera.config import InFlight
-from solera.records import Completion, Group, Manifest, PolicyVersion, Prompt, Reward, Rollout, Sampling, Use
+from solera.errors import SoleraError
+from solera.records import (
+    Completion,
+    Group,
+    Manifest,
+    PolicyVersion,
+    Prompt,
+    Reward,
+    Rollout,
+    Sampling,
+    TensorSpec,
+    Use,
+)
 
 Metrics = Mapping[str, float]
 """Names have the form `package/quantity`."""
@@ -113,6 +125,27 @@ class Task(Protocol):
         ...
 
 
+class Gathered(NamedTuple):
+    """Some tensors of weights that other processes have."""
+
+    tensors: dict[str, Any]
+    """A copy in this process."""
+    specs: tuple[TensorSpec, ...]
+    """Described where they were gathered."""
+
+
+class Courier(Protocol):
+    """Another process that has weights, and can send them to engines."""
+
+    def gather(self) -> Iterator[Gathered]:
+        """The weights, some tensors at a time. Each time, `send` sends these tensors."""
+        ...
+
+    def send(self, receivers: Sequence[Any]) -> list[SoleraError | None]:
+        """Returns what was wrong with each of these engines. An error that is raised is the courier's own."""
+        ...
+
+
 @dataclass(frozen=True)
 class Weights:
     """Versioned weights in transit: their lineage, their version, and their tensors one by one. They carry no digests,
@@ -121,6 +154,10 @@ class Weights:
     lineage: str
     version: int
     tensors: Iterator[tuple[str, Any]]
+    lent: bool = True
+    """Whether somebody may change the tensors later."""
+    courier: Courier | None = None
+    """Gathers the same tensors. Take them from here or there."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from solera.cluster.actors import Actors
+from solera.cluster.engines import ActorPool, EngineSpec
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig, parse
+from solera.engines import messages
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
@@ -43,7 +46,7 @@ from solera.sharded.rank import make_rank
 from solera.sharded.ranks import Ranks
 from solera.streams import uniforms
 from solera.training.collation import collate
-from tests.cluster.ranks import float32_llama, spec_of
+from tests.cluster.ranks import embedded, float32_llama, noting_rank, spec_of
 from tests.conftest import VOCABULARY
 from tests.engines.test_continuous import SAMPLING, requests, turns, written
 from tests.engines.test_continuous import assert_same as assert_written
@@ -914,3 +917,36 @@ def test_ranks_that_share_a_gpu_gather_their_weights(tmp_path):
         sharded.restore("test", 1, tmp_path / "saved")
     finally:
         ranks.close()
+
+
+def test_a_rank_sends_its_weights_to_an_engine_on_its_gpu_as_handles(tmp_path, monkeypatch):
+    """The rank uses the memory of a message again at once, so each must have been copied before."""
+    pytest.importorskip("ray")
+    assert_a_rank_sends("cuda", "handle", tmp_path, monkeypatch)
+
+
+def assert_a_rank_sends(device: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = 0.4 if device == "cuda" else 0.0
+    source, said = loading.Source("embedded"), list[str]()
+    spec = dataclasses.replace(spec_of(ObjectiveConfig("grpo"), embedded, lr=1e-2), device=device)
+    host = Actors(1, partial(noting_rank, spec, tmp_path / "ways"), 120.0, None, cpus=2, gpus=share)
+    ranks = Ranks(host, 120.0)
+    engine = EngineSpec(source, torch.float32, 64, 1, device, share)
+    pool = ActorPool(engine, 1, cpus=2, address=None, timeout=120.0, tell=lambda tokens: None, say=said.append)
+    monkeypatch.setattr(messages, "MESSAGE_BYTES", 100_000)  # five messages
+    try:
+        sharded = ShardedLearner(spec, ranks)
+        for version in range(1, 11):
+            batch = collate(make_groups(version), spec.objective, now=version - 1, lineage="test", seed=0)
+            sharded.update(batch)
+            held = pool.load(sharded.weights("torch.float32"))
+            again = dict(sharded.weights("torch.float32").tensors)  # gathered another time
+            assert held.version == version and held.tensors == describe(again.items())
+            kept = dict(pool.weights().tensors)
+            assert all(torch.equal(kept[name], tensor) for name, tensor in again.items())
+    finally:
+        pool.close()
+        ranks.close()
+    assert not said
+    ways = (tmp_path / "ways").read_text().split()
+    assert set(ways) == {way} and len(ways) == 10 * 5

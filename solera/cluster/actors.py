@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -16,12 +17,13 @@ import torch
 
 from solera.cluster.bundles import Beside, Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
+from solera.cluster.sending import Receiver, Senders
 from solera.errors import SoleraError, one_line
 from solera.sharded.rank import Seat
-from solera.sharded.ranks import Served
+from solera.sharded.ranks import BEAT, Served, answer
 
-PULSE = "pulse"
-"""The concurrency group of `Actor.pulse`."""
+PULSE, PASSING = "pulse", "passing"
+"""The concurrency groups of `Actor.pulse` and `Actor.pass_on`."""
 
 
 class Place(NamedTuple):
@@ -37,6 +39,7 @@ class Actor:
 
     def __init__(self) -> None:
         self._served = Served()
+        self._senders: Senders | None = None
 
     def place(self) -> Place:
         node = address_of_node(need_ray())
@@ -55,6 +58,12 @@ class Actor:
     def pulse(self) -> float:
         """Runs in a thread of its own, beside `call`."""
         return self._served.pulse()
+
+    def pass_on(self, receivers: Sequence[Receiver]) -> bytes:
+        """Send what rank 0 holds to engines. Runs in a thread of its own, beside `call`."""
+        if self._senders is None:
+            self._senders = Senders()
+        return answer(self._senders.send, self._served.rank.held, receivers)
 
 
 class Actors:
@@ -106,6 +115,17 @@ class Actors:
             self._asked[rank] = self._actors[rank].pulse.options(concurrency_group=PULSE).remote()
         return self._pulses
 
+    def pass_on(self, receivers: Sequence[Receiver], patience: float) -> bytes | None:
+        first, heard = self._actors[0], time.monotonic()
+        sending = first.pass_on.options(concurrency_group=PASSING).remote(receivers)
+        pulse = None
+        while not self._ray.wait([sending], timeout=BEAT)[0]:
+            if pulse is None or self._ray.wait([pulse], timeout=0)[0]:
+                heard, pulse = time.monotonic(), first.pulse.options(concurrency_group=PULSE).remote()
+            elif time.monotonic() - heard > patience:
+                raise TimeoutError
+        return self._got(sending)
+
     def signal_of(self, rank: int) -> int | None:
         """Ray does not tell."""
         return None
@@ -127,15 +147,18 @@ class Actors:
         CONNECTION.leave()
 
     def _create(self) -> list[Any]:
-        made = self._ray.remote(concurrency_groups={PULSE: 1})(Actor)
+        made = self._ray.remote(concurrency_groups={PULSE: 1, PASSING: 1})(Actor)
         return [
             made.options(num_cpus=1, num_gpus=self._gpus, scheduling_strategy=self.bundles.for_rank(rank)).remote()
             for rank in range(self.count)
         ]
 
     def _received(self, rank: int) -> bytes | None:
+        return self._got(self._pending[rank])
+
+    def _got(self, asked: Any) -> bytes | None:
         try:
-            return self._ray.get(self._pending[rank])
+            return self._ray.get(asked)
         except self._ray.exceptions.RayError:  # the rank's own errors are part of its answer
             return None
 

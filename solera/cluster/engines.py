@@ -1,38 +1,40 @@
 """Engines as Ray actors, anywhere in the cluster: our own engine with a copy of the model, or a vLLM server.
 
-The controller sends texts to them, and weights one tensor at a time (`passing.py`). What happens when one dies is the
-business of the pool that they are members of (`engines/pool.py`).
+The controller sends texts to them. Weights come from the process that has them: the controller, or rank 0
+(`sending.py`). What happens when one dies is the business of the pool that they are members of (`engines/pool.py`).
 """
 
 import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from queue import Queue
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from solera.cluster.arriving import Arriving
 from solera.cluster.bundles import Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
-from solera.cluster.passing import Sent, unpacked
-from solera.cluster.sending import Sender
+from solera.cluster.passing import Message, divided, unpacked
+from solera.cluster.sending import Receiver, Sender, engine_errors
 from solera.config import InFlight, Transport
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint, TensorGroup, gpu_of
 from solera.engines.in_process import InProcessEngine
-from solera.engines.member import Opened
-from solera.engines.pool import CHECKING, EnginePool
+from solera.engines.member import Member, Opened
+from solera.engines.messages import joined, parted
+from solera.engines.pool import CHECKING, EnginePool, Outcome, Published, of_each
 from solera.engines.vllm.client import VllmEngine
 from solera.errors import SoleraError, counted, one_line
 from solera.models.loading import Source
 from solera.models.small import suit
-from solera.protocols import Weights, Work
-from solera.records import Completion, Manifest, Sampling
+from solera.protocols import Courier, Weights, Work
+from solera.records import Completion, Manifest, Sampling, TensorSpec
 from solera.sharded.rank import STARTING
 
 CLOSING = 15.0
@@ -136,10 +138,10 @@ class EngineActor:
     """What runs inside a Ray actor. Its methods run in one event loop, except for the loading of weights."""
 
     def __init__(self) -> None:
-        self._tensors: Queue[tuple[str, Any] | None] = Queue(1)
+        self._arriving = Arriving()
         self._loading: asyncio.Future[Manifest] | None = None
-        self._group: TensorGroup | None = None
-        """In which the controller sends tensors."""
+        self._groups: dict[str, TensorGroup] = {}
+        """In which the controller and rank 0 send tensors, by the senders' names for them."""
 
     async def open(self, spec: Spec, number: int) -> Hello | SoleraError:
         """Returns why the engine cannot be made, if it cannot: Ray would wrap an error that is raised."""
@@ -154,17 +156,17 @@ class EngineActor:
         self._address = address_of_node(ray)
         return Hello(self._address, node_id, os.getpid(), self.engine.dtype, self.engine.slots, gpu)
 
-    async def meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> SoleraError | None:
-        """Join a group of the controller and this engine. Returns why that is not possible, or `None`."""
+    async def meet(self, key: str, host: str, port: int, on_gpu: bool, timeout: float) -> SoleraError | None:
+        """Join a group of a sender and this engine. Returns why that is not possible, or `None`."""
         try:
-            self._group = await asyncio.to_thread(self._meet, host, port, on_gpu, timeout)
+            self._groups[key] = await asyncio.to_thread(self._meet, key, host, port, on_gpu, timeout)
         except SoleraError as error:
             return error
         return None
 
-    def _meet(self, host: str, port: int, on_gpu: bool, timeout: float) -> TensorGroup:
-        if self._group is not None:
-            self._group.close()
+    def _meet(self, key: str, host: str, port: int, on_gpu: bool, timeout: float) -> TensorGroup:
+        if key in self._groups:
+            self._groups.pop(key).close()
         device = (
             self.engine.model.device if on_gpu and isinstance(self.engine, InProcessEngine) else torch.device("cpu")
         )
@@ -181,30 +183,34 @@ class EngineActor:
 
     async def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
         """Load the weights that `take` brings next."""
-        self._tensors = Queue(1)  # another one may hold what an engine refused
-        weights = Weights(lineage, version, iter(self._tensors.get, None))
+        await self.drop()  # an engine whose last weights did not come to their end would wait for them
+        self._arriving = Arriving()
+        weights = Weights(lineage, version, iter(self._arriving))
         self._loading = asyncio.ensure_future(asyncio.to_thread(self.engine.load, weights, in_flight))
 
-    async def take(self, name: str, sent: Sent) -> SoleraError | None:
-        """One tensor. Returns when the one before it has been copied, or when loading has failed. If the tensor did not
-        arrive, returns why."""
+    async def take(self, message: Message) -> SoleraError | None:
+        """Some tensors. Returns when they have been copied, or when loading has failed. If they did not arrive, returns
+        why."""
         assert self._loading is not None, "begin comes first"
         try:
-            tensor = await asyncio.to_thread(unpacked, sent, self._group)
+            whole_N = await asyncio.to_thread(unpacked, message.sent, self._groups)
         except SoleraError as error:
             return error
-        if self._loading.done():  # it has failed, and nobody empties the queue
+        if self._loading.done():  # it has failed, and nobody takes them
             return None
-        put = asyncio.ensure_future(asyncio.to_thread(self._tensors.put, (name, tensor)))
-        either: list[asyncio.Future[Any]] = [put, self._loading]
+        copied = asyncio.wrap_future(self._arriving.put(parted(message.parts, whole_N)))
+        either: list[asyncio.Future[Any]] = [copied, self._loading]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         return None
+
+    async def drop(self) -> None:
+        """The rest of the weights does not come."""
+        self._arriving.end(EngineError("the weights did not come to their end"))
 
     async def finish(self) -> Answer:
         """What the engine holds now."""
         assert self._loading is not None, "begin comes first"
-        if not self._loading.done():
-            await asyncio.to_thread(self._tensors.put, None)
+        self._arriving.end()
         return await self._answer(self._loading)
 
     async def did(self) -> Answer:
@@ -235,8 +241,10 @@ class RemoteEngine:
     ) -> None:
         self._ray, self._actor, self._timeout, self._sampled = ray, actor, timeout, sampled
         self._hello = hello
-        self.sender = Sender(actor, hello.gpu, transport, address_of_node(ray), timeout)
         self.place = f"process {hello.pid} on {hello.node}"
+        self.receiver = Receiver(uuid.uuid4().hex, actor, hello.gpu, self.place, transport, timeout)
+        self.sender = Sender(self.receiver, address_of_node(ray))
+        """Sends what this process has."""
         self.dtype, self.slots = hello.dtype, hello.slots
         self.held = Manifest("", 0, ())
         self.work = Work()
@@ -258,7 +266,7 @@ class RemoteEngine:
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
         asked = self._actor.generate.remote(token_ids, sampling, seed)
         try:
-            with self._failing():
+            with engine_errors(self.place, self._timeout):
                 answer = await asyncio.wrap_future(asked.future())
         except asyncio.CancelledError:
             with suppress(self._ray.exceptions.RayError):
@@ -267,13 +275,30 @@ class RemoteEngine:
         return self._learn_of(answer)
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
-        """Send the weights, each tensor when the one before it has been taken."""
-        self._get(self._actor.begin.remote(weights.lineage, weights.version, in_flight))
-        for name, tensor in weights.tensors:
+        """Send the weights from this process, each message when the one before it has been copied."""
+        self.begin(weights.lineage, weights.version, in_flight)
+        for tensors in divided(weights.tensors):
             with self._calling():
-                self.sender.send(name, tensor)
+                self.sender.send(joined(tensors))
+        return self.finish()
+
+    def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
+        """Somebody sends weights to the `receiver` now. `finish` or `drop` follows."""
+        self._get(self._actor.begin.remote(lineage, version, in_flight))
+
+    def finish(self) -> Manifest:
+        """All weights have been sent."""
         self.held = self._learn_of(self._get(self._actor.finish.remote()))
         return self.held
+
+    def drop(self) -> None:
+        """The rest of the weights does not come. Does not wait for the engine."""
+        with suppress(self._ray.exceptions.RayError):
+            self._actor.drop.remote()
+
+    def missed(self) -> None:
+        """It did not take what another process sent."""
+        self._silent = True
 
     def weights(self) -> Weights:
         """The weights are in the actor. The pool keeps a copy of those that it published."""
@@ -305,19 +330,9 @@ class RemoteEngine:
     def _calling(self) -> Iterator[None]:
         """A call that the engine must answer."""
         self._silent = True
-        with self._failing():
+        with engine_errors(self.place, self._timeout):
             yield
         self._silent = False
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Ray's errors are this engine's own."""
-        try:
-            yield
-        except self._ray.exceptions.GetTimeoutError:
-            raise EngineError(f"no answer within {self._timeout:g} s (engine.timeout)") from None
-        except self._ray.exceptions.RayError as error:
-            raise EngineError(f"died or cannot be reached ({type(error).__name__}; {self.place})") from error
 
 
 def _kill_there(ray: Any, hello: Hello) -> None:
@@ -357,6 +372,23 @@ class ActorPool(EnginePool):
             self._leave()
             raise
 
+    def _publish(
+        self, weights: Weights, members: Sequence[Member], in_flight: InFlight
+    ) -> tuple[Published, dict[Member, Outcome]]:
+        """If another process has the weights, it sends them to the engines. This one keeps a copy."""
+        if weights.courier is None:
+            return super()._publish(weights, members, in_flight)
+        begun = of_each(members, lambda each: _remote(each).begin(weights.lineage, weights.version, in_flight))
+        failed: dict[Member, Outcome] = {member: error for member, error in begun.items() if error is not None}
+        try:
+            new = _passed_on(weights, weights.courier, members, failed)
+        except BaseException:
+            for member in members:
+                _remote(member).drop()
+            raise
+        left = [member for member in members if member not in failed]
+        return new, failed | of_each(left, lambda each: _remote(each).finish())
+
     def close(self) -> None:
         super().close()
         self._starting.end(need_ray())
@@ -367,6 +399,28 @@ class ActorPool(EnginePool):
         if self._bundles is not None:
             self._bundles.leave()
         CONNECTION.leave()
+
+
+def _passed_on(
+    weights: Weights, courier: Courier, members: Sequence[Member], failed: dict[Member, Outcome]
+) -> Published:
+    """Let the courier send the weights to engines that have begun to load. Adds those that fail to `failed`."""
+    tensors, specs = dict[str, Any](), list[TensorSpec]()
+    for gathered in courier.gather():
+        tensors |= gathered.tensors
+        specs += gathered.specs
+        if left := [member for member in members if member not in failed]:
+            errors = courier.send([_remote(member).receiver for member in left])
+            for member, error in zip(left, errors, strict=True):
+                if error is not None:
+                    _remote(member).missed()
+                    failed[member] = error
+    return Published(Manifest(weights.lineage, weights.version, tuple(specs)), tensors)
+
+
+def _remote(member: Member) -> RemoteEngine:
+    assert isinstance(member.engine, RemoteEngine)
+    return member.engine
 
 
 class Starting:

@@ -1,7 +1,7 @@
-"""How a tensor gets into a Ray actor: through Ray's object store, through a process group, or as a CUDA handle if both
+"""How tensors get into a Ray actor: through Ray's object store, through a process group, or as a CUDA handle if both
 use the same GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from solera.config import Transport
 from solera.engines.groups import TensorGroup
+from solera.engines.messages import Part, messages
 
 Way = Literal["store", "handle", "gloo", "nccl"]
 
@@ -24,11 +25,26 @@ class Handle(NamedTuple):
 class Announced(NamedTuple):
     """A tensor that is sent through a group at the same time."""
 
+    group: str
+    """The sender's name for it."""
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 Sent = Tensor | Handle | Announced
+
+
+class Message(NamedTuple):
+    """What a Ray call carries."""
+
+    parts: tuple[Part, ...]
+    sent: Sent
+
+
+def divided(named: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """The tensors of each message, in their order."""
+    for several in messages(named, lambda pair: pair[1].nbytes, lambda pair: (pair[1].dtype, pair[1].device)):
+        yield dict(several)
 
 
 def way(transport: Transport, here: str, there: str) -> Way:
@@ -46,20 +62,20 @@ def way(transport: Transport, here: str, there: str) -> Way:
     return "handle" if here and here == there else "store"
 
 
-def packed(tensor: Tensor, how: Way) -> Sent:
-    """What a Ray call carries."""
+def packed(tensor: Tensor, how: Way, group: str = "") -> Sent:
+    """What a Ray call carries. `group` is the one that the tensor goes through, if it goes through one."""
     if how in ("gloo", "nccl"):
-        return Announced(tuple(tensor.shape), tensor.dtype)
+        return Announced(group, tuple(tensor.shape), tensor.dtype)
     if how == "store":
         return tensor.detach().cpu()
     torch.cuda.current_stream(tensor.device).synchronize()
     return Handle(*reduce_tensor(tensor.detach()))
 
 
-def unpacked(sent: Sent, group: TensorGroup | None) -> Tensor:
+def unpacked(sent: Sent, groups: Mapping[str, TensorGroup]) -> Tensor:
     """The tensor, in the actor."""
     if isinstance(sent, Announced):
-        assert group is not None, "meet comes first"
+        group = groups[sent.group]
         tensor = torch.empty(sent.shape, dtype=sent.dtype, device=group.device)
         group.broadcast(tensor)
         return tensor

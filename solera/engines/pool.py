@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, reduce
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, TypeVar
 
 from solera.config import InFlight
 from solera.engines.faults import DivergedError, EngineError, GarbageError, NoEngineError, TakenError
@@ -31,6 +31,9 @@ from solera.records import Completion, Manifest, PolicyVersion, Sampling
 from solera.sync.proof import SyncFaultError, difference, tolerance
 from solera.tasks.event_loop import call_in
 
+T = TypeVar("T")
+Outcome = Manifest | Exception
+"""What an engine holds after a sync, or why it missed it."""
 TRIES = 5
 """How often a request, or weights that no engine takes, are sent before the error ends the run."""
 BACK_OFF = 0.1
@@ -118,21 +121,35 @@ class EnginePool:
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Send the weights to all engines at once. One that fails, or holds something else afterwards, is set aside. If
         all of them refuse the weights, the error is raised. If all fail otherwise, the first that is back gets them."""
-        tensors, start = dict(weights.tensors), time.perf_counter()
-        sent = Manifest(weights.lineage, weights.version, describe(tensors.items()))
-        new = Published(sent, {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()})
         with self._lock:
-            self._own += Work(digesting=time.perf_counter() - start)
             self._history.append(PolicyVersion(weights.lineage, weights.version))
-        load = partial(_load, tensors=tensors, sent=sent, in_flight=in_flight)
+        new: Published | None = None
         for _ in range(TRIES):
-            with self._publishing() as members, ThreadPoolExecutor(len(members)) as threads:
-                outcomes = dict(zip(members, threads.map(load, members), strict=True))
+            with self._publishing() as members:
+                if new is None:
+                    new, outcomes = self._publish(weights, members, in_flight)
+                else:
+                    outcomes = self._load(new, members, in_flight)
                 held = self._settle(outcomes, new)
             if held is not None:
                 return held
+        assert new is not None
         name, error = members[0].name, outcomes[members[0]]
-        raise EngineError(f"sync of version {sent.version} failed {TRIES} times: {name}: {error}")
+        raise EngineError(f"sync of version {new.manifest.version} failed {TRIES} times: {name}: {error}")
+
+    def _publish(
+        self, weights: Weights, members: Sequence[Member], in_flight: InFlight
+    ) -> tuple[Published, dict[Member, Outcome]]:
+        """Take the tensors and send them to these engines. Returns what was sent, and what each engine made of it."""
+        tensors, start = dict(weights.tensors), time.perf_counter()
+        sent = Manifest(weights.lineage, weights.version, describe(tensors.items()))
+        new = Published(sent, {name: tensor.detach().to("cpu", copy=weights.lent) for name, tensor in tensors.items()})
+        with self._lock:
+            self._own += Work(digesting=time.perf_counter() - start)
+        return new, self._load(new._replace(tensors=tensors), members, in_flight)
+
+    def _load(self, sent: Published, members: Sequence[Member], in_flight: InFlight) -> dict[Member, Outcome]:
+        return of_each(members, lambda each: each.engine.load(sent.weights(), in_flight))
 
     @contextmanager
     def _publishing(self) -> Iterator[list[Member]]:
@@ -147,7 +164,7 @@ class EnginePool:
                     yield members
                     return
 
-    def _settle(self, outcomes: "dict[Member, Manifest | Exception]", new: Published) -> Manifest | None:
+    def _settle(self, outcomes: dict[Member, Outcome], new: Published) -> Manifest | None:
         """Set engines aside that missed the sync. Returns what the others hold, or `None` if there are none."""
         errors = {member: each for member, each in outcomes.items() if isinstance(each, Exception)}
         held = {member: each for member, each in outcomes.items() if isinstance(each, Manifest)}
@@ -389,11 +406,17 @@ def _open_all(opens: Sequence[Open]) -> list[Opened]:
     return [each.result() for each in begun]
 
 
-def _load(member: Member, tensors: dict[str, Any], sent: Manifest, in_flight: InFlight) -> Manifest | Exception:
-    try:
-        return member.engine.load(Weights(sent.lineage, sent.version, iter(tensors.items())), in_flight)
-    except Exception as error:
-        return error
+def of_each(members: Sequence[Member], work: Callable[[Member], T]) -> dict[Member, T | Exception]:
+    """What `work` returns for each member, or the error that it raises. All work at the same time."""
+
+    def done(member: Member) -> T | Exception:
+        try:
+            return work(member)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(members))) as threads:
+        return dict(zip(members, threads.map(done, members), strict=True))
 
 
 def _raise_what_concerns_all(errors: dict[Member, Exception], engines: int) -> None:

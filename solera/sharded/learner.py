@@ -4,21 +4,37 @@ The controller computes what belongs to the whole minibatch and gives each rank 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from solera.batch import Batch, Scored, Update
+from solera.engines.messages import messages, read
+from solera.errors import SoleraError
 from solera.learner.portions import balance, conclude, portions_of
 from solera.models.language_model import LanguageModel
-from solera.protocols import Weights
-from solera.records import Manifest, Rollout
+from solera.protocols import Gathered, Weights
+from solera.records import Manifest, Rollout, TensorSpec
 from solera.sharded.exporting import write_index
 from solera.sharded.rank import LearnerSpec
-from solera.sharded.ranks import Ranks
+from solera.sharded.ranks import Passing, Ranks
+
+
+@dataclass(frozen=True)
+class RankZero:
+    """Sends weights to engines: a `Courier`."""
+
+    gathering: Iterator[Gathered]
+    ranks: Ranks
+
+    def gather(self) -> Iterator[Gathered]:
+        return self.gathering
+
+    def send(self, receivers: Sequence[Any]) -> list[SoleraError | None]:
+        return self.ranks.pass_on(receivers)
 
 
 class ShardedLearner:
@@ -32,6 +48,10 @@ class ShardedLearner:
         self.compute = str(spec.compute).removeprefix("torch.")
         self._copied: dict[LanguageModel, int] = {}
         """The version that each model has which was given to `copy_to`."""
+        self._sizes: dict[str, list[tuple[str, int]]] = {}
+        """Name and bytes of each weight, by number format."""
+        self._gathered: tuple[str, Manifest] | None = None
+        """The current weights as they were last gathered for an engine, and in which number format."""
 
     def update(self, batch: Batch) -> Update:
         """Learn from a batch and advance the version."""
@@ -43,6 +63,7 @@ class ShardedLearner:
         for rank, (_, effort) in enumerate(learned):
             update.metrics.update(effort.metrics(rank))
         self.version += 1
+        self._gathered = None
         return update
 
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
@@ -60,12 +81,19 @@ class ShardedLearner:
         return Scored.of(rollouts, np.concatenate([np.zeros(0, np.float32), *ordered]))
 
     def weights(self, dtype: str) -> Weights:
-        """The current weights, gathered one tensor at a time, each completely before it is passed on."""
-        return Weights(self.lineage, self.version, self._tensors(dtype))
+        """The current weights, each tensor gathered completely before it is passed on. If rank 0 can send them to
+        engines itself, it is their courier."""
+        gathering = self._gathering(dtype, described=True)
+        tensors = (named for gathered in gathering for named in gathered.tensors.items())
+        courier = RankZero(gathering, self.ranks) if isinstance(self.ranks.host, Passing) else None
+        return Weights(self.lineage, self.version, tensors, lent=False, courier=courier)
 
     def manifest(self, dtype: str, shared: bool = False) -> Manifest:
-        """What `weights(dtype)` are. No engine can share memory with weights that are divided."""
+        """What `weights(dtype)` are. If they were gathered, they were described then. No engine can share memory with
+        weights that are divided."""
         assert not shared, "the weights of a sharded learner cannot be shared"
+        if self._gathered is not None and self._gathered[0] == dtype:
+            return self._gathered[1]
         return self._all("manifest", dtype)
 
     def state(self) -> dict[str, Any]:
@@ -88,23 +116,33 @@ class ShardedLearner:
         """Continue from a folder that any number of ranks saved, or from the state of a learner in one process. The
         ranks have loaded its weights."""
         self._all("restore", lineage, version, state.absolute() if isinstance(state, Path) else state)
-        self.lineage, self.version = lineage, version
+        self.lineage, self.version, self._gathered = lineage, version, None
 
     @torch.no_grad()
     def copy_to(self, model: LanguageModel) -> None:
         """Put the current weights into a model of this process."""
         if self._copied.get(model) != self.version:
             own = model.parameters()
-            for name, tensor in self._tensors(str(model.module.dtype)):
-                own[name].copy_(tensor)
+            for gathered in self._gathering(str(model.module.dtype), described=False):
+                for name, tensor in gathered.tensors.items():
+                    own[name].copy_(tensor)
             self._copied[model] = self.version
 
     def close(self) -> None:
         self.ranks.close()
 
-    def _tensors(self, dtype: str) -> Iterator[tuple[str, Tensor]]:
-        for name in self._all("names"):
-            yield name, self._all("tensor", name, dtype)
+    def _gathering(self, dtype: str, described: bool) -> Iterator[Gathered]:
+        """The weights, as many at a time as travel together."""
+        if dtype not in self._sizes:
+            self._sizes[dtype] = self._all("sizes", dtype)
+        specs = list[TensorSpec]()
+        for several in messages(self._sizes[dtype], size=lambda named: named[1]):
+            copy, own = self._all("gather", [name for name, _ in several], dtype, described)
+            specs += own
+            yield Gathered(read(copy), own)
+        self._all("let_go")
+        if described:
+            self._gathered = dtype, Manifest(self.lineage, self.version, tuple(specs))
 
     def _all(self, method: str, *arguments: Any) -> Any:
         """The same call for every rank; returns what rank 0 returned."""

@@ -1,6 +1,6 @@
 """What one rank of a sharded learner does. How ranks are started and called is in `processes.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -15,14 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from solera.batch import FloatArray
 from solera.config import LearnConfig
 from solera.engines.groups import gpu_of
+from solera.engines.messages import Copied, Joined, copied, joined
 from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
+from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.models.small import suit
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
-from solera.records import Manifest, Rollout
+from solera.records import Manifest, Rollout, TensorSpec
 from solera.sharded.effort import Effort, Waiting, effort_on
 from solera.sharded.exporting import Share, write_share
 from solera.sharded.model import ShardedModel, part_of
@@ -111,6 +113,8 @@ class Rank:
 
     def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
         self.first, self.waiting, self.peers = peers.rank == 0, peers.waiting, peers
+        self.held: Joined | None = None
+        """The weights that rank 0 has gathered last."""
         mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
         suit(loaded.module)
@@ -135,14 +139,26 @@ class Rank:
     def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
         return self.learner.score(rollouts).logp_T
 
-    def names(self) -> list[str]:
-        return list(self.learner.model.parameters())
+    def sizes(self, dtype: str) -> list[tuple[str, int]]:
+        """Name and bytes of each weight, in the order in which weights travel."""
+        bytes_each = _kind(dtype).itemsize
+        return [(name, bytes_each * p.numel()) for name, p in self.learner.model.parameters().items()]
 
-    def tensor(self, name: str, dtype: str) -> Tensor | None:
-        """One weight, gathered completely."""
-        model = self.learner.model
-        gathered = model.whole(model.parameters()[name].detach().to(getattr(torch, dtype.removeprefix("torch."))))
-        return gathered.cpu() if self.first else None
+    def gather(self, names: Sequence[str], dtype: str, described: bool) -> tuple[Copied, tuple[TensorSpec, ...]] | None:
+        """Some weights, each gathered completely. Rank 0 holds them until `let_go`."""
+        self.let_go()
+        model, found = self.learner.model, dict[str, Tensor]()
+        for name in names:
+            whole = model.whole(model.parameters()[name].detach().to(_kind(dtype)))
+            if self.first:
+                found[name] = whole
+        if not self.first:
+            return None
+        self.held = joined(found)
+        return copied(self.held), describe(found.items()) if described else ()
+
+    def let_go(self) -> None:
+        self.held = None
 
     def manifest(self, dtype: str) -> Manifest | None:
         """Describe the weights, one gathered tensor after the other."""
@@ -190,6 +206,12 @@ def _frozen(spec: LearnerSpec, mesh: DeviceMesh, waiting: Waiting) -> ShardedMod
 def make_rank(spec: LearnerSpec, seat: Seat) -> Rank:
     """What a process or an actor does to become a rank."""
     return Rank(spec, GroupPeers(seat, spec.device))
+
+
+def _kind(dtype: str) -> torch.dtype:
+    found = getattr(torch, dtype.removeprefix("torch."))
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def _device_of(seat: Seat, kind: str) -> torch.device:

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import torch
 
@@ -20,6 +20,7 @@ GRACE = 3.0
 often not the one that caused it."""
 BEAT = 1.0
 """Seconds between two looks at what the ranks do."""
+SENDING = "sending weights to engines"
 MEMORY = (
     "the GPU's memory is full: lower learn.micro_batch_tokens, set learn.gradient_checkpointing, or use more ranks "
     "(cluster.learners)"
@@ -64,6 +65,16 @@ class Host(Protocol):
         ...
 
 
+@runtime_checkable
+class Passing(Protocol):
+    """A `Host` whose rank 0 can send what it holds (`Rank.held`) to engines."""
+
+    def pass_on(self, receivers: Sequence[Any], patience: float) -> bytes | None:
+        """Returns rank 0's answer, which has an error or `None` for each engine; `None` if rank 0 died. Raises a
+        `TimeoutError` if its process did not react for `patience` seconds."""
+        ...
+
+
 class Ranks:
     """The ranks of a host, called together."""
 
@@ -82,6 +93,21 @@ class Ranks:
             except OSError:
                 self._fail(RankError(f"rank {rank} of {self.count} {self.host.how_it_ended(rank)} before {method}"))
         return self._answers(method, None)
+
+    def pass_on(self, receivers: Sequence[Any]) -> list[SoleraError | None]:
+        """Let rank 0 send to engines what it holds. Returns what was wrong with each engine. Engines have time limits
+        of their own, so rank 0 may wait for them longer than for a rank. But its process must react."""
+        assert isinstance(self.host, Passing)
+        try:
+            answer = self.host.pass_on(receivers, self.timeout + 2 * GRACE)
+        except TimeoutError:
+            self._fail(self._blame(SENDING, {}, {}, [0]))
+        if answer is None:
+            self._fail(self._blame(SENDING, {}, {0: 0.0}, []))
+        kind, value = pickle.loads(answer)
+        if kind != "result":
+            self._fail(self._blame(SENDING, {0: value}, {}, []))
+        return value
 
     def close(self) -> None:
         """End all ranks. Their work is lost."""
@@ -179,7 +205,7 @@ class Served:
             self.rank = make()
 
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        return _answer(begin)
+        return answer(begin)
 
     def pulse(self) -> float:
         """Seconds that the rank has computed. It stands still while the rank waits, and if it hangs."""
@@ -187,12 +213,13 @@ class Served:
 
     def call(self, call: bytes) -> bytes:
         method, given = pickle.loads(call)
-        return _answer(getattr(self.rank, method), *given)
+        return answer(getattr(self.rank, method), *given)
 
 
-def _answer(function: Callable[..., Any], *given: Any) -> bytes:
+def answer(function: Callable[..., Any], *given: Any) -> bytes:
+    """What a rank's function returns, or how it failed."""
     try:
-        return pickle.dumps(("result", function(*given)))
+        return pickle.dumps(("result", function(*given)), 5)  # copies an array once; the default copies it twice
     except torch.OutOfMemoryError:
         return pickle.dumps(("failure", ("memory", MEMORY)))
     except Exception as error:

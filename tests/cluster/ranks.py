@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from solera.cluster import sending
+from solera.cluster.passing import Sent, Way
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
 from solera.models import loading
 from solera.models.language_model import LanguageModel
@@ -20,7 +22,7 @@ from solera.objectives.table import resolve
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.model import gathered, gathering_mesh
 from solera.sharded.processes import Processes
-from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat
+from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat, make_rank
 from solera.sharded.ranks import Ranks
 from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import TEMPERATURE
@@ -40,6 +42,10 @@ def llama(tied: bool = False, dtype: torch.dtype = torch.float64, state: dict[st
             for name, parameter in model.parameters().items():
                 parameter.copy_(state[name])
     return model
+
+
+def embedded() -> LanguageModel:
+    return loading.Source("embedded").load(torch.device("cpu"))[0]
 
 
 def adapted_llama() -> LanguageModel:
@@ -71,6 +77,10 @@ class Reusable:
     def gradient(self) -> torch.Tensor:
         model = self.rank.learner.model
         return torch.cat([model.whole(p.grad).flatten() for p in model.parameters().values()])
+
+    def whole(self) -> dict[str, torch.Tensor]:
+        """All weights, put together by torch."""
+        return {name: p.detach().full_tensor() for name, p in self.rank.learner.model.parameters().items()}
 
     def peak(self) -> int:
         """Most bytes of memory that this process has held since `forget_peak`."""
@@ -120,6 +130,19 @@ class Reusable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.rank, name)
+
+
+def noting_rank(spec: LearnerSpec, file: Path, seat: Seat) -> Rank:
+    """A rank that writes down how it sends each message."""
+    pack = sending.packed
+
+    def packed_and_noted(tensor: torch.Tensor, how: Way, group: str) -> Sent:
+        with file.open("a") as noted:
+            print(how, file=noted)
+        return pack(tensor, how, group)
+
+    sending.packed = packed_and_noted
+    return make_rank(spec, seat)
 
 
 def start(count: int, timeout: float = 60.0) -> Ranks:

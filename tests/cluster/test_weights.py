@@ -10,8 +10,10 @@ import pytest
 
 from solera.cluster import sending
 from solera.cluster.passing import packed
+from solera.engines import messages
 from solera.engines.faults import EngineError
 from solera.engines.groups import MeetingPoint
+from solera.engines.messages import joined
 from solera.models.digest import describe
 from solera.protocols import Weights
 from solera.records import Manifest
@@ -32,9 +34,12 @@ def pool() -> Iterator[Pool]:
 
 @pytest.fixture
 def ways(monkeypatch) -> list[str]:
-    """Notes how each tensor is sent."""
+    """Notes how each message is sent. A message of two tensors would be too large."""
     noted = []
-    monkeypatch.setattr(sending, "packed", lambda tensor, how: noted.append(how) or packed(tensor, how))
+    monkeypatch.setattr(messages, "MESSAGE_BYTES", 1)
+    monkeypatch.setattr(
+        sending, "packed", lambda tensor, how, group: noted.append(how) or packed(tensor, how, group)
+    )  # fmt: skip
     return noted
 
 
@@ -80,7 +85,7 @@ def test_an_engine_that_cannot_reach_the_port_is_an_error_within_the_time_limit(
     monkeypatch.setattr(sending, "MeetingPoint", Elsewhere)
     began = time.monotonic()
     with pytest.raises(EngineError, match=r"^it did not join a process group at .*, port 1: .*sync.transport = store$"):
-        sender.send("weight", next(iter(moved(6).values())))
+        sender.send(joined(moved(6)))
     assert time.monotonic() - began < TIMEOUT + 3
     monkeypatch.undo()
     publish(pool, 6)  # in a new group
@@ -94,11 +99,11 @@ def test_an_engine_that_is_lost_during_a_sync_misses_it_and_comes_back(pool, way
     other, lost, pid = *(member.engine for member in pool.members), pool.pids()[1]
     group, send, count = other.sender.group, lost.sender.send, []
 
-    def send_and_kill(name, tensor):
-        count.append(name)
+    def send_and_kill(tensors):
+        count.append(tensors)
         if len(count) == 4:
             os.kill(pid, sent)
-        send(name, tensor)
+        send(tensors)
 
     lost.sender.send = send_and_kill
     began = time.monotonic()
