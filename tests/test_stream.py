@@ -250,6 +250,37 @@ def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
     assert Queue(-1, 0).draw(unused(), 9, 2, by_admission=True)[-1] == ("p/None", [1, 5])
 
 
+class Synced(Echo):
+    """An engine for four responses."""
+
+    version, slots = 3, 4
+
+
+def test_after_a_sync_that_let_all_responses_end_the_engine_begins_at_once():
+    """Three batches of two groups are ready, one more than are usually kept. With the next weights the engine writes
+    once: five responses are wanted for its four slots, which are two groups of three."""
+    with EventLoop() as events:
+        task = Synced()
+        supply = Stream(
+            task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
+            seed=0, guard=Guard(), events=events,
+        )  # fmt: skip
+        supply._last_version, supply._open = 3, {n: OpenGroup(0.0, ended=1.0) for n in range(6)}
+        supply.position = 6
+
+        def drawn() -> int:
+            supply.drawn([], 0)
+            while not supply.idle:
+                time.sleep(0.01)
+                supply._store_ended()
+            return supply.position
+
+        assert drawn() == 6
+        task.version = 4
+        assert drawn() == 8
+        assert drawn() == 8
+
+
 def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):
     """It is not in the store yet, so the checkpoint must not count it as ready."""
     with EventLoop() as events:

@@ -116,6 +116,8 @@ class Stream:
         """By admission, which is the problem's position in the stream."""
         self._running = 0
         """Attempts under way."""
+        self._last_version = -1
+        """Of the engine, when groups were admitted last."""
         self._next_batch = 0
         self._need = 0
         """New groups that the next batch takes."""
@@ -213,6 +215,8 @@ class Stream:
         """Admit as many groups as the bound and the engine have room for. Runs in the event loop's thread."""
         with self._changed:
             numbers = [self._next() for _ in range(self._admissible())]
+            if numbers:
+                self._last_version = self.engine.version
             self._open |= {number: OpenGroup(time.perf_counter()) for number in numbers}
             self._running += len(numbers) * self.members
         for number in numbers:
@@ -236,11 +240,17 @@ class Stream:
             return 0 if self._running else room
         wanted = int(self.engine.slots * OVERSUBSCRIBED)
         free = wanted - self._running
-        if (self._running and free * FREE_SHARE < wanted) or self._drawable() >= max(
-            self._need, LEAD * self.new_per_batch
-        ):
+        if (self._running and free * FREE_SHARE < wanted) or (self._is_ahead() and not self._has_new_weights()):
             return 0
         return max(0, min(room, -(-free // self.members)))
+
+    def _is_ahead(self) -> bool:
+        return self._drawable() >= max(self._need, LEAD * self.new_per_batch)
+
+    def _has_new_weights(self) -> bool:
+        """Whether the engine has nothing to write since a sync. All that was under way has ended then, so more is ready
+        than usual, but the engine must not stand still: what it writes now is fresh."""
+        return not self._running and self.engine.version > self._last_version
 
     def _drawable(self) -> int:
         """How many groups have ended, counted from the first in the order of admission up to one that has not."""
