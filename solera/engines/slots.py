@@ -155,13 +155,16 @@ class Rows:
         written = list[Written]()
         if self.now + CHUNK <= self.enough_until:
             return written
-        if self.flags is not None and not self.pages.can_take(int(self._missing_S().sum())):
+        missing_S = self._missing_S()
+        if self.flags is not None and not self.pages.can_take(int(missing_S.sum())):
             written = self._ended()
             known, self.flags = self.flags, None
             self._learn(*known)
-        while not self.pages.can_take(int(self._missing_S().sum())):
+            missing_S = self._missing_S()
+        while not self.pages.can_take(int(missing_S.sum())):
             self._give_way(self.seats.newest())
-        self._add_pages(self._missing_S())
+            missing_S = self._missing_S()
+        self._add_pages(missing_S)
         room_S = self.seats.pages_S * self.pages.tokens
         growing_S = self.seats.taken_S & (room_S < self.seats.limit_S)
         ends = (self.seats.began_S + room_S)[growing_S]
