@@ -3,22 +3,23 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
 from solera.folder.files import DIGESTS, DamagedError, check_sealed, seal
 from solera.hub import Snapshot
-from solera.models.adapter import add_adapter, read_adapter
+from solera.models.adapter import Adapter, add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, with_capped_scores, without_dropout
 from solera.models.source import ADAPTER, base_of, obtain, places, snapshot_of
@@ -70,9 +71,13 @@ class Source:
     def for_rank(self, takes_any_mask: bool) -> LanguageModel | Unloaded:
         """The model on a CPU for a process that keeps a part of it. Its weights are left in their files if possible."""
         transformers_logging.disable_progress_bar()
-        source, _ = places(self.path, self.snapshot)
-        unloaded = None if self.adapters else open_unloaded(Path(source), takes_any_mask)
-        return unloaded or self.load(torch.device("cpu"))[0]
+        source, base = places(self.path, self.snapshot)
+        adapt: Callable[[PreTrainedModel], Adapter] | None = None
+        if base is not None:
+            adapt = partial(read_adapter, folder=Path(source))
+        elif self.adapters is not None:
+            adapt = partial(add_adapter, config=self.adapters, base=self.path, seed=self.seed)
+        return open_unloaded(Path(base or source), takes_any_mask, adapt) or self.load(torch.device("cpu"))[0]
 
     def absolute(self) -> "Source":
         """For processes with another working directory."""

@@ -1,5 +1,6 @@
 """A model whose weights are still in its files. A process that keeps a part of each weight loads it layer by layer."""
 
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,39 +9,38 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from solera.models.adapter import MARK, WRAPPED, Adapter
 from solera.models.language_model import with_capped_scores, without_dropout
-from solera.models.source import ADAPTER
 
 
 @dataclass(frozen=True, eq=False)
 class Unloaded:
-    """`module` has its shapes, but no weights: its parameters are on the device `meta`."""
+    """`module` has its shapes, but no weights: its parameters are on the device `meta`, except those of adapters."""
 
     module: PreTrainedModel
+    adapter: Adapter | None
     takes_any_mask: bool
     """As `LanguageModel.check` found out."""
     files: dict[str, Path]
-    """The file of each parameter."""
+    """The file of each parameter, by its name in the files."""
 
     def fill(self, part: nn.Module) -> None:
-        """Load the weights of a part of the module, in float32. A tied weight stays one weight."""
-        names = {parameter: name for name, parameter in self.module.named_parameters()}
-        loaded: dict[nn.Parameter, nn.Parameter] = {}  # not kept, because it would keep the whole weights
-        for owner in part.modules():
-            for key, parameter in list(owner.named_parameters(recurse=False)):
-                if parameter.is_meta:
-                    if parameter not in loaded:
-                        loaded[parameter] = nn.Parameter(self._read(names[parameter]))
-                    setattr(owner, key, loaded[parameter])
+        """Load the weights of a part of the module, in float32."""
+        names = {parameter: name.replace(WRAPPED, "") for name, parameter in self.module.named_parameters()}
+        empty = {parameter for parameter in part.parameters() if parameter.is_meta}
+        _exchange(part, empty, lambda parameter: self._read(names[parameter]))
 
     def _read(self, name: str) -> Tensor:
         with safe_open(self.files[name], "pt") as file:
             return file.get_tensor(name).float()
 
 
-def open_unloaded(folder: Path, takes_any_mask: bool) -> Unloaded | None:
-    """`None` for a model that has to be loaded whole: one with adapters, or whose files name weights differently."""
-    if not folder.is_dir() or (folder / ADAPTER).exists():
+def open_unloaded(
+    folder: Path, takes_any_mask: bool, adapt: Callable[[PreTrainedModel], Adapter] | None = None
+) -> Unloaded | None:
+    """`adapt` puts adapters into the model. `None` for a model that has to be loaded whole, because its files name
+    weights differently."""
+    if not folder.is_dir():
         return None
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
@@ -49,8 +49,32 @@ def open_unloaded(folder: Path, takes_any_mask: bool) -> Unloaded | None:
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     if any(files.get(name, (None, None))[1] != shape for name, shape in shapes.items()) or not _fill_buffers(module):
         return None
-    ready = with_capped_scores(without_dropout(module)).eval()
-    return Unloaded(ready, takes_any_mask, {name: files[name][0] for name in shapes})
+    ready = with_capped_scores(without_dropout(module))
+    adapter = _with_stand_ins(ready, adapt) if adapt else None
+    return Unloaded(ready.eval(), adapter, takes_any_mask, {name: files[name][0] for name in shapes})
+
+
+def _with_stand_ins(module: PreTrainedModel, adapt: Callable[[PreTrainedModel], Adapter]) -> Adapter:
+    """peft puts adapters on the device of the weights, and would lose their values on `meta`. Meanwhile, each weight is
+    a CPU tensor of the right shape that takes no memory."""
+    nothing = torch.zeros(())
+    _exchange(module, set(module.parameters()), lambda parameter: nothing.expand(parameter.shape))
+    adapter = adapt(module)
+    base = {parameter for name, parameter in module.named_parameters() if MARK not in name}
+    _exchange(module, base, lambda parameter: parameter.detach().to("meta"))
+    return adapter
+
+
+def _exchange(part: nn.Module, old: Set[nn.Parameter], new: Callable[[nn.Parameter], Tensor]) -> None:
+    """Give parameters other tensors. A tied one stays one parameter, and a frozen one stays frozen."""
+    made: dict[nn.Parameter, nn.Parameter] = {}  # not kept, because it would keep the whole weights
+    for owner in part.modules():
+        for key, parameter in list(owner.named_parameters(recurse=False)):
+            if parameter not in old:
+                continue
+            if parameter not in made:
+                made[parameter] = nn.Parameter(new(parameter), parameter.requires_grad)
+            setattr(owner, key, made[parameter])
 
 
 def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:

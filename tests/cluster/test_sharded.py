@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,19 +11,32 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera import protocols
-from solera.config import ObjectiveConfig
+from solera.config import LoraConfig, ObjectiveConfig
 from solera.errors import SoleraError
+from solera.hub import Snapshot
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
+from solera.models.adapter import add_adapter
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.models.loading import Source
+from solera.models.unloaded import Unloaded
 from solera.objectives.table import TABLE
 from solera.records import Group
 from solera.sharded.rank import LearnerSpec
 from solera.sharded.ranks import Ranks
 from solera.training.collation import collate
-from tests.cluster.ranks import adapted_llama, begin, float32_llama, gradient, llama, spec_of, start, tied_llama
+from tests.cluster.ranks import (
+    adapted_llama,
+    begin,
+    float32_llama,
+    gradient,
+    llama,
+    loaded_whole,
+    spec_of,
+    start,
+    tied_llama,
+)
 from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import GRPO, make_groups
 
@@ -135,17 +149,22 @@ def test_tied_embeddings_stay_tied(ranks):
     assert sum(ranks.call("parts", [()] * ranks.count)) == sum(p.numel() for p in llama(True).parameters().values())
 
 
-def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
-    """113 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
+def large_llama(folder: Path) -> tuple[LlamaForCausalLM, int]:
+    """113 million weights and their bytes. A rank keeps a part of them; a whole model would show in its memory."""
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
         tie_word_embeddings=True, eos_token_id=END, bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
     whole = LlamaForCausalLM(config)
-    whole.save_pretrained(tmp_path)
+    whole.save_pretrained(folder)
     size = 4 * sum(p.numel() for p in whole.parameters())
     assert size > 400e6
+    return whole, size
+
+
+def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
+    whole, size = large_llama(tmp_path)
     spec = spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True))
     before = ranks.call("forget_peak", [()] * ranks.count)
     sharded = begin(ranks, spec)
@@ -162,6 +181,38 @@ def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
     read = LlamaForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
     assert read.keys() == whole.state_dict().keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in whole.state_dict().items())
+
+
+def test_no_rank_holds_the_base_of_its_adapters(tmp_path, ranks):
+    """It is named by its hub name here, and lies in a folder like that of the hub's cache."""
+    whole, size = large_llama(tmp_path / "1234")
+    snapshot = Snapshot("owner/name", str(tmp_path / "1234"), ("config.json", "model.safetensors"))
+    lora = LoraConfig(rank=4, alpha=8.0)
+    spec = spec_of(GRPO, partial(Source("owner/name", lora, seed=5, snapshot=snapshot).for_rank, True))
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec)
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.2 * size
+    expected = add_adapter(whole, lora, "owner/name", seed=5)
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole, expected).parameters().items())
+    named = {name: p for name, p in whole.named_parameters() if "lora_" not in name}
+    assert len(named) == 2 + 9 * 12
+    assert ranks.call("frozen", [()] * ranks.count)[0] == describe(named.items())
+
+
+@pytest.mark.parametrize("reference", [{}, {"ref_ema": 0.5}], ids=["adapters off", "a copy"])
+def test_adapters_over_a_base_in_its_files_learn_as_over_a_loaded_one(ranks, reference):
+    objective, source = ObjectiveConfig("grpo", beta=0.1, **reference), Source("embedded", LoraConfig(rank=2), seed=3)
+    seen = []
+    for load in (partial(source.for_rank, True), partial(loaded_whole, source)):
+        spec = spec_of(objective, load, lr=1e-2, passes=2)
+        sharded = begin(ranks, spec)
+        for _ in range(2):
+            sharded.update(batch_of(make_groups(), sharded, spec))
+        assert not sharded.export(Path("nowhere"))
+        seen.append((gradient(ranks), sharded.manifest("float32").tensors))
+    assert isinstance(source.for_rank(True), Unloaded) and torch.linalg.norm(seen[0][0]) > 1e-6
+    assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

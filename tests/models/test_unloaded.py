@@ -1,9 +1,13 @@
 """A model that is filled layer by layer from its files is the model that transformers loads."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from solera.config import LoraConfig
+from solera.models.adapter import add_adapter, read_adapter
 from solera.models.language_model import with_capped_scores
 from solera.models.unloaded import open_unloaded
 from tests.models.architectures import ARCHITECTURES, VOCABULARY, make
@@ -33,8 +37,45 @@ def test_filled_in_parts_it_computes_what_the_loaded_model_computes(name, tmp_pa
     assert all(p.requires_grad for p in module.parameters())
 
 
-def test_adapters_and_hub_names_are_loaded_whole(tmp_path):
-    make("llama").save_pretrained(tmp_path)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    assert open_unloaded(tmp_path, takes_any_mask=True) is None
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - WHOLE))
+@pytest.mark.parametrize("targets", [("all-linear",), ("q_proj", "lm_head")], ids=str)
+def test_adapters_have_the_values_of_a_loaded_model(name, targets, tmp_path):
+    """New ones, and those of a folder. The base stays in its files."""
+    if name == "phi3" and targets != ("all-linear",):
+        targets = ("qkv_proj", "lm_head")
+    whole = make(name).float()
+    whole.save_pretrained(tmp_path / "base")
+    added = partial(add_adapter, config=LoraConfig(rank=2, targets=targets), base=str(tmp_path / "base"), seed=7)
+    loaded = partial(AutoModelForCausalLM.from_pretrained, tmp_path / "base", dtype=torch.float32)
+    expected = added(loaded())
+    before = torch.get_rng_state()
+    check_filled(open_unloaded(tmp_path / "base", True, added), expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    for key, parameter in expected.module.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter)
+    expected.save_pretrained(tmp_path / "adapters")
+    read = partial(read_adapter, folder=tmp_path / "adapters")
+    check_filled(open_unloaded(tmp_path / "base", True, read), read(loaded()))
+
+
+@torch.no_grad()
+def check_filled(unloaded, expected):
+    module = unloaded.module
+    assert unloaded.adapter.module is module and not any(part.training for part in module.modules())
+    for key, parameter in module.named_parameters():
+        assert parameter.is_meta == ("lora_" not in key), key
+    for layer in module.base_model.layers:
+        unloaded.fill(layer)
+    unloaded.fill(module)
+    found, wanted = dict(module.named_parameters()), dict(expected.module.named_parameters())
+    assert list(found) == list(wanted)
+    for key, parameter in found.items():
+        assert torch.equal(parameter, wanted[key]) and parameter.requires_grad == wanted[key].requires_grad, key
+    ids = torch.arange(2, 14)[None] % VOCABULARY
+    assert torch.equal(module(input_ids=ids).logits, expected.module.eval()(input_ids=ids).logits)
+
+
+def test_a_name_without_files_is_not_opened(tmp_path):
     assert open_unloaded(tmp_path / "owner" / "name", takes_any_mask=True) is None
