@@ -1,12 +1,14 @@
 """A model whose weights are still in its files. A process that keeps a part of each weight loads it layer by layer."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from solera.models.adapter import MARK, WRAPPED, Adapter
@@ -38,16 +40,17 @@ class Unloaded:
 def open_unloaded(
     folder: Path, takes_any_mask: bool, adapt: Callable[[PreTrainedModel], Adapter] | None = None
 ) -> Unloaded | None:
-    """`adapt` puts adapters into the model. `None` for a model that has to be loaded whole, because its files name
-    weights differently."""
+    """`adapt` puts adapters into the model. `None` for a model that has to be loaded whole: its files name weights
+    differently, or hold more than its parameters."""
     if not folder.is_dir():
         return None
-    with torch.device("meta"):
+    with _without_weights():
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     module.tie_weights()
     files = _files(folder)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    if any(files.get(name, (None, None))[1] != shape for name, shape in shapes.items()) or not _fill_buffers(module):
+    known = all(files.get(name, (None, None))[1] == shape for name, shape in shapes.items())
+    if not known or _has_other_weights(module):
         return None
     ready = with_capped_scores(without_dropout(module))
     adapter = _with_stand_ins(ready, adapt) if adapt else None
@@ -86,20 +89,24 @@ def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
     return found
 
 
-def _fill_buffers(module: PreTrainedModel) -> bool:
-    """Make anew what is computed from the config, such as rotary frequencies. False if that is not possible."""
-    for owner in list(module.modules()):
-        empty = [name for name, buffer in owner.named_buffers(recurse=False) if buffer.is_meta]
-        if not empty:
-            continue
-        if any(True for _ in owner.parameters()):
-            return False
-        try:
-            made = dict(type(owner)(config=module.config.get_text_config()).named_buffers(recurse=False))
-        except TypeError:
-            return False
-        if not made.keys() >= set(empty):
-            return False
-        for name in empty:
-            setattr(owner, name, made[name])
-    return True
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Put the parameters of new modules on `meta`. What is computed from the config, such as rotary frequencies, is
+    kept. A linear layer's memory is reserved for a moment, but never written."""
+
+    def emptied(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:  # a tied one must stay the same object
+            return None
+        return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(emptied)  # type: ignore[arg-type]  # torch's type is too narrow
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _has_other_weights(module: PreTrainedModel) -> bool:
+    """Whether there are buffers in its files."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    return bool(module.state_dict().keys() - parameters.keys())

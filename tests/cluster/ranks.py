@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from solera.cluster import sending
 from solera.cluster.passing import Sent, Way
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
 from solera.models import loading
 from solera.models.digest import describe
-from solera.models.language_model import LanguageModel
+from solera.models.language_model import LanguageModel, with_capped_scores
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import TensorSpec
@@ -52,6 +52,11 @@ def embedded() -> LanguageModel:
 
 def loaded_whole(source: loading.Source) -> LanguageModel:
     return source.load(torch.device("cpu"))[0]
+
+
+def read_whole(folder: Path) -> LanguageModel:
+    """A model of a folder without a tokenizer, as transformers loads it."""
+    return LanguageModel(with_capped_scores(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)).eval())
 
 
 def adapted_llama() -> LanguageModel:

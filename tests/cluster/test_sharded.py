@@ -33,12 +33,14 @@ from tests.cluster.ranks import (
     gradient,
     llama,
     loaded_whole,
+    read_whole,
     spec_of,
     start,
     tied_llama,
 )
 from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import GRPO, make_groups
+from tests.models.architectures import make
 
 pytestmark = pytest.mark.cluster
 CUTS = ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}, {"micro_batch_tokens": 40})
@@ -212,6 +214,23 @@ def test_adapters_over_a_base_in_its_files_learn_as_over_a_loaded_one(ranks, ref
         assert not sharded.export(Path("nowhere"))
         seen.append((gradient(ranks), sharded.manifest("float32").tensors))
     assert isinstance(source.for_rank(True), Unloaded) and torch.linalg.norm(seen[0][0]) > 1e-6
+    assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_a_model_left_in_its_files_learns_like_a_loaded_one(tmp_path, ranks, name):
+    make(name).float().save_pretrained(tmp_path)
+    packs = read_whole(tmp_path).takes_any_mask
+    opened = partial(Source(str(tmp_path)).for_rank, packs)
+    assert isinstance(opened(), Unloaded)
+    seen = []
+    for load in (opened, partial(read_whole, tmp_path)):
+        spec = spec_of(GRPO, load, lr=1e-3)
+        sharded = begin(ranks, spec)
+        for _ in range(2):
+            sharded.update(batch_of(make_groups(), sharded, spec))
+        seen.append((gradient(ranks), sharded.manifest("float32").tensors))
+    assert torch.linalg.norm(seen[0][0]) > 1e-6
     assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
 
 

@@ -1,20 +1,25 @@
 """A model that is filled layer by layer from its files is the model that transformers loads."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, Gemma4ForCausalLM, Gemma4TextConfig, PreTrainedModel
 
 from solera.config import LoraConfig
 from solera.models.adapter import add_adapter, read_adapter
 from solera.models.language_model import with_capped_scores
 from solera.models.unloaded import open_unloaded
-from tests.models.architectures import ARCHITECTURES, VOCABULARY, make
+from tests.models.architectures import ARCHITECTURES, HEAD, SIZES, TYPES, VOCABULARY, make
 
-WHOLE = {"qwen3_moe", "gemma2", "gemma3"}
-"""Experts have one name each in the files, and together one in the model. Gemma's embedding has a constant beside its
-weights that is not in the files."""
+WHOLE = {"qwen3_moe"}
+"""Experts have one name each in the files, and together one in the model."""
+
+
+def load_whole(folder: Path) -> PreTrainedModel:
+    return with_capped_scores(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)).eval()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -30,11 +35,14 @@ def test_filled_in_parts_it_computes_what_the_loaded_model_computes(name, tmp_pa
     for layer in module.base_model.layers:
         unloaded.fill(layer)
     unloaded.fill(module)
-    expected = with_capped_scores(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)).eval()
+    expected = load_whole(tmp_path)
     ids = torch.arange(2, 14)[None] % VOCABULARY
     assert torch.equal(module(input_ids=ids).logits, expected(input_ids=ids).logits)
     assert [n for n, _ in module.named_parameters()] == [n for n, _ in expected.named_parameters()]
     assert all(p.requires_grad for p in module.parameters())
+    buffers, same = dict(module.named_buffers()), dict(expected.named_buffers())
+    assert buffers.keys() == same.keys() and all(torch.equal(buffers[n], b) for n, b in same.items())
+    assert all(buffers[n].dtype == b.dtype for n, b in same.items())
 
 
 @pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - WHOLE))
@@ -46,8 +54,7 @@ def test_adapters_have_the_values_of_a_loaded_model(name, targets, tmp_path):
     whole = make(name).float()
     whole.save_pretrained(tmp_path / "base")
     added = partial(add_adapter, config=LoraConfig(rank=2, targets=targets), base=str(tmp_path / "base"), seed=7)
-    loaded = partial(AutoModelForCausalLM.from_pretrained, tmp_path / "base", dtype=torch.float32)
-    expected = added(loaded())
+    expected = added(load_whole(tmp_path / "base"))
     before = torch.get_rng_state()
     check_filled(open_unloaded(tmp_path / "base", True, added), expected)
     assert torch.equal(torch.get_rng_state(), before)
@@ -57,7 +64,7 @@ def test_adapters_have_the_values_of_a_loaded_model(name, targets, tmp_path):
             torch.nn.init.normal_(parameter)
     expected.save_pretrained(tmp_path / "adapters")
     read = partial(read_adapter, folder=tmp_path / "adapters")
-    check_filled(open_unloaded(tmp_path / "base", True, read), read(loaded()))
+    check_filled(open_unloaded(tmp_path / "base", True, read), read(load_whole(tmp_path / "base")))
 
 
 @torch.no_grad()
@@ -75,6 +82,15 @@ def check_filled(unloaded, expected):
         assert torch.equal(parameter, wanted[key]) and parameter.requires_grad == wanted[key].requires_grad, key
     ids = torch.arange(2, 14)[None] % VOCABULARY
     assert torch.equal(module(input_ids=ids).logits, expected.module.eval()(input_ids=ids).logits)
+
+
+def test_a_model_with_buffers_in_its_files_is_loaded_whole(tmp_path):
+    """Gemma 4 has a number in each layer that is not trained, but not computed from the config either."""
+    small = {**SIZES, **HEAD, **TYPES, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    Gemma4ForCausalLM(Gemma4TextConfig(**small)).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "model.layers.0.layer_scalar" in file.keys()  # noqa: SIM118
+    assert open_unloaded(tmp_path, takes_any_mask=True) is None
 
 
 def test_a_name_without_files_is_not_opened(tmp_path):
