@@ -1,7 +1,7 @@
 """A model whose weights are still in its files. A process that keeps a part of each weight loads it layer by layer."""
 
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from solera.models.adapter import MARK, WRAPPED, Adapter
+from solera.models.experts import Experts, experts_in
 from solera.models.language_model import with_capped_scores, without_dropout
 
 
@@ -24,7 +25,13 @@ class Unloaded:
     takes_any_mask: bool
     """As `LanguageModel.check` found out."""
     files: dict[str, Path]
-    """The file of each parameter, by its name in the files."""
+    """The file of each tensor."""
+    experts: dict[str, Experts]
+    """The tensors of parameters that are not one tensor in the files."""
+
+    @property
+    def named_as_files(self) -> bool:
+        return self.adapter is None and not self.experts
 
     def fill(self, part: nn.Module) -> None:
         """Load the weights of a part of the module, in float32."""
@@ -33,8 +40,21 @@ class Unloaded:
         _exchange(part, empty, lambda parameter: self._read(names[parameter]))
 
     def _read(self, name: str) -> Tensor:
-        with safe_open(self.files[name], "pt") as file:
-            return file.get_tensor(name).float()
+        experts = self.experts.get(name, ((name,),))
+        with ExitStack() as stack:
+            paths = {self.files[tensor] for expert in experts for tensor in expert}
+            opened = {path: stack.enter_context(safe_open(path, "pt")) for path in paths}
+
+            def read(tensor: str) -> Tensor:
+                return opened[self.files[tensor]].get_tensor(tensor).float()
+
+            if name not in self.experts:
+                return read(name)
+            first = torch.cat([read(tensor) for tensor in experts[0]])
+            whole = first.new_empty(len(experts), *first.shape)
+            for number, expert in enumerate(experts):
+                torch.cat([read(tensor) for tensor in expert], out=whole[number])
+            return whole
 
 
 def open_unloaded(
@@ -49,12 +69,13 @@ def open_unloaded(
     module.tie_weights()
     files = _files(folder)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    known = all(files.get(name, (None, None))[1] == shape for name, shape in shapes.items())
+    experts = experts_in(module, files)
+    known = all(name in experts or files.get(name, (None, None))[1] == shape for name, shape in shapes.items())
     if not known or _has_other_weights(module):
         return None
     ready = with_capped_scores(without_dropout(module))
     adapter = _with_stand_ins(ready, adapt) if adapt else None
-    return Unloaded(ready.eval(), adapter, takes_any_mask, {name: files[name][0] for name in shapes})
+    return Unloaded(ready.eval(), adapter, takes_any_mask, {name: path for name, (path, _) in files.items()}, experts)
 
 
 def _with_stand_ins(module: PreTrainedModel, adapt: Callable[[PreTrainedModel], Adapter]) -> Adapter:

@@ -118,7 +118,7 @@ class Rank:
         mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
         suit(loaded.module)
-        self._named_as_files = isinstance(loaded, Unloaded) and loaded.adapter is None
+        self._named_as_files = isinstance(loaded, Unloaded) and loaded.named_as_files
         model = ShardedModel(loaded, mesh, self.waiting)
         reference = None
         if spec.objective.uses_reference:

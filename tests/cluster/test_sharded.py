@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from solera import protocols
 from solera.config import LoraConfig, ObjectiveConfig
@@ -217,7 +217,27 @@ def test_adapters_over_a_base_in_its_files_learn_as_over_a_loaded_one(ranks, ref
     assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_no_rank_holds_a_mixture_of_experts(tmp_path, ranks):
+    """120 million weights. The controller writes such a model: its files have other names than its parameters."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=256, moe_intermediate_size=384, num_hidden_layers=12, num_attention_heads=4,
+        num_key_value_heads=4, num_experts=32, num_experts_per_tok=2, eos_token_id=END, bos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = Qwen3MoeForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    size = 4 * sum(p.numel() for p in whole.parameters())
+    assert size > 450e6
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True)))
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.25 * size  # its part, one layer of experts with its file, and torch
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole).parameters().items())
+    assert not sharded.export(tmp_path / "exported") and not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen3_moe"])
 def test_a_model_left_in_its_files_learns_like_a_loaded_one(tmp_path, ranks, name):
     make(name).float().save_pretrained(tmp_path)
     packs = read_whole(tmp_path).takes_any_mask
