@@ -189,11 +189,14 @@ def test_a_model_comes_from_the_hub_and_from_its_copy_where_the_hub_does_not_ans
 
 PINNING = """
 import pickle, sys, torch
-from solera.models.loading import Source
-source = Source("owner/name")
-source.load(torch.device("cpu"))
+from pathlib import Path
+from solera.config import LoraConfig
+from solera.models.loading import Source, save
+adapters = Path(sys.argv[1]).with_name("adapters")
+named, above = Source("owner/name"), Source(str(adapters))
+save(*Source("owner/name", LoraConfig(rank=2)).load(torch.device("cpu")), adapters)
 with open(sys.argv[1], "wb") as file:
-    pickle.dump(source.absolute().pinned(), file)
+    pickle.dump([source.absolute().pinned() for source in (named, above)], file)
 """
 BECOMING_A_RANK = """
 import pickle, sys, torch
@@ -201,22 +204,27 @@ from safetensors.torch import load_file
 from solera.errors import SoleraError
 from solera.models.unloaded import Unloaded
 with open(sys.argv[1], "rb") as file:
-    source = pickle.load(file)
-try:
-    made = source.for_rank(True)
-except SoleraError as error:
-    sys.exit(str(error))
-assert isinstance(made, Unloaded) and all(parameter.is_meta for parameter in made.module.parameters())
-made.fill(made.module)
-expected, found = load_file(sys.argv[2]), dict(made.module.named_parameters())
-assert found and all(torch.equal(parameter, expected[name]) for name, parameter in found.items())
-print({str(file.parent) for file in made.files.values()}.pop())
+    sources = pickle.load(file)
+expected = load_file(sys.argv[2])
+for adapted, source in enumerate(sources):
+    try:
+        made = source.for_rank(True)
+    except SoleraError as error:
+        sys.exit(str(error))
+    assert isinstance(made, Unloaded) and (made.adapter is not None) == adapted
+    made.fill(made.module)
+    whole, _ = source.load(torch.device("cpu"))
+    for module in (made.module, whole.module):
+        found = {name.replace(".base_layer", ""): p for name, p in module.named_parameters() if "lora_" not in name}
+        assert found and all(torch.equal(parameter, expected[name]) for name, parameter in found.items())
+    print({str(file.parent) for file in made.files.values()}.pop())
 """
 
 
 def test_ranks_leave_the_weights_of_a_hub_name_in_the_cached_files_and_other_machines_fetch_the_same_ones(
     hub, closed, tmp_path
 ):
+    """The model itself, and adapters above it."""
     Hub.seconds = 0.0
     pinned, weights = tmp_path / "pinned", str(EMBEDDED / "model.safetensors")
     first, other, third = (tmp_path / name for name in ("first", "other", "third"))
@@ -225,11 +233,11 @@ def test_ranks_leave_the_weights_of_a_hub_name_in_the_cached_files_and_other_mac
     become = ["-c", BECOMING_A_RANK, str(pinned), weights]
     here = python(*become, cache=first, HF_ENDPOINT=closed)
     snapshot = f"hub/models--owner--name/snapshots/{COMMIT}"
-    assert here.stdout == f"{first / snapshot}\n", here.stderr
+    assert here.stdout == f"{first / snapshot}\n" * 2, here.stderr
     first.rename(tmp_path / "away")  # as on a machine that does not see this cache
     Hub.asked.clear()
     there = python(*become, cache=other, HF_ENDPOINT=hub)
-    assert there.stdout == f"{other / snapshot}\n", there.stderr
+    assert there.stdout == f"{other / snapshot}\n" * 2, there.stderr
     fetched = {path.split("/")[-2] for path in Hub.asked if "/resolve/" in path}
     assert fetched == {COMMIT}  # not what the hub's branch has by then
     again = python(*become, cache=other, HF_ENDPOINT=closed)
