@@ -1,6 +1,7 @@
-"""Check whether the Hugging Face hub answers. Its own library would retry for a minute."""
+"""Check whether the Hugging Face hub answers (its own library would retry for a minute), and find its copies."""
 
 import ssl
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -49,3 +50,39 @@ def copy_of(model: str) -> str | None:
     except ValueError:  # not a valid hub name
         return None
     return str(Path(config).parent) if isinstance(config, str) else None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The files of one revision of a model that a machine has in its cache, for processes on any machine."""
+
+    model: str
+    """Its hub name."""
+    folder: str
+    """On the machine that made this."""
+    files: tuple[str, ...]
+
+    @property
+    def revision(self) -> str:
+        return Path(self.folder).name
+
+    def here(self) -> str:
+        """Return a folder with the same files on this machine. What its cache lacks is fetched from the hub. Raises
+        ConnectionError if the hub does not answer."""
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+        if all((Path(self.folder) / file).is_file() for file in self.files):
+            return self.folder
+        cached = [try_to_load_from_cache(self.model, file, revision=self.revision) for file in self.files]
+        if not all(isinstance(path, str) for path in cached):
+            call()
+        found = [hf_hub_download(self.model, file, revision=self.revision) for file in self.files]
+        return str(Path(found[0]).parent)
+
+
+def snapshot_of(model: str) -> Snapshot | None:
+    """The revision that this machine loaded last by the model's name. `None` if it has no safetensors files."""
+    folder = copy_of(model)
+    files = sorted(file.name for file in Path(folder).iterdir() if file.is_file()) if folder else []
+    weights = any(file.endswith(".safetensors") for file in files)
+    return Snapshot(model, folder, tuple(files)) if folder and weights else None

@@ -1,6 +1,7 @@
 """Names of a hub: refused at once where nobody answers, waited for where somebody does, and read from the cache."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -31,11 +33,13 @@ class Hub(BaseHTTPRequestHandler):
     """A hub that holds the embedded model as `owner/name`, and takes its time."""
 
     seconds = 0.0
+    asked: ClassVar[list[str]] = []
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self):
         time.sleep(self.seconds)
-        file = EMBEDDED / self.path.rpartition("/resolve/main/")[2]
+        Hub.asked.append(f"{self.command} {self.path}")
+        file = EMBEDDED / re.sub("^.*/resolve/[^/]*/", "", self.path)
         found = self.path == "/" or (self.path.startswith("/owner/name/") and file.is_file())
         body = file.read_bytes() if found and file.is_file() else b""
         self.send_response(200 if found else 404)
@@ -181,6 +185,69 @@ def test_a_model_comes_from_the_hub_and_from_its_copy_where_the_hub_does_not_ans
     finding = "from solera.models.source import obtain; print(obtain('owner/name'))"
     asked_not_to = python("-c", finding, cache=tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
     assert (Path(asked_not_to.stdout.strip()) / "config.json").is_file()
+
+
+PINNING = """
+import pickle, sys, torch
+from pathlib import Path
+from solera.config import LoraConfig
+from solera.models.loading import Source, save
+adapters = Path(sys.argv[1]).with_name("adapters")
+named, above = Source("owner/name"), Source(str(adapters))
+save(*Source("owner/name", LoraConfig(rank=2)).load(torch.device("cpu")), adapters)
+with open(sys.argv[1], "wb") as file:
+    pickle.dump([source.absolute().pinned() for source in (named, above)], file)
+"""
+BECOMING_A_RANK = """
+import pickle, sys, torch
+from safetensors.torch import load_file
+from solera.errors import SoleraError
+from solera.models.unloaded import Unloaded
+with open(sys.argv[1], "rb") as file:
+    sources = pickle.load(file)
+expected = load_file(sys.argv[2])
+for adapted, source in enumerate(sources):
+    try:
+        made = source.for_rank(True)
+    except SoleraError as error:
+        sys.exit(str(error))
+    assert isinstance(made, Unloaded) and (made.adapter is not None) == adapted
+    made.fill(made.module)
+    whole, _ = source.load(torch.device("cpu"))
+    for module in (made.module, whole.module):
+        found = {name.replace(".base_layer", ""): p for name, p in module.named_parameters() if "lora_" not in name}
+        assert found and all(torch.equal(parameter, expected[name]) for name, parameter in found.items())
+    print({str(file.parent) for file in made.files.values()}.pop())
+"""
+
+
+def test_ranks_leave_the_weights_of_a_hub_name_in_the_cached_files_and_other_machines_fetch_the_same_ones(
+    hub, closed, tmp_path
+):
+    """The model itself, and adapters above it."""
+    Hub.seconds = 0.0
+    pinned, weights = tmp_path / "pinned", str(EMBEDDED / "model.safetensors")
+    first, other, third = (tmp_path / name for name in ("first", "other", "third"))
+    done = python("-c", PINNING, str(pinned), cache=first, HF_ENDPOINT=hub)
+    assert done.returncode == 0, done.stderr
+    become = ["-c", BECOMING_A_RANK, str(pinned), weights]
+    here = python(*become, cache=first, HF_ENDPOINT=closed)
+    snapshot = f"hub/models--owner--name/snapshots/{COMMIT}"
+    assert here.stdout == f"{first / snapshot}\n" * 2, here.stderr
+    first.rename(tmp_path / "away")  # as on a machine that does not see this cache
+    Hub.asked.clear()
+    there = python(*become, cache=other, HF_ENDPOINT=hub)
+    assert there.stdout == f"{other / snapshot}\n" * 2, there.stderr
+    fetched = {path.split("/")[-2] for path in Hub.asked if "/resolve/" in path}
+    assert fetched == {COMMIT}  # not what the hub's branch has by then
+    again = python(*become, cache=other, HF_ENDPOINT=closed)
+    assert again.stdout == there.stdout, again.stderr
+    nowhere = python(*become, cache=third, HF_ENDPOINT=closed)
+    assert nowhere.returncode == 1 and nowhere.stderr == (
+        f"model owner/name on the machine {socket.gethostname()}: the hub cannot be reached (or HF_HUB_OFFLINE is "
+        "set), and there is no copy in its cache: give a folder that every machine has, or download it there: "
+        f"hf download owner/name --revision {COMMIT}\n"
+    )
 
 
 CACHING = """

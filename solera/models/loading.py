@@ -3,34 +3,36 @@
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from solera.config import LoraConfig
 from solera.errors import SoleraError, one_line
 from solera.folder.files import DIGESTS, DamagedError, check_sealed, seal
-from solera.models.adapter import add_adapter, read_adapter
+from solera.hub import Snapshot
+from solera.models.adapter import Adapter, add_adapter, read_adapter
 from solera.models.codec import TokenizerCodec
 from solera.models.language_model import LanguageModel, end_token_ids, with_capped_scores, without_dropout
-from solera.models.source import ADAPTER, base_of, obtain
+from solera.models.source import ADAPTER, base_of, obtain, places, snapshot_of
 from solera.models.unloaded import Unloaded, open_unloaded
 
 
-def load(path: str, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
-    """Return the model in float32 on `device`, without dropout, and its codec."""
+def load(path: str, device: torch.device, snapshot: Snapshot | None = None) -> tuple[LanguageModel, TokenizerCodec]:
+    """Return the model in float32 on `device`, without dropout, and its codec. With `snapshot`, the weights are those
+    files of the hub, whatever it has now."""
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()  # the important part of its reports is printed below, in one line
-    source = obtain(path)
+    source, base = places(path, snapshot)
     _refuse_damaged(path, source)
-    base = base_of(source)
     if base is not None:
         _refuse_damaged(base, base)
     with _reading(path, "its tokenizer (tokenizer.json)"):
@@ -57,21 +59,33 @@ class Source:
     """New adapters to add."""
     seed: int = 0
     """Of new adapters."""
+    snapshot: Snapshot | None = None
+    """The files of the hub's cache that hold the weights, once they are chosen."""
 
     def load(self, device: torch.device) -> tuple[LanguageModel, TokenizerCodec]:
-        model, codec = load(self.path, device)
+        model, codec = load(self.path, device, self.snapshot)
         if self.adapters is not None:
             model = with_adapter(model, self.adapters, self.path, self.seed)
         return model, codec
 
     def for_rank(self, takes_any_mask: bool) -> LanguageModel | Unloaded:
         """The model on a CPU for a process that keeps a part of it. Its weights are left in their files if possible."""
-        unloaded = None if self.adapters else open_unloaded(Path(obtain(self.path)), takes_any_mask)
-        return unloaded or self.load(torch.device("cpu"))[0]
+        transformers_logging.disable_progress_bar()
+        source, base = places(self.path, self.snapshot)
+        adapt: Callable[[PreTrainedModel], Adapter] | None = None
+        if base is not None:
+            adapt = partial(read_adapter, folder=Path(source))
+        elif self.adapters is not None:
+            adapt = partial(add_adapter, config=self.adapters, base=self.path, seed=self.seed)
+        return open_unloaded(Path(base or source), takes_any_mask, adapt) or self.load(torch.device("cpu"))[0]
 
     def absolute(self) -> "Source":
         """For processes with another working directory."""
         return replace(self, path=os.path.abspath(self.path)) if os.path.isdir(self.path) else self
+
+    def pinned(self) -> "Source":
+        """For processes that load it after this one did: they get the same files of the hub, not what it has then."""
+        return replace(self, snapshot=snapshot_of(self.path))
 
 
 JSON_FILES = (

@@ -135,7 +135,7 @@ def learner_of(parts: Parts, objective: Objective) -> Learner | ShardedLearner:
 def _sharded(parts: Parts, objective: Objective) -> ShardedLearner:
     config, cluster, source = parts.config, parts.config.cluster, parts.source
     assert source is not None, "load_parts says where the model came from"
-    load = partial(source.absolute().for_rank, parts.model.takes_any_mask)
+    load = partial(source.absolute().pinned().for_rank, parts.model.takes_any_mask)
     spec = LearnerSpec(
         load, objective, config.learn, uuid.uuid4().hex, config.sampling.temperature, config.sampling.max_tokens,
         config.run.steps, parts.compute, parts.device.type,

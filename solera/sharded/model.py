@@ -21,17 +21,16 @@ ENTRY = "run_with_weights"
 
 class ShardedModel(LanguageModel):
     """Every rank makes it from the same model, and then keeps its own part of each weight. Of a model that is not
-    loaded yet, it never holds more than one layer, or the embedding and the head."""
+    loaded yet, it never holds more than one layer, or the embedding and the head, beside new adapters."""
 
     def __init__(
         self, model: LanguageModel | Unloaded, mesh: DeviceMesh, waiting: Waiting, trained: bool = True
     ) -> None:
-        adapter, fill = (None, model.fill) if isinstance(model, Unloaded) else (model.adapter, _nothing_to_load)
-        _shard(model.module, mesh, fill, waiting)
+        _shard(model.module, mesh, model.fill if isinstance(model, Unloaded) else _nothing_to_load, waiting)
         self._gathering = gathering_mesh(mesh)
         if not trained:
             model.module.requires_grad_(False)
-        super().__init__(model.module, adapter)  # lists the parameters, which are others now
+        super().__init__(model.module, model.adapter)  # lists the parameters, which are others now
         self.takes_any_mask = model.takes_any_mask
 
     def run(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -118,7 +118,7 @@ class Rank:
         mesh = DeviceMesh.from_group(peers.of_tensors, peers.device.type)
         loaded = spec.load()
         suit(loaded.module)
-        self._named_as_files = isinstance(loaded, Unloaded)
+        self._named_as_files = isinstance(loaded, Unloaded) and loaded.named_as_files
         model = ShardedModel(loaded, mesh, self.waiting)
         reference = None
         if spec.objective.uses_reference:
@@ -167,7 +167,7 @@ class Rank:
 
     def exports(self) -> bool:
         """Whether the names of the parameters are those of a Hugging Face folder. Otherwise transformers translates
-        them, for which it needs the whole model."""
+        them, for which it needs the whole model, or peft writes the adapters."""
         return self._named_as_files
 
     def export(self, folder: str) -> Share:

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from solera.cluster import sending
 from solera.cluster.passing import Sent, Way
 from solera.config import LearnConfig, LoraConfig, ObjectiveConfig
 from solera.models import loading
-from solera.models.language_model import LanguageModel
+from solera.models.digest import describe
+from solera.models.language_model import LanguageModel, with_capped_scores
 from solera.objectives.objective import compose
 from solera.objectives.table import resolve
+from solera.records import TensorSpec
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.model import gathered, gathering_mesh
 from solera.sharded.processes import Processes
@@ -45,7 +47,16 @@ def llama(tied: bool = False, dtype: torch.dtype = torch.float64, state: dict[st
 
 
 def embedded() -> LanguageModel:
-    return loading.Source("embedded").load(torch.device("cpu"))[0]
+    return loaded_whole(loading.Source("embedded"))
+
+
+def loaded_whole(source: loading.Source) -> LanguageModel:
+    return source.load(torch.device("cpu"))[0]
+
+
+def read_whole(folder: Path) -> LanguageModel:
+    """A model of a folder without a tokenizer, as transformers loads it."""
+    return LanguageModel(with_capped_scores(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)).eval())
 
 
 def adapted_llama() -> LanguageModel:
@@ -81,6 +92,11 @@ class Reusable:
     def whole(self) -> dict[str, torch.Tensor]:
         """All weights, put together by torch."""
         return {name: p.detach().full_tensor() for name, p in self.rank.learner.model.parameters().items()}
+
+    def frozen(self) -> tuple[TensorSpec, ...]:
+        """Describes the weights that are not trained, put together by torch."""
+        named = self.rank.learner.model.module.named_parameters()
+        return describe((name, p.full_tensor()) for name, p in named if not p.requires_grad)
 
     def peak(self) -> int:
         """Most bytes of memory that this process has held since `forget_peak`."""

@@ -3,28 +3,44 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from solera import protocols
-from solera.config import ObjectiveConfig
+from solera.config import LoraConfig, ObjectiveConfig
 from solera.errors import SoleraError
+from solera.hub import Snapshot
 from solera.learner.learner import Learner
 from solera.learner.reference import Reference
+from solera.models.adapter import add_adapter
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
 from solera.models.loading import Source
+from solera.models.unloaded import Unloaded
 from solera.objectives.table import TABLE
 from solera.records import Group
 from solera.sharded.rank import LearnerSpec
 from solera.sharded.ranks import Ranks
 from solera.training.collation import collate
-from tests.cluster.ranks import adapted_llama, begin, float32_llama, gradient, llama, spec_of, start, tied_llama
+from tests.cluster.ranks import (
+    adapted_llama,
+    begin,
+    float32_llama,
+    gradient,
+    llama,
+    loaded_whole,
+    read_whole,
+    spec_of,
+    start,
+    tied_llama,
+)
 from tests.conftest import END, VOCABULARY
 from tests.learner.test_invariance import GRPO, make_groups
+from tests.models.architectures import make
 
 pytestmark = pytest.mark.cluster
 CUTS = ({"pack_tokens": 1000}, {"pack_tokens": 0, "micro_batch_tokens": 1}, {"micro_batch_tokens": 40})
@@ -135,17 +151,22 @@ def test_tied_embeddings_stay_tied(ranks):
     assert sum(ranks.call("parts", [()] * ranks.count)) == sum(p.numel() for p in llama(True).parameters().values())
 
 
-def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
-    """113 million weights, of which a rank keeps a part. A whole model beside that would show in its memory."""
+def large_llama(folder: Path) -> tuple[LlamaForCausalLM, int]:
+    """113 million weights and their bytes. A rank keeps a part of them; a whole model would show in its memory."""
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
         tie_word_embeddings=True, eos_token_id=END, bos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
     whole = LlamaForCausalLM(config)
-    whole.save_pretrained(tmp_path)
+    whole.save_pretrained(folder)
     size = 4 * sum(p.numel() for p in whole.parameters())
     assert size > 400e6
+    return whole, size
+
+
+def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
+    whole, size = large_llama(tmp_path)
     spec = spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True))
     before = ranks.call("forget_peak", [()] * ranks.count)
     sharded = begin(ranks, spec)
@@ -162,6 +183,75 @@ def test_no_rank_holds_a_model_that_is_loaded_from_its_files(tmp_path, ranks):
     read = LlamaForCausalLM.from_pretrained(tmp_path / "exported").state_dict()
     assert read.keys() == whole.state_dict().keys()
     assert all(torch.equal(read[name], tensor) for name, tensor in whole.state_dict().items())
+
+
+def test_no_rank_holds_the_base_of_its_adapters(tmp_path, ranks):
+    """It is named by its hub name here, and lies in a folder like that of the hub's cache."""
+    whole, size = large_llama(tmp_path / "1234")
+    snapshot = Snapshot("owner/name", str(tmp_path / "1234"), ("config.json", "model.safetensors"))
+    lora = LoraConfig(rank=4, alpha=8.0)
+    spec = spec_of(GRPO, partial(Source("owner/name", lora, seed=5, snapshot=snapshot).for_rank, True))
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec)
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.2 * size
+    expected = add_adapter(whole, lora, "owner/name", seed=5)
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole, expected).parameters().items())
+    named = {name: p for name, p in whole.named_parameters() if "lora_" not in name}
+    assert len(named) == 2 + 9 * 12
+    assert ranks.call("frozen", [()] * ranks.count)[0] == describe(named.items())
+
+
+@pytest.mark.parametrize("reference", [{}, {"ref_ema": 0.5}], ids=["adapters off", "a copy"])
+def test_adapters_over_a_base_in_its_files_learn_as_over_a_loaded_one(ranks, reference):
+    objective, source = ObjectiveConfig("grpo", beta=0.1, **reference), Source("embedded", LoraConfig(rank=2), seed=3)
+    seen = []
+    for load in (partial(source.for_rank, True), partial(loaded_whole, source)):
+        spec = spec_of(objective, load, lr=1e-2, passes=2)
+        sharded = begin(ranks, spec)
+        for _ in range(2):
+            sharded.update(batch_of(make_groups(), sharded, spec))
+        assert not sharded.export(Path("nowhere"))
+        seen.append((gradient(ranks), sharded.manifest("float32").tensors))
+    assert isinstance(source.for_rank(True), Unloaded) and torch.linalg.norm(seen[0][0]) > 1e-6
+    assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
+
+
+def test_no_rank_holds_a_mixture_of_experts(tmp_path, ranks):
+    """120 million weights. The controller writes such a model: its files have other names than its parameters."""
+    config = Qwen3MoeConfig(
+        vocab_size=VOCABULARY, hidden_size=256, moe_intermediate_size=384, num_hidden_layers=12, num_attention_heads=4,
+        num_key_value_heads=4, num_experts=32, num_experts_per_tok=2, eos_token_id=END, bos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    whole = Qwen3MoeForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    size = 4 * sum(p.numel() for p in whole.parameters())
+    assert size > 450e6
+    before = ranks.call("forget_peak", [()] * ranks.count)
+    sharded = begin(ranks, spec_of(GRPO, partial(Source(str(tmp_path)).for_rank, True)))
+    for most, held in zip(ranks.call("peak", [()] * ranks.count), before, strict=True):
+        assert most - held < size / ranks.count + 0.25 * size  # its part, one layer of experts with its file, and torch
+    assert sharded.manifest("float32").tensors == describe(LanguageModel(whole).parameters().items())
+    assert not sharded.export(tmp_path / "exported") and not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "qwen3_moe"])
+def test_a_model_left_in_its_files_learns_like_a_loaded_one(tmp_path, ranks, name):
+    make(name).float().save_pretrained(tmp_path)
+    packs = read_whole(tmp_path).takes_any_mask
+    opened = partial(Source(str(tmp_path)).for_rank, packs)
+    assert isinstance(opened(), Unloaded)
+    seen = []
+    for load in (opened, partial(read_whole, tmp_path)):
+        spec = spec_of(GRPO, load, lr=1e-3)
+        sharded = begin(ranks, spec)
+        for _ in range(2):
+            sharded.update(batch_of(make_groups(), sharded, spec))
+        seen.append((gradient(ranks), sharded.manifest("float32").tensors))
+    assert torch.linalg.norm(seen[0][0]) > 1e-6
+    assert torch.equal(seen[0][0], seen[1][0]) and seen[0][1] == seen[1][1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
