@@ -250,6 +250,14 @@ def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
     assert Queue(-1, 0).draw(unused(), 9, 2, by_admission=True)[-1] == ("p/None", [1, 5])
 
 
+def supply_of(task: Echo, events: EventLoop) -> Stream:
+    """Batches of two groups of three, up to eight batches old."""
+    return Stream(
+        task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
+        seed=0, guard=Guard(), events=events,
+    )  # fmt: skip
+
+
 class Synced(Echo):
     """An engine for four responses."""
 
@@ -261,10 +269,7 @@ def test_after_a_sync_that_let_all_responses_end_the_engine_begins_at_once():
     once: five responses are wanted for its four slots, which are two groups of three."""
     with EventLoop() as events:
         task = Synced()
-        supply = Stream(
-            task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
-            seed=0, guard=Guard(), events=events,
-        )  # fmt: skip
+        supply = supply_of(task, events)
         supply._last_version, supply._open = 3, {n: OpenGroup(0.0, ended=1.0) for n in range(6)}
         supply.position = 6
 
@@ -285,10 +290,7 @@ def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_afte
     """It is not in the store yet, so the checkpoint must not count it as ready."""
     with EventLoop() as events:
         task = Echo()
-        supply = Stream(
-            task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=4,
-            seed=0, guard=Guard(), events=events,
-        )  # fmt: skip
+        supply = supply_of(task, events)
         prompt = task.prompt(4)
         late = Rollout.of(prompt, asyncio.run(task.generate(prompt.token_ids, None, 0)), rewards=(Reward(1.0),))
         supply.position = 6

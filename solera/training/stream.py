@@ -250,7 +250,7 @@ class Stream:
     def _has_new_weights(self) -> bool:
         """Whether the engine has nothing to write since a sync. All that was under way has ended then, so more is ready
         than usual, but the engine must not stand still: what it writes now is fresh."""
-        return not self._running and self.engine.version > self._last_version
+        return not self._running and self.engine.version != self._last_version
 
     def _drawable(self) -> int:
         """How many groups have ended, counted from the first in the order of admission up to one that has not."""
