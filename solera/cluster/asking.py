@@ -94,9 +94,8 @@ class Asking:
     def _cancel(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
         with self._lock:
             unanswered = self._waiting.pop(number, None) is not None
-        outbox = self._outbox(loop)
-        if unanswered and number not in outbox.requests:
-            outbox.cancelled.append(number)
+        if unanswered:
+            self._outbox(loop).cancelled.append(number)
 
     def _send(self, loop: asyncio.AbstractEventLoop) -> None:
         outbox = self._outboxes.pop(loop)
