@@ -52,7 +52,7 @@ class Watched(InProcessEngine):
         def admit_watched(jobs: list[Job]) -> int:
             with (self.folder / "admitted").open("a") as file:
                 print(len(jobs), len({job.token_ids for job in jobs}), file=file)
-            slow[:] = [job for job in jobs if job.token_ids[0] == SLOW]
+            slow.extend(job for job in jobs if job.token_ids[0] == SLOW)
             return admit(jobs)
 
         def advance_watched() -> list[Written]:
@@ -213,13 +213,13 @@ def test_what_is_cancelled_is_not_written_any_more(pool, engine, who):
 
     async def begin_and_wait() -> list[Any]:
         await (cancel() if who == "caller" else be_late())
-        return await asked(engine, REQUESTS[:8])  # in the same event loop: its next call says what is cancelled
+        return await asked(engine, REQUESTS[:8])
 
-    began = time.monotonic()
     assert all(isinstance(each, Completion) for each in asyncio.run(begin_and_wait()))
-    assert time.monotonic() - began < 0.2 * LONGEST  # it would have taken at least that long to write all
-    assert 64 <= engine.sampled - before < 64 * LONGEST / 2
-    assert not engine._asking._waiting
+    sampled = engine.sampled
+    assert 64 <= sampled - before < 64 * LONGEST / 2
+    time.sleep(1.0)  # several times what a token of the others takes
+    assert engine.sampled == sampled and not engine._asking._waiting
 
 
 @cluster
