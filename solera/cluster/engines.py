@@ -1,6 +1,6 @@
 """Engines as Ray actors, anywhere in the cluster: our own engine with a copy of the model, or a vLLM server.
 
-The controller sends texts to them. Weights come from the process that has them: the controller, or rank 0
+The controller sends texts to them (`asking.py`). Weights come from the process that has them: the controller, or rank 0
 (`sending.py`). What happens when one dies is the business of the pool that they are members of (`engines/pool.py`).
 """
 
