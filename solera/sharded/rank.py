@@ -25,7 +25,7 @@ from solera.models.small import suit
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout, TensorSpec
-from solera.sharded.effort import Effort, Waiting, effort_on
+from solera.sharded.effort import Effort, Waiting, peak_memory
 from solera.sharded.exporting import Share, write_share
 from solera.sharded.model import ShardedModel, part_of
 
@@ -134,7 +134,7 @@ class Rank:
         found = self.learner.learn(portions)
         texts = [text for portion in portions for rollout in portion.rollouts for text in rollout.sequences]
         tokens = sum(len(text.token_ids_T) for text in texts)
-        return found, effort_on(self.peers.device, tokens, self.waiting.seconds - before)
+        return found, Effort(tokens, self.waiting.seconds - before, peak_memory(self.peers.device))
 
     def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
         return self.learner.score(rollouts).logp_T
