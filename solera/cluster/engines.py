@@ -17,7 +17,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from solera.cluster.answering import Answering, sampled_by
+from solera.cluster.answers import Answers, Request
 from solera.cluster.arriving import Arriving
+from solera.cluster.asking import Asking
 from solera.cluster.bundles import Bundles
 from solera.cluster.connection import CONNECTION, address_of_node, need_ray
 from solera.cluster.passing import Message, divided, unpacked
@@ -43,11 +46,6 @@ CLOSING = 15.0
 
 class Spec(Protocol):
     """What an actor must know to make its engine. `servers.py` has another one."""
-
-    @property
-    def max_rows(self) -> int:
-        """Requests that the engine may have at once."""
-        ...
 
     @property
     def starting(self) -> float:
@@ -110,12 +108,11 @@ class Hello(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a request or a sync brought: a result, or an error with a message. Also what the engine did so far."""
+    """What the engine did so far, and, after a sync, what it holds or why the sync failed."""
 
-    result: Any
-    error: SoleraError | None
     sampled: int
     work: Work
+    held: Manifest | SoleraError | None = None
 
 
 class Sampled:
@@ -147,7 +144,7 @@ class EngineActor:
         """Returns why the engine cannot be made, if it cannot: Ray would wrap an error that is raised."""
         try:
             self.engine = await asyncio.to_thread(spec.open, number)
-            self._frees, self._writing = spec.shares_gpu, 0
+            self._answering = Answering(self.engine, spec.shares_gpu)
         except SoleraError as error:
             return error
         ray = need_ray()
@@ -172,14 +169,13 @@ class EngineActor:
         )
         return TensorGroup(MeetingPoint(host, timeout, port), 1, 2, device, self._address)
 
-    async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Answer:
-        self._writing += 1
-        try:
-            return await self._answer(self.engine.generate(token_ids, sampling, seed))
-        finally:
-            self._writing -= 1
-            if self._frees and not self._writing and isinstance(self.engine, InProcessEngine):
-                await asyncio.to_thread(self.engine.free)
+    async def ask(self, requests: Sequence[Request], cancelled: Sequence[int]) -> None:
+        """Begin with these requests, and give up others. Does not wait for them."""
+        self._answering.ask(requests, cancelled)
+
+    async def answers(self) -> Answers:
+        """Wait until some requests are answered."""
+        return await self._answering.answers()
 
     async def begin(self, lineage: str, version: int, in_flight: InFlight) -> None:
         """Load the weights that `take` brings next."""
@@ -211,25 +207,20 @@ class EngineActor:
         """What the engine holds now."""
         assert self._loading is not None, "begin comes first"
         self._arriving.end()
-        return await self._answer(self._loading)
+        held: Manifest | SoleraError
+        try:
+            held = await self._loading
+        except SoleraError as error:
+            held = error
+        return Answer(sampled_by(self.engine), self.engine.work, held)
 
     async def did(self) -> Answer:
         """Asks a server how much it has sampled."""
-        return Answer(None, None, await asyncio.to_thread(lambda: self.engine.sampled), self.engine.work)
+        return Answer(await asyncio.to_thread(lambda: self.engine.sampled), self.engine.work)
 
     async def close(self) -> None:
         """End a server. It would also end by itself after this process."""
         await asyncio.to_thread(self.engine.close)
-
-    async def _answer(self, awaited: Any) -> Answer:
-        result, failed = None, None
-        try:
-            result = await awaited
-        except SoleraError as error:
-            failed = error
-        engine = self.engine  # a server is not asked after each response
-        sampled = engine.sampled if isinstance(engine, InProcessEngine) else engine.work.tokens
-        return Answer(result, failed, sampled, engine.work)
 
 
 class RemoteEngine:
@@ -248,6 +239,7 @@ class RemoteEngine:
         self.dtype, self.slots = hello.dtype, hello.slots
         self.held = Manifest("", 0, ())
         self.work = Work()
+        self._asking = Asking(actor, self.place, timeout, self._learn)
         self._silent = False
         """Whether it did not answer the last call."""
         self._closed = False
@@ -260,19 +252,12 @@ class RemoteEngine:
     def sampled(self) -> int:
         """Asks the engine. What an engine sampled that died since it answered last is not known."""
         with suppress(EngineError):
-            self._learn_of(self._get(self._actor.did.remote(), min(self._timeout, CHECKING)))
+            did: Answer = self._get(self._actor.did.remote(), min(self._timeout, CHECKING))
+            self._learn(did.sampled, did.work)
         return self._sampled.raise_to(self, 0)
 
     async def generate(self, token_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        asked = self._actor.generate.remote(token_ids, sampling, seed)
-        try:
-            with engine_errors(self.place, self._timeout):
-                answer = await asyncio.wrap_future(asked.future())
-        except asyncio.CancelledError:
-            with suppress(self._ray.exceptions.RayError):
-                self._ray.cancel(asked)
-            raise
-        return self._learn_of(answer)
+        return await self._asking.ask(token_ids, sampling, seed)
 
     def load(self, weights: Weights, in_flight: InFlight = "drain") -> Manifest:
         """Send the weights from this process, each message when the one before it has been copied."""
@@ -288,7 +273,11 @@ class RemoteEngine:
 
     def finish(self) -> Manifest:
         """All weights have been sent."""
-        self.held = self._learn_of(self._get(self._actor.finish.remote()))
+        did: Answer = self._get(self._actor.finish.remote())
+        self._learn(did.sampled, did.work)
+        if not isinstance(did.held, Manifest):
+            raise did.held or EngineError("it did not say what it holds")
+        self.held = did.held
         return self.held
 
     def drop(self) -> None:
@@ -307,6 +296,7 @@ class RemoteEngine:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._asking.close()
             self.sender.close()
             with suppress(self._ray.exceptions.RayError):  # Ray may have ended
                 if not self._silent:
@@ -319,12 +309,9 @@ class RemoteEngine:
         with self._calling():
             return self._ray.get(asked, timeout=timeout or self._timeout)
 
-    def _learn_of(self, answer: Answer) -> Any:
-        self.work = answer.work
-        self._sampled.raise_to(self, answer.sampled)
-        if answer.error is not None:
-            raise answer.error
-        return answer.result
+    def _learn(self, sampled: int, work: Work) -> None:
+        self.work = work
+        self._sampled.raise_to(self, sampled)
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -460,11 +447,9 @@ def open_engine(
     last one if possible."""
     ray, actor = need_ray(), None
     try:
-        made, at_once = ray.remote(EngineActor), max(1000, 2 * spec.max_rows)
         where = bundles.for_engine(number) if bundles is not None else "SPREAD"
-        actor = made.options(
-            num_cpus=1, num_gpus=spec.gpus, scheduling_strategy=where, max_concurrency=at_once
-        ).remote()
+        made = ray.remote(EngineActor).options(num_cpus=1, num_gpus=spec.gpus, scheduling_strategy=where)
+        actor = made.remote()
         with starting.watching(actor):
             hello = ray.get(actor.open.remote(spec, number), timeout=spec.starting)
         if isinstance(hello, SoleraError):

@@ -38,8 +38,6 @@ class ServerSpec:
     """What Ray gives the actor."""
     shares_gpu = False
     """vLLM keeps its memory (`gpu_memory`)."""
-    max_rows: int = 1000
-    """Requests that it may have at once."""
     starting = launch.SLOWEST + 60.0
     """Seconds in which the actor must be ready."""
 

@@ -55,10 +55,14 @@ class Submission:
     def _set(self, outcomes: list[tuple[Job, Outcome]]) -> None:
         """Set the futures. Runs in the event loop's thread."""
         for job, outcome in outcomes:
-            answer = self.answers.pop(job)
-            if answer.done():
-                continue
-            if isinstance(outcome, Exception):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
+            set_outcome(self.answers.pop(job), outcome)
+
+
+def set_outcome(answer: "asyncio.Future[Completion]", outcome: Outcome) -> None:
+    """Hand an outcome to whoever waits for it, if it was not cancelled meanwhile."""
+    if answer.done():
+        return
+    if isinstance(outcome, Exception):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
