@@ -42,7 +42,7 @@ from solera.run import running
 from solera.run.running import Result
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.processes import Processes
-from solera.sharded.rank import make_rank
+from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat, make_rank
 from solera.sharded.ranks import Ranks
 from solera.streams import uniforms
 from solera.training.collation import collate
@@ -915,6 +915,45 @@ def test_ranks_that_share_a_gpu_gather_their_weights(tmp_path):
         moved = dict(sharded.weights("bfloat16").tensors)
         assert sharded.manifest("bfloat16").tensors == describe(moved.items())
         sharded.restore("test", 1, tmp_path / "saved")
+    finally:
+        ranks.close()
+
+
+class OverNccl(GroupPeers):
+    """Ranks that share a GPU and still use NCCL, which takes them for ranks on several machines."""
+
+    def __init__(self, seat: Seat, device: str) -> None:
+        os.environ |= {"NCCL_HOSTID": f"rank {seat.rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_NET": "Socket"}
+        super().__init__(seat, device)
+
+    def _have_own_gpus(self) -> bool:
+        return True
+
+
+class SlowOnGpu(Rank):
+    """The last rank's GPU needs longer for each of the two layers. Its host does not."""
+
+    def __init__(self, spec: LearnerSpec, peers: GroupPeers) -> None:
+        super().__init__(spec, peers)
+        for layer in self.learner.model.module.model.layers if peers.rank == peers.count - 1 else ():
+            layer.register_forward_pre_hook(lambda *_: torch.cuda._sleep(400_000_000))  # 0.2 s at 2 GHz
+
+
+def make_slow_rank(spec: LearnerSpec, peers: type[GroupPeers], seat: Seat) -> Rank:
+    return SlowOnGpu(spec, peers(seat, spec.device))
+
+
+@pytest.mark.parametrize("peers", [GroupPeers, OverNccl])
+def test_each_rank_tells_how_long_its_gpu_waited_for_a_slow_one(peers):
+    spec = dataclasses.replace(spec_of(ObjectiveConfig("grpo"), float32_llama), device="cuda")
+    ranks = Ranks(Processes(2, partial(make_slow_rank, spec, peers), 60.0), 60.0)
+    try:
+        sharded = ShardedLearner(spec, ranks)
+        batch = collate(make_groups(), spec.objective, now=0, lineage="test", seed=0)
+        told = [sharded.update(batch).metrics for _ in range(3)][-1]
+        print({name: value for name, value in told.items() if name.startswith("rank/")})
+        assert told["rank/0/waiting"] > 0.3
+        assert told["rank/0/waiting"] - told["rank/1/waiting"] > 0.2
     finally:
         ranks.close()
 

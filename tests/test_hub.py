@@ -18,7 +18,7 @@ import pytest
 from solera.models.source import EMBEDDED
 
 ROOT = Path(__file__).parents[1]
-COMMIT = "0" * 39 + "1"
+COMMIT, NEXT = "0" * 39 + "1", "0" * 39 + "2"
 
 
 @pytest.fixture
@@ -33,6 +33,8 @@ class Hub(BaseHTTPRequestHandler):
     """A hub that holds the embedded model as `owner/name`, and takes its time."""
 
     seconds = 0.0
+    moved = False
+    """Whether its branch has another revision by now, whose texts end with another token."""
     asked: ClassVar[list[str]] = []
     protocol_version = "HTTP/1.1"
 
@@ -42,8 +44,12 @@ class Hub(BaseHTTPRequestHandler):
         file = EMBEDDED / re.sub("^.*/resolve/[^/]*/", "", self.path)
         found = self.path == "/" or (self.path.startswith("/owner/name/") and file.is_file())
         body = file.read_bytes() if found and file.is_file() else b""
+        commit = NEXT if Hub.moved and f"/{COMMIT}/" not in self.path else COMMIT
+        if commit == NEXT and file.name == "generation_config.json":
+            body = body.replace(b'"eos_token_id": 1', b'"eos_token_id": 2')
         self.send_response(200 if found else 404)
-        for name, value in {"ETag": f'"{file.name}-1"', "X-Repo-Commit": COMMIT, "Content-Length": len(body)}.items():
+        tag = f'"{file.name}-{commit}"'
+        for name, value in {"ETag": tag, "X-Repo-Commit": commit, "Content-Length": len(body)}.items():
             self.send_header(name, str(value))
         if not found:
             self.send_header("X-Error-Code", "EntryNotFound")
@@ -248,6 +254,47 @@ def test_ranks_leave_the_weights_of_a_hub_name_in_the_cached_files_and_other_mac
         "set), and there is no copy in its cache: give a folder that every machine has, or download it there: "
         f"hf download owner/name --revision {COMMIT}\n"
     )
+
+
+CHOOSING = """
+import pickle, sys
+from dataclasses import replace
+from pathlib import Path
+from solera import config as configuration
+from solera.run.parts import load_parts, resolved
+from solera.run.ranking import engine_spec
+config = configuration.override(configuration.Config(), "model", path="owner/name")
+parts = load_parts(resolved(configuration.override(config, "cluster", engines=1)))
+served = configuration.override(parts.config, "engine", name="vllm")
+with open(sys.argv[1], "wb") as file:
+    pickle.dump([engine_spec(each, Path()) for each in (parts, replace(parts, config=served))], file)
+"""
+OPENING = """
+import pickle, sys
+import torch
+from solera.models.loading import load
+with open(sys.argv[1], "rb") as file:
+    own, server = pickle.load(file)
+print(own.source.load(torch.device("cpu"))[1].end_token_ids, server.source.where())
+print(load("owner/name", torch.device("cpu"))[1].end_token_ids)
+"""
+
+
+def test_engines_that_start_after_the_hub_has_another_revision_have_the_one_that_the_controller_loaded(
+    hub, tmp_path, monkeypatch
+):
+    """On the controller's machine, and on one that does not see its cache."""
+    monkeypatch.setattr(Hub, "seconds", 0.0)
+    chosen, first, other = (tmp_path / name for name in ("chosen", "first", "other"))
+    done = python("-c", CHOOSING, str(chosen), cache=first, HF_ENDPOINT=hub)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(Hub, "moved", True)
+    for cache in (first, other):
+        opened = python("-c", OPENING, str(chosen), cache=cache, HF_ENDPOINT=hub)
+        if cache == first:
+            first.rename(tmp_path / "away")
+        snapshot = cache / f"hub/models--owner--name/snapshots/{COMMIT}"
+        assert opened.stdout.splitlines() == [f"(1,) {snapshot}", "(1, 2)"], opened.stderr
 
 
 CACHING = """

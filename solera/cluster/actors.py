@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from solera.cluster.bundles import Beside, Bundles
@@ -20,7 +21,7 @@ from solera.cluster.connection import CONNECTION, address_of_node, need_ray
 from solera.cluster.sending import Receiver, Senders
 from solera.errors import SoleraError, one_line
 from solera.sharded.rank import Seat
-from solera.sharded.ranks import BEAT, Served, answer
+from solera.sharded.ranks import BEAT, Reply, Served, answer
 
 PULSE, PASSING = "pulse", "passing"
 """The concurrency groups of `Actor.pulse` and `Actor.pass_on`."""
@@ -49,17 +50,17 @@ class Actor:
             found.bind((node, 0))
             return Place(node, os.getpid(), found.getsockname()[1])
 
-    def start(self, make: Callable[[Seat], Any], seat: Seat) -> bytes:
+    def start(self, make: Callable[[Seat], Any], seat: Seat) -> Reply:
         return self._served.start(lambda: make(seat))
 
-    def call(self, call: bytes) -> bytes:
+    def call(self, call: bytes) -> Reply:
         return self._served.call(call)
 
     def pulse(self) -> float:
         """Runs in a thread of its own, beside `call`."""
         return self._served.pulse()
 
-    def pass_on(self, receivers: Sequence[Receiver]) -> bytes:
+    def pass_on(self, receivers: Sequence[Receiver]) -> Reply:
         """Send what rank 0 holds to engines. Runs in a thread of its own, beside `call`."""
         if self._senders is None:
             self._senders = Senders()
@@ -99,7 +100,7 @@ class Actors:
     def send(self, rank: int, call: bytes) -> None:
         self._pending[rank] = self._actors[rank].call.remote(call)
 
-    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, Reply | None]:
         ready, _ = self._ray.wait([self._pending[rank] for rank in ranks], timeout=seconds)
         return {rank: self._received(rank) for rank in ranks if self._pending[rank] in ready}
 
@@ -115,7 +116,7 @@ class Actors:
             self._asked[rank] = self._actors[rank].pulse.options(concurrency_group=PULSE).remote()
         return self._pulses
 
-    def pass_on(self, receivers: Sequence[Receiver], patience: float) -> bytes | None:
+    def pass_on(self, receivers: Sequence[Receiver], patience: float) -> Reply | None:
         first, heard = self._actors[0], time.monotonic()
         sending = first.pass_on.options(concurrency_group=PASSING).remote(receivers)
         pulse = None
@@ -153,14 +154,16 @@ class Actors:
             for rank in range(self.count)
         ]
 
-    def _received(self, rank: int) -> bytes | None:
+    def _received(self, rank: int) -> Reply | None:
         return self._got(self._pending[rank])
 
-    def _got(self, asked: Any) -> bytes | None:
+    def _got(self, asked: Any) -> Reply | None:
         try:
-            return self._ray.get(asked)
+            reply: Reply = self._ray.get(asked)
         except self._ray.exceptions.RayError:  # the rank's own errors are part of its answer
             return None
+        # The arrays are in Ray's object store, which has no room for all weights.
+        return Reply(reply.pickled, tuple(map(np.copy, reply.arrays)))
 
 
 def _interface(node: str) -> str | None:

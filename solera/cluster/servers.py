@@ -13,15 +13,14 @@ from solera.engines.vllm import checks, launch
 from solera.engines.vllm.client import VllmEngine
 from solera.engines.vllm.opening import Reading, connect
 from solera.engines.vllm.transport import FileTransport, transfer_folder
-from solera.models.loading import load_reader
-from solera.models.source import obtain
+from solera.models.loading import Source, load_reader
 
 
 @dataclass(frozen=True)
 class ServerSpec:
     """What an actor must know to start its server."""
 
-    path: str
+    source: Source
     """The model to start with. Its weights are replaced at the first sync."""
     ours: checks.Ours
     size: int
@@ -44,9 +43,10 @@ class ServerSpec:
     def open(self, number: int) -> VllmEngine:
         """Start the server and connect to it. It ends with this process."""
         passing = transfer_folder(Path(tempfile.gettempdir()) / f"solera-{os.getpid()}-weights", self.size)
-        on_gpu, codec = self.gpu_memory is not None, load_reader(self.path).codec
+        path, on_gpu = self.source.where(), self.gpu_memory is not None
+        codec = load_reader(path).codec
         launched = launch.launch(
-            obtain(self.path), dtype=self.ours.dtype, max_length=self.ours.max_length, on_gpu=on_gpu,
+            path, dtype=self.ours.dtype, max_length=self.ours.max_length, on_gpu=on_gpu,
             gpu_memory=self.gpu_memory, args=self.args, folder=self.folder, passing=passing, say=_nobody_reads,
             number=number, together=self.together,
         )  # fmt: skip

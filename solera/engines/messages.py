@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from solera.models.pinned import in_cpu_memory
+
 T = TypeVar("T")
 Part = tuple[str, tuple[int, ...]]
 """Name and shape of a tensor."""
@@ -69,7 +71,7 @@ def parted(parts: tuple[Part, ...], whole_N: Tensor) -> dict[str, Tensor]:
 
 
 def copied(tensors: Joined) -> Copied:
-    return Copied(tensors.parts, tensors.whole_N.dtype, tensors.whole_N.cpu().view(torch.uint8).numpy())
+    return Copied(tensors.parts, tensors.whole_N.dtype, in_cpu_memory(tensors.whole_N).view(torch.uint8).numpy())
 
 
 def read(copy: Copied) -> dict[str, Tensor]:

@@ -1,10 +1,13 @@
 """Digests of tensors, so that two sides can tell whether they hold the same bits."""
 
 from collections.abc import Iterable, Iterator
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import islice
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -78,30 +81,20 @@ def _bundles(blocks: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _sums(bundle: list[Tensor]) -> Tensor:
-    """`Σ_n w_n·x_n` of each block. Integers wrap around, so differences of running sums are exact."""
+    """`Σ_n w_n·x_n` of each block. Integers wrap around."""
     device, lengths = bundle[0].device, tuple(map(Tensor.numel, bundle))
     if device.type == "cuda":
         from solera.models import kernels  # triton is installed only with a GPU
 
         return kernels.weighted_sums([block.contiguous() for block in bundle], _weights(device))
-    ends, weight_N = _ends(device, lengths), _weights_of(device, lengths)
-    whole_N = torch.cat([bundle[0].new_zeros(1), *(block.reshape(-1) for block in bundle)])
-    bits_N = whole_N.view(_INTEGERS[whole_N.element_size()])
-    return bits_N.to(torch.int64).mul_(weight_N).cumsum_(0)[ends].diff()
-
-
-@lru_cache(maxsize=4096)
-def _ends(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
-    """The end of each block of a bundle, after a leading 0."""
-    return torch.tensor([0, *accumulate(lengths)], device=device)
-
-
-@lru_cache(maxsize=1)
-def _weights_of(device: torch.device, lengths: tuple[int, ...]) -> Tensor:
-    """The weights of the elements, after a leading 0. A small model is always one bundle."""
     count = 1 << max(1, *lengths).bit_length()  # a power of two, so that few sizes are kept; a small model needs few
-    weight_N = _weights(device, min(count, BLOCK))
-    return torch.cat([weight_N[:length] for length in (1, *lengths)])
+    weight_N = _weights(device, min(count, BLOCK)).numpy()
+    return torch.tensor([int(np.einsum("n,n", bits_N, weight_N[: len(bits_N)])) for bits_N in map(_bits, bundle)])
+
+
+def _bits(block: Tensor) -> npt.NDArray[Any]:
+    flat_N = block.detach().reshape(-1)
+    return flat_N.view(_INTEGERS[flat_N.element_size()]).numpy()
 
 
 @cache

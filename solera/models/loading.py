@@ -79,6 +79,10 @@ class Source:
             adapt = partial(add_adapter, config=self.adapters, base=self.path, seed=self.seed)
         return open_unloaded(Path(base or source), takes_any_mask, adapt) or self.load(torch.device("cpu"))[0]
 
+    def where(self) -> str:
+        """The folder that a process on this machine reads, or the hub name. Of adapters, not of their base model."""
+        return places(self.path, self.snapshot)[0]
+
     def absolute(self) -> "Source":
         """For processes with another working directory."""
         return replace(self, path=os.path.abspath(self.path)) if os.path.isdir(self.path) else self

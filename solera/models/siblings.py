@@ -1,4 +1,4 @@
-"""Multiply linear layers with the same input as one, because decoding consists of many small products."""
+"""Multiply linear layers with the same input as one: fewer and larger products."""
 
 from itertools import accumulate
 from typing import Any
@@ -11,22 +11,56 @@ from solera.models import wide
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class Sibling(nn.Linear):
-    """A linear layer that, compiled without gradients, takes its part of the product of all its siblings.
+class Together(torch.autograd.Function):
+    """The weights of siblings as one matrix, which is where they lie. Gradients are divided among them."""
 
-    Each layer asks for the whole product, and `compiling.ComputedOnce` lets them share it. If a model gives siblings
-    different inputs, the result is still right, only slower.
+    @staticmethod
+    def forward(ctx: Any, together: Tensor, *weights: Tensor) -> Tensor:
+        ctx.lengths = [len(weight) for weight in weights]
+        return together.view_as(together)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *grad.split(ctx.lengths)
+
+
+class Family:
+    """The weights of siblings, and the product that the first of them leaves for the others."""
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self.weights = weights
+        self.input: Tensor | None = None
+        self.whole: Tensor | None = None
+
+
+class Sibling(nn.Linear):
+    """A linear layer that, compiled, takes its part of the product of all its siblings.
+
+    The first one that is called multiplies for all. If a model gives siblings different inputs, the result is still
+    right, only slower.
     """
 
     first: int
+    family: Family
     product = staticmethod(nn.functional.linear)
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             return super().forward(input)
-        whole = self.product(input, self.weight.all_siblings)  # type: ignore[attr-defined]
+        whole = self._whole(input)
         part = whole[..., self.first : self.first + self.out_features]
         return part if self.bias is None else part + self.bias
+
+    def _whole(self, input: Tensor) -> Tensor:
+        family, together = self.family, self.weight.all_siblings  # type: ignore[attr-defined]
+        if family.input is not input:
+            weights = Together.apply(together, *family.weights) if torch.is_grad_enabled() else together
+            family.input, family.whole = input, self.product(input, weights)
+        whole = family.whole
+        if self.first + self.out_features == len(together):  # the last of them
+            family.input = family.whole = None
+        assert whole is not None
+        return whole
 
 
 class WideSibling(Sibling, wide.Wide):
@@ -56,9 +90,10 @@ def _join(several: list[nn.Linear]) -> None:
     biases = [linear.bias for linear in several]
     if all(bias is not None for bias in biases):
         _lay_out(biases, lengths)
+    family = Family([linear.weight for linear in several])
     for linear, first in zip(several, accumulate(lengths, initial=0), strict=False):
         linear.__class__ = JOINED[type(linear)]
-        linear.first = first  # type: ignore[assignment]
+        linear.first, linear.family = first, family  # type: ignore[assignment]
 
 
 def _lay_out(parameters: list[Any], lengths: list[int]) -> None:

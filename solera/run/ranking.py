@@ -12,6 +12,7 @@ from solera.engines.pool import EnginePool
 from solera.engines.vllm.launch import GPU_MEMORY
 from solera.errors import SoleraError
 from solera.folder.paths import SERVER
+from solera.models.loading import Source
 from solera.run.parts import Parts
 from solera.run.serving import ours_of, size_of
 from solera.sharded.processes import Processes
@@ -68,9 +69,8 @@ def open_engines(parts: Parts, folder: Path, count: Callable[[int], None], host:
     from solera.cluster.engines import ActorPool
 
     cluster = parts.config.cluster
-    spec = _server_spec(parts, folder) if parts.config.engine.name == "vllm" else _engine_spec(parts)
     pool = ActorPool(
-        spec, cluster.engines, cpus=cluster.learners + cluster.engines, address=cluster.address,
+        engine_spec(parts, folder), cluster.engines, cpus=cluster.learners + cluster.engines, address=cluster.address,
         timeout=parts.config.engine.timeout, tell=count, say=parts.say, transport=parts.config.sync.transport,
         bundles=host.bundles if isinstance(host, Actors) else None,
     )  # fmt: skip
@@ -79,13 +79,19 @@ def open_engines(parts: Parts, folder: Path, count: Callable[[int], None], host:
     return pool
 
 
-def _engine_spec(parts: Parts) -> "EngineSpec":
+def engine_spec(parts: Parts, folder: Path) -> "EngineSpec | ServerSpec":
+    """What each actor gets. An engine that is started later finds the same model, also if the hub has another then."""
+    assert parts.source is not None, "load_parts says where the model came from"
+    source = parts.source.absolute().pinned()
+    return _server_spec(parts, source, folder) if parts.config.engine.name == "vllm" else _own_spec(parts, source)
+
+
+def _own_spec(parts: Parts, source: Source) -> "EngineSpec":
     from solera.cluster.engines import EngineSpec
 
-    assert parts.source is not None, "load_parts says where the model came from"
     threads = max(1, torch.get_num_threads() // parts.config.cluster.engines)
     return EngineSpec(
-        parts.source.absolute(), parts.compute, parts.config.engine.max_rows, threads, parts.device.type,
+        source, parts.compute, parts.config.engine.max_rows, threads, parts.device.type,
         _gpus_of(parts), compiled=parts.config.model.compile,
     )  # fmt: skip
 
@@ -95,11 +101,10 @@ def _gpus_of(parts: Parts) -> float:
     return parts.config.cluster.gpus_per_engine if parts.device.type == "cuda" else 0.0
 
 
-def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
+def _server_spec(parts: Parts, source: Source, folder: Path) -> "ServerSpec":
     from solera.cluster.servers import ServerSpec
 
-    config, source = parts.config, parts.source
-    assert source is not None, "load_parts says where the model came from"
+    config = parts.config
     if parts.model.adapter is not None:
         raise SoleraError(
             "cluster.engines: vLLM servers in Ray actors cannot add LoRA adapters: use engine.launch, or engine.name = "
@@ -107,7 +112,7 @@ def _server_spec(parts: Parts, folder: Path) -> "ServerSpec":
         )
     longest = len(parts.task.prompt(0).token_ids)
     return ServerSpec(
-        source.absolute().path, ours_of(parts, longest), size_of(parts),
+        source, ours_of(parts, longest), size_of(parts),
         config.engine.gpu_memory or GPU_MEMORY if parts.device.type == "cuda" else None,
         config.engine.args, folder.absolute() / SERVER, config.engine.timeout, config.cluster.engines,
         _gpus_of(parts),

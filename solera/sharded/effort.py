@@ -2,6 +2,8 @@
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from torch import Tensor
 
 
 class Waiting:
-    """The seconds that a rank has spent in collective operations. Most of them are spent waiting for a slower rank.
+    """The seconds that a rank has spent in collective operations. Most of them are spent waiting for a slower rank. On
+    a GPU, the rank may compute meanwhile.
 
     >>> waiting = Waiting()
     >>> with waiting:
@@ -22,19 +25,39 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self._seconds = 0.0
         self._began = 0.0
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """Before and after each operation of a GPU that is not in `_seconds` yet."""
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._began
+        self._seconds += time.perf_counter() - self._began
+
+    @contextmanager
+    def on_gpu(self) -> Iterator[None]:
+        """Like `with waiting`, for an operation that this thread only passes to the GPU."""
+        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before.record()
+        yield
+        after.record()
+        self._marks.append((before, after))
+
+    @property
+    def seconds(self) -> float:
+        """Waits until the GPU has done the operations that it was given."""
+        marks, self._marks = self._marks, []
+        for before, after in marks:
+            after.synchronize()
+            self._seconds += before.elapsed_time(after) / 1000
+        return self._seconds
 
 
 class Collective:
-    """What FSDP calls to gather weights or to reduce gradients, timed. On a CPU the call returns when it is done. On a
-    GPU it returns at once, or after earlier work of this rank, so the time says nothing (`effort_on`)."""
+    """What FSDP calls to gather weights or to reduce gradients, timed. The call returns when it is done, or, with
+    tensors on a GPU, when the GPU knows of it."""
 
     def __init__(self, function: Any, waiting: Waiting) -> None:
         self.function, self.waiting = function, waiting
@@ -43,7 +66,7 @@ class Collective:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *given: Any, **named: Any) -> Any:
-        with self.waiting:
+        with self.waiting.on_gpu() if output_tensor.is_cuda else self.waiting:
             return self.function(output_tensor, input_tensor, *given, **named)
 
 
@@ -66,22 +89,17 @@ class Effort:
 
     tokens: int
     """Tokens of the texts that it was given."""
-    waiting: float | None
-    """Seconds in collective operations. `None` on a GPU, where they are not known."""
+    waiting: float
+    """Seconds in collective operations."""
     memory: float
     """The most memory that its process has held so far, in GiB; of the GPU, if it has one."""
 
     def metrics(self, rank: int) -> dict[str, float]:
         """
-        >>> Effort(200, None, 1.5).metrics(0)
-        {'rank/0/tokens': 200.0, 'rank/0/memory': 1.5}
+        >>> Effort(200, 0.25, 1.5).metrics(0)
+        {'rank/0/tokens': 200.0, 'rank/0/waiting': 0.25, 'rank/0/memory': 1.5}
         """
-        return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items() if value is not None}
-
-
-def effort_on(device: torch.device, tokens: int, seconds: float) -> Effort:
-    """What a rank needed on its device. `seconds` are those of its `Waiting`."""
-    return Effort(tokens, None if device.type == "cuda" else seconds, peak_memory(device))
+        return {f"rank/{rank}/{name}": float(value) for name, value in vars(self).items()}
 
 
 def peak_memory(device: torch.device) -> float:

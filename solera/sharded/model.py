@@ -1,16 +1,19 @@
 """A language model whose weights are divided among ranks with FSDP2."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
 from solera.models.language_model import LanguageModel
+from solera.models.pinned import in_cpu_memory
 from solera.models.unloaded import Unloaded
 from solera.sharded.effort import Waiting, gather_timed, reduce_timed
 
@@ -39,6 +42,10 @@ class ShardedModel(LanguageModel):
     def whole(self, tensor: Tensor) -> Tensor:
         return gathered(tensor, self._gathering) if isinstance(tensor, DTensor) else tensor
 
+    def end_to_end(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """The whole of these parameters, one after the other, in a format of their own."""
+        return gathered_together([self.parameters()[name] for name in names], dtype, self._gathering)
+
 
 def gathering_mesh(mesh: DeviceMesh) -> DeviceMesh:
     """Where divided tensors are gathered. Over gloo it is in CPU memory: with tensors on a GPU, torch 2.11 ended the
@@ -54,6 +61,30 @@ def gathered(tensor: DTensor, mesh: DeviceMesh) -> Tensor:
         part, mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
     return moved.full_tensor()
+
+
+@torch.no_grad()
+def gathered_together(tensors: Sequence[Tensor], dtype: torch.dtype, mesh: DeviceMesh) -> Tensor:
+    """The same for several tensors, end to end, in one collective operation: one for each would take longer. Each rank
+    has as many rows of a tensor as the first; the last ranks may have fewer, or none."""
+    count, shares = mesh.size(), [-(-tensor.shape[0] // mesh.size()) * prod(tensor.shape[1:]) for tensor in tensors]
+    own_N = torch.empty(sum(shares), dtype=dtype, device=tensors[0].device)
+    for tensor, place in zip(tensors, own_N.split(shares), strict=True):
+        assert isinstance(tensor, DTensor) and tensor.placements == (Shard(0),)
+        part = tensor.to_local()
+        place[: part.numel()].copy_(part.reshape(-1))
+    if mesh.device_type == "cpu":
+        own_N = in_cpu_memory(own_N)
+    if count == 1:
+        return own_N
+    each = [torch.empty_like(own_N) for _ in range(count)]
+    dist.all_gather(each, own_N, mesh.get_group())
+    sizes = [tensor.numel() for tensor in tensors]
+    whole_N = own_N.new_empty(sum(sizes))
+    for whole, share, *came in zip(whole_N.split(sizes), shares, *(one_N.split(shares) for one_N in each), strict=True):
+        for place, part in zip(whole.split(share), came, strict=False):  # a rank may have none
+            place.copy_(part[: len(place)])
+    return whole_N
 
 
 def part_of(whole: Tensor, like: nn.Parameter) -> Tensor:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import tempfile
 import threading
@@ -13,10 +14,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from solera.sharded.rank import Seat
-from solera.sharded.ranks import BEAT, GRACE, Served
+from solera.sharded.ranks import BEAT, GRACE, Reply, Served
 
 
 class Processes:
@@ -46,7 +48,7 @@ class Processes:
     def send(self, rank: int, call: bytes) -> None:
         self._connections[rank].send_bytes(call)
 
-    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, Reply | None]:
         ready = wait([self._connections[rank] for rank in ranks], seconds)
         return {rank: self._received(rank) for rank in ranks if self._connections[rank] in ready}
 
@@ -80,11 +82,33 @@ class Processes:
             connection.close()
         self._folder.cleanup()
 
-    def _received(self, rank: int) -> bytes | None:
+    def _received(self, rank: int) -> Reply | None:
         try:
-            return self._connections[rank].recv_bytes()
+            return receive(self._connections[rank])
         except (EOFError, OSError):
             return None
+
+
+def send(connection: Connection, reply: Reply) -> None:
+    """The arrays follow the pickle as they are."""
+    connection.send_bytes(pickle.dumps((reply.pickled, [array.nbytes for array in reply.arrays])))
+    for array in reply.arrays:
+        left = array.data
+        while left:
+            left = left[os.write(connection.fileno(), left) :]
+
+
+def receive(connection: Connection) -> Reply:
+    """Reads each array into its place. `recv_bytes` would first collect its pieces in other memory."""
+    pickled, sizes = pickle.loads(connection.recv_bytes())
+    arrays = tuple(np.empty(size, np.uint8) for size in sizes)
+    for array in arrays:
+        left = array.data
+        while left:
+            if not (came := os.readv(connection.fileno(), [left])):
+                raise EOFError
+            left = left[came:]
+    return Reply(pickled, arrays)
 
 
 def _serve(connection: Connection, beating: Connection, make: Callable[[], Any]) -> None:
@@ -95,9 +119,9 @@ def _serve(connection: Connection, beating: Connection, make: Callable[[], Any])
     served = Served()
     threading.Thread(target=_beat, args=(served, beating), daemon=True).start()
     try:
-        connection.send_bytes(served.start(make))
+        send(connection, served.start(make))
         while True:
-            connection.send_bytes(served.call(connection.recv_bytes()))
+            send(connection, served.call(connection.recv_bytes()))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the controller has ended
     os._exit(0)  # not through torch's end of a process group, which may wait for ranks that are gone

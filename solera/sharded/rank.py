@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from solera.batch import FloatArray
 from solera.config import LearnConfig
 from solera.engines.groups import gpu_of
-from solera.engines.messages import Copied, Joined, copied, joined
+from solera.engines.messages import Copied, Joined, copied, parted
 from solera.learner.learner import Learner
 from solera.learner.portions import Findings, Portion
 from solera.learner.reference import Reference
@@ -25,7 +24,7 @@ from solera.models.small import suit
 from solera.models.unloaded import Unloaded
 from solera.objectives.objective import Objective
 from solera.records import Manifest, Rollout, TensorSpec
-from solera.sharded.effort import Effort, Waiting, effort_on
+from solera.sharded.effort import Effort, Waiting, peak_memory
 from solera.sharded.exporting import Share, write_share
 from solera.sharded.model import ShardedModel, part_of
 
@@ -134,7 +133,7 @@ class Rank:
         found = self.learner.learn(portions)
         texts = [text for portion in portions for rollout in portion.rollouts for text in rollout.sequences]
         tokens = sum(len(text.token_ids_T) for text in texts)
-        return found, effort_on(self.peers.device, tokens, self.waiting.seconds - before)
+        return found, Effort(tokens, self.waiting.seconds - before, peak_memory(self.peers.device))
 
     def score(self, rollouts: tuple[Rollout, ...]) -> FloatArray:
         return self.learner.score(rollouts).logp_T
@@ -147,15 +146,13 @@ class Rank:
     def gather(self, names: Sequence[str], dtype: str, described: bool) -> tuple[Copied, tuple[TensorSpec, ...]] | None:
         """Some weights, each gathered completely. Rank 0 holds them until `let_go`."""
         self.let_go()
-        model, found = self.learner.model, dict[str, Tensor]()
-        for name in names:
-            whole = model.whole(model.parameters()[name].detach().to(_kind(dtype)))
-            if self.first:
-                found[name] = whole
+        model = self.learner.model
+        assert isinstance(model, ShardedModel)
+        whole_N = model.end_to_end(names, _kind(dtype))
         if not self.first:
             return None
-        self.held = joined(found)
-        return copied(self.held), describe(found.items()) if described else ()
+        self.held = Joined(tuple((name, tuple(model.parameters()[name].shape)) for name in names), whole_N)
+        return copied(self.held), describe(parted(*self.held).items()) if described else ()
 
     def let_go(self) -> None:
         self.held = None

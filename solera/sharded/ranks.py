@@ -8,8 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from solera.errors import SoleraError, one_line
@@ -21,6 +23,8 @@ often not the one that caused it."""
 BEAT = 1.0
 """Seconds between two looks at what the ranks do."""
 SENDING = "sending weights to engines"
+LARGE = 1 << 20
+"""An array of so many bytes travels beside the pickle of a reply. Inside it, it would be copied on both sides."""
 MEMORY = (
     "the GPU's memory is full: lower learn.micro_batch_tokens, set learn.gradient_checkpointing, or use more ranks "
     "(cluster.learners)"
@@ -29,6 +33,36 @@ MEMORY = (
 
 class RankError(SoleraError):
     """A rank died, hangs, or failed. All ranks have ended."""
+
+
+class Reply(NamedTuple):
+    """What a rank answers: a pickle, and the memory of the large arrays that belong to it."""
+
+    pickled: bytes
+    arrays: tuple[npt.NDArray[np.uint8], ...]
+
+    @classmethod
+    def of(cls, kind: str, value: Any) -> "Reply":
+        """`kind` is `result`, or `failure`. No large array is copied.
+
+        >>> pickled, arrays = reply = Reply.of("result", np.zeros(LARGE))
+        >>> len(pickled) < 200, len(arrays), reply.read()
+        (True, 1, ('result', array([0., 0., 0., ..., 0., 0., 0.], shape=(1048576,))))
+        """
+        arrays = list[npt.NDArray[np.uint8]]()
+
+        def stays_inside(buffer: pickle.PickleBuffer) -> bool:
+            memory = buffer.raw()
+            if memory.nbytes >= LARGE:
+                arrays.append(np.frombuffer(memory, np.uint8))
+            return memory.nbytes < LARGE
+
+        pickled = pickle.dumps((kind, value), 5, buffer_callback=stays_inside)
+        return cls(pickled, tuple(arrays))
+
+    def read(self) -> tuple[str, Any]:
+        """The kind and the value. It uses the memory of `arrays`."""
+        return pickle.loads(self.pickled, buffers=self.arrays)
 
 
 class Host(Protocol):
@@ -40,7 +74,7 @@ class Host(Protocol):
         """Give a rank its next call. Raises an `OSError` if it has ended."""
         ...
 
-    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, bytes | None]:
+    def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, Reply | None]:
         """Wait until one of these ranks answers or dies. Returns the answers; `None` for a rank that died."""
         ...
 
@@ -69,7 +103,7 @@ class Host(Protocol):
 class Passing(Protocol):
     """A `Host` whose rank 0 can send what it holds (`Rank.held`) to engines."""
 
-    def pass_on(self, receivers: Sequence[Any], patience: float) -> bytes | None:
+    def pass_on(self, receivers: Sequence[Any], patience: float) -> Reply | None:
         """Returns rank 0's answer, which has an error or `None` for each engine; `None` if rank 0 died. Raises a
         `TimeoutError` if its process did not react for `patience` seconds."""
         ...
@@ -104,7 +138,7 @@ class Ranks:
             self._fail(self._blame(SENDING, {}, {}, [0]))
         if answer is None:
             self._fail(self._blame(SENDING, {}, {0: 0.0}, []))
-        kind, value = pickle.loads(answer)
+        kind, value = answer.read()
         if kind != "result":
             self._fail(self._blame(SENDING, {0: value}, {}, []))
         return value
@@ -136,7 +170,7 @@ class Ranks:
                 if answer is None:
                     died[rank] = time.monotonic() - began
                     continue
-                kind, value = pickle.loads(answer)
+                kind, value = answer.read()
                 (results if kind == "result" else failures)[rank] = value
             soon = time.monotonic() + (min(GRACE, self.timeout) if failures or died else self.timeout)
             deadline = soon if deadline is None or failures or died else min(deadline, soon)
@@ -200,7 +234,7 @@ class Served:
         self._clock: int | None = None
         """Of the thread that runs the rank."""
 
-    def start(self, make: Callable[[], Any]) -> bytes:
+    def start(self, make: Callable[[], Any]) -> Reply:
         def begin() -> None:
             self.rank = make()
 
@@ -211,19 +245,19 @@ class Served:
         """Seconds that the rank has computed. It stands still while the rank waits, and if it hangs."""
         return 0.0 if self._clock is None else time.clock_gettime(self._clock)
 
-    def call(self, call: bytes) -> bytes:
+    def call(self, call: bytes) -> Reply:
         method, given = pickle.loads(call)
         return answer(getattr(self.rank, method), *given)
 
 
-def answer(function: Callable[..., Any], *given: Any) -> bytes:
+def answer(function: Callable[..., Any], *given: Any) -> Reply:
     """What a rank's function returns, or how it failed."""
     try:
-        return pickle.dumps(("result", function(*given)), 5)  # copies an array once; the default copies it twice
+        return Reply.of("result", function(*given))
     except torch.OutOfMemoryError:
-        return pickle.dumps(("failure", ("memory", MEMORY)))
+        return Reply.of("failure", ("memory", MEMORY))
     except Exception as error:
-        return pickle.dumps(("failure", (_cause(error), one_line(error))))
+        return Reply.of("failure", (_cause(error), one_line(error)))
 
 
 def _cause(error: Exception) -> str:

@@ -22,7 +22,7 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import TensorSpec
 from solera.sharded.learner import ShardedLearner
-from solera.sharded.model import gathered, gathering_mesh
+from solera.sharded.model import gathered, gathered_together, gathering_mesh
 from solera.sharded.processes import Processes
 from solera.sharded.rank import GroupPeers, LearnerSpec, Rank, Seat, make_rank
 from solera.sharded.ranks import Ranks
@@ -122,12 +122,14 @@ class Reusable:
         mesh = DeviceMesh.from_group(self.peers.of_tensors, "cpu")
         whole = torch.randn(shape).to(getattr(torch, dtype))
         divided = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+        other = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)], src_data_rank=None)
         partly = DTensor.from_local(whole, mesh, [Partial()])
         gathering = gathering_mesh(mesh)
         assert gathering.device_type == "cpu"
         return {
             "whole": whole, "ours": gathered(divided, gathering), "torch's": divided.full_tensor(),
             "sum": gathered(partly, gathering),
+            "together": gathered_together([divided, other, divided], torch.bfloat16, gathering),
         }  # fmt: skip
 
     def visible(self) -> str:

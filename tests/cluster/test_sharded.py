@@ -261,6 +261,8 @@ def test_a_divided_tensor_is_gathered_with_its_bits(ranks, shape, dtype):
     for found in ranks.call("gathered", [(shape, dtype)] * ranks.count):
         assert torch.equal(found["ours"], found["whole"]) and torch.equal(found["ours"], found["torch's"])
         assert torch.allclose(found["sum"], ranks.count * found["whole"])
+        flat_N = found["whole"].flatten()
+        assert torch.equal(found["together"], torch.cat([flat_N, torch.arange(6.0), flat_N]).bfloat16())
 
 
 def test_weights_come_one_by_one_with_the_digests_of_one_process(ranks):

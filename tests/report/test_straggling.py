@@ -1,10 +1,8 @@
 """A rank for which all others wait is reported once."""
 
 import pytest
-import torch
 
 from solera.report.straggling import Straggling
-from solera.sharded.effort import effort_on
 
 
 def row(*waiting: float) -> dict[str, float]:
@@ -36,21 +34,6 @@ def test_the_second_slow_rank_is_named_too():
     said = told(*[row(2.0, 0.0)] * 10, *[row(0.0, 2.0)] * 10, ranks=2)
     # with m of the last ten rows from the second half: (2 m - 2 (10 - m)) / 40 >= 1/4 from m = 8 on
     assert [sentence.partition(" is slow")[0] for sentence in said] == ["step 9: rank 1", "step 17: rank 0"]
-
-
-def test_ranks_on_gpus_do_not_say_how_long_they_waited():
-    """The call of a collective operation returns before it is done, so its time would be wrong."""
-    metrics = {
-        kind: {
-            **effort_on(torch.device(kind), 200, 0.5).metrics(0),
-            **effort_on(torch.device(kind), 300, 3.5).metrics(1),
-        }
-        for kind in ("cpu", "cuda")
-    }
-    assert (metrics["cpu"]["rank/0/waiting"], metrics["cpu"]["rank/1/waiting"]) == (0.5, 3.5)
-    assert sorted(metrics["cuda"]) == ["rank/0/memory", "rank/0/tokens", "rank/1/memory", "rank/1/tokens"]
-    assert len(told(*[{"time/learn": 4.0, **metrics["cpu"]}] * 10, ranks=2)) == 1
-    assert told(*[{"time/learn": 4.0, **metrics["cuda"]}] * 10, ranks=2) == []
 
 
 def test_rows_without_ranks_are_passed_over():
