@@ -13,4 +13,6 @@ def pinned(tensor: Tensor, device: torch.device) -> Tensor:
 def in_cpu_memory(tensor: Tensor) -> Tensor:
     """A tensor of a GPU is copied into pinned memory, which is several times as fast as into other memory. Torch keeps
     such memory for the next copy."""
-    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor) if tensor.is_cuda else tensor
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
