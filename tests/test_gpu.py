@@ -720,18 +720,29 @@ def test_weights_that_give_no_probabilities_are_named(tiny):
         ask(engine, ragged_requests(4, 4))
 
 
-def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave():
-    """Beside the input of each of three layers: queries, keys, values, attention, the middle of the layer, gate and up:
-    1 + 1 + 2·⅓ + 1 + 1 + 2·8⁄3 = 10 numbers a token and unit of width; torch alone keeps 14.7."""
+def smollm2_layers() -> LanguageModel:
+    """Three compiled layers of SmolLM2's sizes, with random weights."""
     shape = LlamaConfig(
         vocab_size=100, hidden_size=576, intermediate_size=1536, num_hidden_layers=3, num_attention_heads=9,
         num_key_value_heads=3, head_dim=64, attn_implementation="sdpa",
     )  # fmt: skip
     model = LanguageModel(LlamaForCausalLM(shape).to("cuda", torch.float16)).with_plans()
     model.compile_layers()
-    own, kept, tokens = {p.data_ptr() for p in model.module.parameters()}, {}, 4096
+    return model
+
+
+def hidden_of(model: LanguageModel, tokens: int) -> torch.Tensor:
+    """Of texts of 256 tokens."""
     at = torch.arange(tokens, device="cuda")
     plan = PackedTexts.of([Text(start, 256) for start in range(0, tokens, 256)]).to(torch.device("cuda"))
+    return model.hidden(at[None] % 100, at[None] % 256, plan=plan)
+
+
+def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave():
+    """Beside the input of each of three layers: queries, keys, values, attention, the middle of the layer, gate and up:
+    1 + 1 + 2·⅓ + 1 + 1 + 2·8⁄3 = 10 numbers a token and unit of width; torch alone keeps 14.7."""
+    model = smollm2_layers()
+    own, kept, tokens = {p.data_ptr() for p in model.module.parameters()}, {}, 4096
 
     def keep(value: torch.Tensor) -> torch.Tensor:
         if value.data_ptr() not in own and value.dtype == torch.float16:
@@ -739,9 +750,20 @@ def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave(
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        hidden = model.hidden(at[None] % 100, at[None] % 256, plan=plan)
+        hidden = hidden_of(model, tokens)
     hidden.float().sum().backward()
     assert sum(kept.values()) / tokens / 576 / 2 / 3 < 12.5
+
+
+def test_a_batch_of_other_size_is_not_compiled_again():
+    """torch's own fusion of norms would compile anew below 9,103 tokens of this width: 5·2²⁰ / 576."""
+    model = smollm2_layers()
+    torch._dynamo.utils.counters.clear()
+    compiled = []
+    for tokens in (12_288, 8_192, 1_024, 20_480):
+        hidden_of(model, tokens).float().sum().backward()
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert compiled == [1, 1, 1, 1]
 
 
 def test_the_engine_shares_the_gpu_with_the_learner_without_touching_it():

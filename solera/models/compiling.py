@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._functorch import config as partitioning
+from torch._inductor import config
 from torch._inductor.compile_fx import compile_fx
 
 torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
@@ -12,6 +13,9 @@ torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit,
 shapes. With torch's limit of 8, one of them could silently fall back to uncompiled code."""
 OPTIONS: dict[str, Any] = {"deterministic": True}
 """Never pick the fastest of several kernels: the choice varies, and each kernel sums in a different order."""
+if hasattr(config.triton, "mix_order_reduction"):
+    # It pays for large inputs only, so a batch of fewer tokens would be compiled again, for seconds.
+    OPTIONS["triton.mix_order_reduction"] = False
 COMPUTED_AGAIN = {
     f"ban_recompute_{kind}": False for kind in ("used_far_apart", "long_fusible_chains", "materialized_backward")
 }
