@@ -757,8 +757,9 @@ def test_compiled_layers_keep_for_the_way_back_what_products_and_attention_gave(
 
 def test_a_batch_of_other_size_is_not_compiled_again():
     """torch's own fusion of norms would compile anew below 9,103 tokens of this width: 5·2²⁰ / 576."""
-    model = smollm2_layers()
+    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    model = smollm2_layers()
     compiled = []
     for tokens in (12_288, 8_192, 1_024, 20_480):
         hidden_of(model, tokens).float().sum().backward()
