@@ -24,8 +24,9 @@ from solera.protocols import Weights
 from solera.records import Manifest, Sampling
 from solera.report.sinks import read_metrics
 from tests.cluster.hosts import Hosts, seconds_until, two_hosts
-from tests.cluster.runs import reached, write
+from tests.cluster.runs import reached, weights_of, write
 from tests.cluster.test_failures import runs
+from tests.command import solera
 from tests.test_account import assert_the_checkpoint_agrees, verified
 
 pytestmark = pytest.mark.cluster
@@ -152,6 +153,25 @@ def test_engines_can_be_closed_while_one_is_being_started_again(pool):
 def hosts() -> Iterator[Hosts]:
     with two_hosts((3, 1)) as hosts:
         yield hosts
+
+
+def test_adapters_travel_from_ranks_to_engines_and_the_run_is_that_of_one_process(tmp_path: Path):
+    lora, folders = ("--lora.rank", "4", "--learn.lr", "3e-3"), []
+    for name, learners in (("alone", 0), ("apart", 2)):
+        engines = ("--cluster.engines", "2") if learners else ()
+        ended = solera("train", write(tmp_path, name, learners, "ray"), *lora, *engines)
+        assert ended.returncode == 0, ended.stderr
+        folders.append(tmp_path / name)
+    alone, apart = (read_metrics(folder / "metrics.jsonl") for folder in folders)
+    assert len(apart) == len(alone) and apart[0]["reward/mean"] == alone[0]["reward/mean"]
+    norms = [[row["learn/grad_norm"] for row in rows if "learn/grad_norm" in row] for rows in (alone, apart)]
+    assert norms[1][:2] == pytest.approx(norms[0][:2], rel=1e-3) and len(norms[0]) > 2
+    synced = [row["sync/faults"] for row in apart if "sync/faults" in row]
+    assert len(synced) > 1 and not any(synced)
+    before, own, other = SOURCE.load(torch.device("cpu"))[0].parameters(), *map(weights_of, folders)
+    for name, tensor in own.items():  # the adapters are merged into them
+        torch.testing.assert_close(other[name], tensor, atol=0.02, rtol=0)
+    assert max(float((own[name] - before[name]).detach().abs().max()) for name in own) > 0.02
 
 
 def test_learners_on_one_host_and_engines_on_both_one_of_which_is_killed(hosts, tmp_path: Path):
