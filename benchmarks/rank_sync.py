@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.decode_step import SIZES
 from solera.cluster.actors import Actors
 from solera.config import LearnConfig, ObjectiveConfig
 from solera.models.digest import describe
@@ -35,10 +36,7 @@ TIMEOUT, DTYPE = 120.0, torch.bfloat16
 def random_llama() -> LanguageModel:
     """The same in every process."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-        num_key_value_heads=3, max_position_embeddings=2048, tie_word_embeddings=True,
-    )  # fmt: skip
+    config = LlamaConfig(**SIZES["smollm2"], max_position_embeddings=2048, tie_word_embeddings=True)
     return LanguageModel(LlamaForCausalLM(config).eval())
 
 

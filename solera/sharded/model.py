@@ -43,7 +43,7 @@ class ShardedModel(LanguageModel):
         return gathered(tensor, self._gathering) if isinstance(tensor, DTensor) else tensor
 
     def end_to_end(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-        """The whole of these parameters, one after the other, in a format of their own."""
+        """The whole of these parameters, one after the other, in another number format."""
         return gathered_together([self.parameters()[name] for name in names], dtype, self._gathering)
 
 
@@ -65,8 +65,8 @@ def gathered(tensor: DTensor, mesh: DeviceMesh) -> Tensor:
 
 @torch.no_grad()
 def gathered_together(tensors: Sequence[Tensor], dtype: torch.dtype, mesh: DeviceMesh) -> Tensor:
-    """The same for several tensors, end to end, in one collective operation: one for each would take longer. Each rank
-    has as many rows of a tensor as the first; the last ranks may have fewer, or none."""
+    """The same for several tensors, one after the other, in a single collective operation, which is faster than one for
+    each. Ranks hold equally many rows of a tensor, except that the last ones may hold fewer or none."""
     count, shares = mesh.size(), [-(-tensor.shape[0] // mesh.size()) * prod(tensor.shape[1:]) for tensor in tensors]
     own_N = torch.empty(sum(shares), dtype=dtype, device=tensors[0].device)
     for tensor, place in zip(tensors, own_N.split(shares), strict=True):
