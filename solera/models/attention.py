@@ -6,7 +6,8 @@ shared cache.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -90,6 +91,15 @@ class PackedTexts:
             key_tiles=key_tiles,
         )
 
+    def padded(self, tiles: int) -> "PackedTexts | None":
+        """The same with so many tiles, the last ones empty, so that one CUDA graph serves many batches. `None` if there
+        are more already."""
+        missing = tiles - len(self.query_tiles)
+        if missing < 0:
+            return None
+        pad = partial(nn.functional.pad, pad=(0, 0, 0, missing))
+        return replace(self, query_tiles=pad(self.query_tiles), key_tiles=pad(self.key_tiles))
+
     def to(self, device: torch.device) -> "PackedTexts":
         tensors = {name: v for name, v in vars(self).items() if isinstance(v, Tensor)}
         moved = {name: pinned(v, device).to(device, non_blocking=True) for name, v in tensors.items()}
@@ -102,6 +112,16 @@ class PackedTexts:
         if self.key_K is not None:
             key_KHD, value_KHD = key_KHD.index_select(0, self.key_K), value_KHD.index_select(0, self.key_K)
         return _text_by_text(query_NHD, key_KHD, value_KHD, self, scale)[None]
+
+
+def filler(start: int, stop: int) -> list[Text]:
+    """Texts for the places from `start` to `stop`, which nobody reads. They are short, because attention takes the
+    square of a length.
+
+    >>> [(text.start, text.length) for text in filler(100, 200)]
+    [(100, 64), (164, 36)]
+    """
+    return [Text(first, min(TILE, stop - first)) for first in range(start, stop, TILE)]
 
 
 def count_up(length: np.ndarray) -> np.ndarray:

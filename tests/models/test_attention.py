@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from solera.models.attention import PackedTexts, Text
+from solera.models.attention import PackedTexts, Text, filler
 from solera.models.tiling import TILE
 from tests.conftest import VOCABULARY
 
@@ -85,3 +85,13 @@ def test_every_place_is_in_one_tile_and_keys_know_who_sees_them():
     for first, stop, last in plan.key_tiles.tolist():
         seen_until |= dict.fromkeys(range(first, min(first + TILE, stop)), last)
     assert seen_until == {place: (131 if place == 130 else 195 if place < 195 else 200) for place in range(200)}
+
+
+def test_tables_are_padded_to_a_number_of_tiles_if_they_are_not_longer():
+    texts = PackedTexts.of([Text(0, 130), Text(130, 1, 0, 130), *filler(131, 200)])
+    padded = texts.padded(9)
+    assert len(texts.query_tiles) == 6
+    assert padded.query_tiles.shape == (9, 5) and not padded.query_tiles[6:].any()
+    assert padded.key_tiles.shape == (9, 3) and not padded.key_tiles[6:].any()
+    assert torch.equal(padded.query_tiles[:6], texts.query_tiles)
+    assert texts.padded(5) is None
