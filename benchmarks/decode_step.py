@@ -2,6 +2,7 @@
 """Time the engine's decoding step on a GPU, next to that of another version of Solera.
 
     python benchmarks/decode_step.py --against FOLDER [--work 512x100 16x100 16x4000 --size smollm2 --rounds 3]
+    python benchmarks/decode_step.py --profile --size 8b --work 256x100 256x1000
 
 FOLDER holds the other version's `solera` package. A work is a number of rows and the tokens of their prompts, one for
 eight rows. Each version has a process of its own, which compiles and records all it needs first; then the versions
@@ -13,10 +14,12 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,20 +27,26 @@ from typing import Any
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {
         "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192,
-        "num_attention_heads": 2, "num_key_value_heads": 1,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True,
     },
     "smollm2": {
         "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536,
-        "num_attention_heads": 9, "num_key_value_heads": 3,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
     },
     "1.5b": {
         "vocab_size": 49152, "hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
+    },
+    "8b": {
+        "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
         "num_attention_heads": 32, "num_key_value_heads": 8,
     },
 }  # fmt: skip
-"""Shapes of SmolLM2-135M and of `solera bench --random_weights 1.5b`."""
+"""The shapes of SmolLM2-135M, of `solera bench --random_weights 1.5b` (1.56 billion weights) and of Llama 3.1 8B."""
 
 
+PROFILED = 32
+"""Tokens of each response that a profile covers. It keeps every kernel in memory."""
 Work = tuple[int, int]
 """Rows, and tokens of their prompts."""
 
@@ -59,7 +68,7 @@ def prepared(options: argparse.Namespace) -> Callable[[Work, int], float]:
         computing.PART = 2**20
     on_gpu = torch.cuda.is_available()
     torch.manual_seed(0)
-    config = LlamaConfig(**SIZES[options.size], tie_word_embeddings=True, max_position_embeddings=32_768)
+    config = LlamaConfig(**SIZES[options.size], max_position_embeddings=32_768)
     with torch.device("cuda" if on_gpu else "cpu"):
         model = LanguageModel(LlamaForCausalLM(config).eval())
     model.can_take_plans = True
@@ -85,6 +94,29 @@ def prepared(options: argparse.Namespace) -> Callable[[Work, int], float]:
     return decode
 
 
+def show_kernels(work: Callable[[], object], per: int, unit: str, lines: int = 12) -> None:
+    """Run `work` and print the GPU's time by kind of kernel, divided by `per`. Numbers in names are left out: kernels
+    that differ only in their sizes are one kind."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        whole = (time.perf_counter() - start) * 1000
+    kinds = dict[str, list[float]]()
+    for event in profiled.key_averages():
+        if event.self_device_time_total:
+            kind = kinds.setdefault(re.sub(r"\d+", "N", event.key)[:70], [0.0, 0])
+            kind[0] += event.self_device_time_total / 1000
+            kind[1] += event.count
+    busy = sum(time for time, _ in kinds.values())
+    print(f"profiled: {whole / per:.3f} ms per {unit}, kernels {busy / per:.3f} ms", flush=True)
+    for name, (took, count) in sorted(kinds.items(), key=lambda kind: -kind[1][0])[:lines]:
+        print(f"  {took / per:9.4f} ms in {count / per:7.1f} kernels  {name}", flush=True)
+
+
 def serve(options: argparse.Namespace) -> None:
     """Decode the works whose numbers come in, one per line, and answer with milliseconds per token."""
     import solera
@@ -94,6 +126,11 @@ def serve(options: argparse.Namespace) -> None:
     for tokens in (min(16, options.tokens), options.tokens):
         for work in options.work:
             decode(work, tokens)
+    if options.profile:
+        for rows, length in options.work:
+            print(f"{options.size}, {rows} rows after prompts of {length} tokens", flush=True)
+            show_kernels(partial(decode, (rows, length), PROFILED), PROFILED, "token of all rows, prompts included")
+        return
     print(json.dumps(str(Path(solera.__file__).parent)), flush=True)
     for line in sys.stdin:
         print(json.dumps(decode(options.work[int(line)], options.tokens)), flush=True)
@@ -149,9 +186,10 @@ def main() -> None:
     parser.add_argument("--compute", choices=["float16", "bfloat16"], default="float16")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each response")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="print the time of each kind of kernel instead")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
+    if options.serve or options.profile:
         serve(options)
         return
     versions = {"this version": Version(Path(__file__).parents[1])}

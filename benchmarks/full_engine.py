@@ -43,7 +43,7 @@ OBJECTIVE = compose(resolve(ObjectiveConfig("off_policy_grpo")))
 def model_of(size: str) -> LanguageModel:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = LlamaConfig(**SIZES[size], max_position_embeddings=4096, tie_word_embeddings=True)
+    config = LlamaConfig(**SIZES[size], max_position_embeddings=4096)
     model = LanguageModel(LlamaForCausalLM(config).to(device).eval())
     model.can_take_plans = True  # a Llama can
     return model

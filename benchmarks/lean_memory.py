@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from decode_step import SIZES, show_kernels
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from solera.bench.options import BenchOptions
@@ -41,22 +42,6 @@ from solera.run.process import rare_garbage_collection, torch_for
 from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
-
-SIZES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 192,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True,
-    },
-    "1.5b": {
-        "vocab_size": 49152, "hidden_size": 2048, "num_hidden_layers": 24, "intermediate_size": 8192,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": True,
-    },
-    "8b": {
-        "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_key_value_heads": 8,
-    },
-}  # fmt: skip
-"""`1.5b` is the model of `solera bench --random_weights 1.5b` (1.56 billion weights), `8b` has Llama 3.1 8B's shape."""
 
 
 def coin(completions: list[str], **_: Any) -> list[float]:
@@ -117,7 +102,7 @@ def tokenizer_of(vocabulary: int) -> PreTrainedTokenizerFast:
 
 def model_of(size: str, tokenizer: PreTrainedTokenizerFast, device: torch.device) -> LanguageModel:
     config = LlamaConfig(
-        **SIZES[size], max_position_embeddings=8192, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        **SIZES[size], max_position_embeddings=32_768, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     with torch.device(device):
@@ -146,9 +131,31 @@ def parts_of(config: Config, size: str) -> Parts:
     return Parts(config, model, codec, task, compute, own, print)
 
 
-def train(parts: Parts, folder: Path) -> list[dict[str, float]]:
+class Profiled:
+    """A learner whose update of one batch is profiled."""
+
+    def __init__(self, learner: Any, version: int) -> None:
+        self._learner = learner
+        self._version = version
+
+    def update(self, batch: Any) -> Any:
+        if self._learner.version != self._version:
+            return self._learner.update(batch)
+        done: list[Any] = []
+        show_kernels(lambda: done.append(self._learner.update(batch)), 1, "update")
+        return done[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
+
+
+def train(parts: Parts, folder: Path, profile: bool) -> list[dict[str, float]]:
     store, sink = Ledger(folder / "store.db"), Printing(folder / METRICS)
     loop = build_loop(parts, store, sink, folder)
+    short = dataclasses.replace(loop.evaluator.sampling, max_tokens=min(8, parts.config.sampling.max_tokens))
+    loop = dataclasses.replace(loop, evaluator=dataclasses.replace(loop.evaluator, sampling=short))
+    if profile:
+        loop = dataclasses.replace(loop, learner=Profiled(loop.learner, parts.config.run.steps - 1))
     with torch_for(parts.model, parts.config.run), rare_garbage_collection():
         loop.run(SyncState())
     loop.supply.close()
@@ -170,6 +177,9 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
     parser.add_argument("--gpu_memory", type=float, help="most GPU memory, in GiB")
     parser.add_argument("--no_compile", dest="compile", action="store_false")
+    parser.add_argument(
+        "--profile", action="store_true", help="print the time of each kind of kernel of the last update"
+    )
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     args = parser.parse_args()
     started = time.perf_counter()
@@ -179,7 +189,7 @@ def main() -> None:
     before = describe(trained.items())
     print(f"{total:,} weights, made and checked in {time.perf_counter() - started:.1f} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        rows = train(parts, Path(folder))
+        rows = train(parts, Path(folder), args.profile)
     changed = sum(old != new for old, new in zip(before, describe(trained.items()), strict=True))
     whole = [after["moment"] - earlier["moment"] for earlier, after in itertools.pairwise(rows)]
     steps = [row for row in rows if "time/learn" in row]

@@ -36,7 +36,7 @@ TIMEOUT, DTYPE = 120.0, torch.bfloat16
 def random_llama() -> LanguageModel:
     """The same in every process."""
     torch.manual_seed(0)
-    config = LlamaConfig(**SIZES["smollm2"], max_position_embeddings=2048, tie_word_embeddings=True)
+    config = LlamaConfig(**SIZES["smollm2"], max_position_embeddings=2048)
     return LanguageModel(LlamaForCausalLM(config).eval())
 
 

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from lean_memory import SIZES, model_of, tokenizer_of
+from decode_step import SIZES
+from lean_memory import model_of, tokenizer_of
 
 Work = tuple[int, int, int]
 Write = Callable[[list[tuple[int, ...]], int, bool], int]

@@ -28,7 +28,7 @@ def write(size: Size, tokenizer_of: str, folder: Path, device: str) -> str:
     """
     tokenizer = AutoTokenizer.from_pretrained(obtain(tokenizer_of))
     config = LlamaConfig(
-        vocab_size=len(tokenizer), max_position_embeddings=8192, tie_word_embeddings=True, **SHAPES[size],
+        vocab_size=len(tokenizer), max_position_embeddings=32_768, tie_word_embeddings=True, **SHAPES[size],
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), torch.device(device):
