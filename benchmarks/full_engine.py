@@ -4,9 +4,9 @@
     python benchmarks/full_engine.py [--size smollm2] [--seconds 8] [--parts alone beside apart]
 
 Random weights. Groups of eight responses to a prompt of 60 to 160 tokens; each response gets 130 tokens on average, 256
-at most. New groups are admitted as in a streaming run, when one in eight of the responses under way has ended. The
-learner takes batches of 64 groups, of which six are not flat, one after the other. Nothing is synced, stored or graded.
-With `apart`, the engine is in another process on the same GPU; start NVIDIA's MPS first, or they take turns on it.
+at most. New groups are admitted as in a streaming run: 1.25 responses are asked for per row, and new ones when one in
+eight of these has ended. `--admit 8x1.25 4x1.5` compares that with other numbers. The learner takes batches of 64
+groups, of which six are not flat, one after the other. Nothing is synced, stored or graded. With `apart`, the engine is in another process on the same GPU; start NVIDIA's MPS first, or they take turns on it.
 """
 
 import argparse
@@ -37,6 +37,10 @@ from solera.training.stream import FREE_SHARE, OVERSUBSCRIBED
 
 PARTS = ("alone", "beside", "apart")
 GROUP, BATCH, LIVE, LIMIT, USUAL = 8, 64, 6, 256, 130
+SETTLING = 2.0
+Admission = tuple[int, float]
+"""New groups when one in so many responses has ended, and responses asked for per row."""
+ADMISSION: Admission = (FREE_SHARE, OVERSUBSCRIBED)
 OBJECTIVE = compose(resolve(ObjectiveConfig("off_policy_grpo")))
 
 
@@ -70,6 +74,7 @@ class Full:
         self.engine = InProcessEngine(copied, (2**30,), rows, dtype, on_gpu, beside=on_gpu, early=True)
         self.engine.load(Weights("full", 0, iter(copied.parameters().items())))
         self.tokens = 0
+        self.admission = ADMISSION
         self._vocabulary = model.module.config.vocab_size
         self._rng = np.random.default_rng(1)
         self._stop = False
@@ -77,10 +82,12 @@ class Full:
         self._thread.start()
 
     async def _keep_full(self) -> None:
-        wanted, running = int(self.engine.slots * OVERSUBSCRIBED), set[asyncio.Task[None]]()
+        running = set[asyncio.Task[None]]()
         while not self._stop or running:
+            free_share, oversubscribed = self.admission
+            wanted = int(self.engine.slots * oversubscribed)
             free = wanted - len(running)
-            if not self._stop and (not running or free * FREE_SHARE >= wanted):
+            if not self._stop and (not running or free * free_share >= wanted):
                 for _ in range(free // GROUP):
                     text = prompt(self._rng, self._vocabulary)
                     running |= {asyncio.create_task(self._write(text)) for _ in range(GROUP)}
@@ -132,7 +139,9 @@ class Learning:
 
 
 def rates(full: Full, seconds: float, meanwhile: Callable[[float], list[float]]) -> tuple[float, float, list[float]]:
-    """Tokens per second, the share of the time in which the engine decoded, and what the learner did meanwhile."""
+    """Tokens per second, the share of the time in which the engine decoded, and what the learner did meanwhile. What
+    changed just before settles first."""
+    meanwhile(SETTLING)
     tokens, worked, start = full.tokens, full.engine.work.seconds, time.perf_counter()
     learned = meanwhile(seconds)
     took = time.perf_counter() - start
@@ -144,17 +153,27 @@ def waiting(seconds: float) -> list[float]:
     return []
 
 
+def named(admission: Admission) -> str:
+    return "{}x{}".format(*admission)
+
+
+def admission_of(text: str) -> Admission:
+    free_share, oversubscribed = text.split("x")
+    return int(free_share), float(oversubscribed)
+
+
 def tell(part: str, tokens: float, share: float, learned: list[float]) -> None:
     learner = f"; an update {1000 * median(learned):.0f} ms, {len(learned)} of them" if learned else ""
     print(f"{part}: {tokens:,.0f} tokens/s, at work {100 * share:.0f} % of the time{learner}", flush=True)
 
 
 def serve(size: str, rows: int, warm: float, connection: Connection) -> None:
-    """The other process: says when it is warm, and then, for each number of seconds, how it did."""
+    """The other process: says when it is warm, and then, for each number of seconds and admission, how it did."""
     full = Full(model_of(size), rows)
     time.sleep(warm)
     connection.send(None)
-    while (seconds := connection.recv()) is not None:
+    while (asked := connection.recv()) is not None:
+        seconds, full.admission = asked
         connection.send(rates(full, seconds, waiting)[:2])
     full.close()
 
@@ -165,11 +184,12 @@ def apart(given: argparse.Namespace, learning: Learning) -> None:
     process = context.Process(target=serve, args=(given.size, given.rows, given.warm, theirs))
     process.start()
     ours.recv()
-    ours.send(given.seconds)
-    tell("apart, nothing beside it", *ours.recv(), [])
-    ours.send(given.seconds)
-    learned = learning.learn(seconds=given.seconds)
-    tell("apart, beside a learner", *ours.recv(), learned)
+    for admission in given.admit:
+        ours.send((given.seconds, admission))
+        tell(f"{named(admission)}, apart, nothing beside it", *ours.recv(), [])
+        ours.send((given.seconds, admission))
+        learned = learning.learn(seconds=given.seconds + SETTLING)
+        tell(f"{named(admission)}, apart, beside a learner", *ours.recv(), learned)
     ours.send(None)
     process.join()
 
@@ -181,6 +201,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--warm", type=float, default=15.0, help="seconds before the first one")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument(
+        "--admit", type=admission_of, nargs="+", default=[ADMISSION], metavar="8x1.25",
+        help="new groups when one in so many responses has ended x responses asked for per row",
+    )  # fmt: skip
     given = parser.parse_args()
     model = model_of(given.size)
     learning = Learning(model) if {"beside", "apart"} & set(given.parts) else None
@@ -189,10 +213,13 @@ def main() -> None:
     if {"alone", "beside"} & set(given.parts):
         full = Full(model, given.rows)
         time.sleep(given.warm)
-        if "alone" in given.parts:
-            tell("alone", *rates(full, given.seconds, waiting))
-        if "beside" in given.parts and learning is not None:
-            tell("beside a learner", *rates(full, given.seconds, lambda seconds: learning.learn(seconds=seconds)))
+        for full.admission in given.admit:
+            name = named(full.admission)
+            if "alone" in given.parts:
+                tell(f"{name}, alone", *rates(full, given.seconds, waiting))
+            if "beside" in given.parts and learning is not None:
+                beside = rates(full, given.seconds, lambda seconds: learning.learn(seconds=seconds))
+                tell(f"{name}, beside a learner", *beside)
         full.close()
     if "apart" in given.parts and learning is not None:
         apart(given, learning)
