@@ -12,6 +12,7 @@ groups, of which six are not flat, one after the other. Nothing is synced, store
 import argparse
 import asyncio
 import multiprocessing
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +206,10 @@ def main() -> None:
         "--admit", type=admission_of, nargs="+", default=[ADMISSION], metavar="8x1.25",
         help="new groups when one in so many responses has ended x responses asked for per row",
     )  # fmt: skip
+    parser.add_argument(
+        "--switch", type=float, nargs="+", default=[sys.getswitchinterval()],
+        help="seconds after which a Python thread lets others run, `beside` a learner",
+    )  # fmt: skip
     given = parser.parse_args()
     model = model_of(given.size)
     learning = Learning(model) if {"beside", "apart"} & set(given.parts) else None
@@ -218,8 +223,10 @@ def main() -> None:
             if "alone" in given.parts:
                 tell(f"{name}, alone", *rates(full, given.seconds, waiting))
             if "beside" in given.parts and learning is not None:
-                beside = rates(full, given.seconds, lambda seconds: learning.learn(seconds=seconds))
-                tell(f"{name}, beside a learner", *beside)
+                for interval in given.switch:
+                    sys.setswitchinterval(interval)
+                    beside = rates(full, given.seconds, lambda seconds: learning.learn(seconds=seconds))
+                    tell(f"{name}, beside a learner, threads switch after {1000 * interval:g} ms", *beside)
         full.close()
     if "apart" in given.parts and learning is not None:
         apart(given, learning)
