@@ -6,7 +6,8 @@
 Random weights. Groups of eight responses to a prompt of 60 to 160 tokens; each response gets 130 tokens on average, 256
 at most. New groups are admitted as in a streaming run: 1.25 responses are asked for per row, and new ones when one in
 eight of these has ended. `--admit 8x1.25 4x1.5` compares that with other numbers. The learner takes batches of 64
-groups, of which six are not flat, one after the other. Nothing is synced, stored or graded. With `apart`, the engine is in another process on the same GPU; start NVIDIA's MPS first, or they take turns on it.
+groups, of which six are not flat, one after the other. Nothing is synced, stored or graded. With `apart`, the engine is
+in another process on the same GPU; start NVIDIA's MPS first, or they take turns on it.
 """
 
 import argparse
