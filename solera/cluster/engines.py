@@ -40,6 +40,9 @@ from solera.protocols import Courier, Weights, Work
 from solera.records import Completion, Manifest, Sampling, TensorSpec
 from solera.sharded.rank import STARTING
 
+AHEAD = 8
+"""For so many slots, one more request waits in the actor. A free slot would otherwise wait until the controller has
+the answer and sends another request."""
 CLOSING = 15.0
 """Seconds in which an engine must end its server."""
 
@@ -461,7 +464,8 @@ def open_engine(
                 ray.kill(actor)
         raise (error if said is None else EngineError(said)) from error
     engine = RemoteEngine(ray, actor, hello, timeout, sampled, transport)
-    return Opened(f"engine {number} ({engine.place})", engine)
+    ahead = engine.slots // AHEAD if isinstance(spec, EngineSpec) else 0  # a server would have to drain them too
+    return Opened(f"engine {number} ({engine.place})", engine, ahead)
 
 
 def _why_not(ray: Any, number: int, error: BaseException, spec: Spec) -> str | None:

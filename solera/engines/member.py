@@ -19,6 +19,8 @@ class Opened(NamedTuple):
 
     name: str
     engine: Engine
+    ahead: int = 0
+    """Requests that it is given beyond its slots. They wait there, and take a slot as soon as it is free."""
 
 
 Open = Callable[[], Opened]
@@ -48,7 +50,7 @@ class Member:
 
     def __init__(self, number: int, opened: Opened, timeout: float) -> None:
         self.number = number
-        self.name, self.engine = opened
+        self.name, self.engine, self.ahead = opened
         self.timeout = timeout
         self.state: State = "serving"
         self.fault = ""
@@ -76,7 +78,7 @@ class Member:
     @property
     def limit(self) -> int:
         """How many requests it gets at once. More would wait there, where nobody else can take them."""
-        return max(1, self.engine.slots)
+        return max(1, self.engine.slots + self.ahead)
 
     @property
     def busy(self) -> float:

@@ -73,7 +73,7 @@ class EnginePool:
         self.members = [Member(number, opened, timeout) for number, opened in enumerate(_open_all(opens))]
         self.roster = Roster(self.members)
         self.dtype = self.members[0].dtype
-        self.slots = sum(member.limit for member in self.members)
+        self.slots = sum(max(1, member.engine.slots) for member in self.members)
         self._lock = self.roster.changed
         """Guards all fields below."""
         self._history: list[PolicyVersion] = []
@@ -339,7 +339,7 @@ class EnginePool:
         with self._lock:
             self._own += _without_time(member.engine.work)
             self._sampled += sampled
-            member.name, member.engine = opened
+            member.name, member.engine, member.ahead = opened
             member.restarts += 1
         if self.roster.closing.is_set():
             opened.engine.close()

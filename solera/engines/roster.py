@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Sequence
 
 from solera.engines.faults import NoEngineError
@@ -23,7 +24,7 @@ class Roster:
         self.changed = threading.Condition()
         self.closing = threading.Event()
         self.prefixes = Prefixes()
-        self._queue: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._queue = deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]()
         """Requests that wait for room."""
         self._counted = [dict.fromkeys(COUNTED, 0)] * len(members)
 
@@ -50,13 +51,12 @@ class Roster:
         loop = asyncio.get_running_loop()
         while True:
             with self.changed:
-                if self._over() and (self.closing.is_set() or not self.serving()):
-                    raise self._no_engine()
-                member = self._route(token_ids)
+                member = None if self.closing.is_set() else self._route(token_ids)
                 if member is not None:
                     member.waiting += 1
-                    self.prefixes.add(token_ids, member.number)
                     return member
+                if self._over() and (self.closing.is_set() or not self.serving()):
+                    raise self._no_engine()
                 self._queue.append((loop, room := loop.create_future()))
             try:
                 await room
@@ -67,13 +67,15 @@ class Roster:
 
     def _route(self, token_ids: tuple[int, ...]) -> Member | None:
         free = [member for member in self.serving() if member.waiting < member.limit]
-        if not free:
-            return None
+        if not free or len(self.members) == 1:
+            return free[0] if free else None
         known = self.prefixes.shared(token_ids)
         idlest = min(free, key=lambda member: member.busy)
         knows = max(free, key=lambda member: (known.get(member.number, 0), -member.busy))
         mostly = 2 * known.get(knows.number, 0) > len(token_ids)
-        return knows if mostly and knows.busy <= idlest.busy + SLACK else idlest
+        chosen = knows if mostly and knows.busy <= idlest.busy + SLACK else idlest
+        self.prefixes.add(token_ids, chosen.number)
+        return chosen
 
     def leave(self, member: Member) -> None:
         with self.changed:
@@ -83,8 +85,11 @@ class Roster:
     def wake(self, count: int | None = None) -> None:
         """Let requests look for room again: so many, or all."""
         with self.changed:
-            live = [(loop, room) for loop, room in self._queue if not room.done() and not loop.is_closed()]
-            woken, self._queue = live[:count], live[len(live[:count]) :]
+            woken = list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]()
+            while self._queue and (count is None or len(woken) < count):
+                loop, room = self._queue.popleft()
+                if not room.done() and not loop.is_closed():
+                    woken.append((loop, room))
             self.changed.notify_all()
         for loop, room in woken:
             call_in(loop, self._let_in, room)

@@ -101,8 +101,9 @@ class Shaky:
 class Crowd:
     """A pool of shaky engines. `engines[i]` is the one that was opened last in place i."""
 
-    def __init__(self, model: LanguageModel, count: int, slots: int = 64) -> None:
+    def __init__(self, model: LanguageModel, count: int, slots: int = 64, ahead: int = 0) -> None:
         self.model = model
+        self.ahead = ahead
         self.said = list[str]()
         self.engines: list[Shaky] = [None] * count  # type: ignore[list-item]
         self.opened = [0] * count
@@ -118,7 +119,7 @@ class Crowd:
             raise EngineError(f"http://engine-{place}: ConnectError: refused")
         self.engines[place] = Shaky(self.model, self.slots)
         self.opened[place] += 1
-        return Opened(f"http://engine-{place}", self.engines[place])
+        return Opened(f"http://engine-{place}", self.engines[place], self.ahead)
 
     def publish(self, version: int, model: LanguageModel | None = None, in_flight: InFlight = "drain") -> Manifest:
         tensors = (model or self.model).parameters()
@@ -203,14 +204,18 @@ def test_a_long_shared_prefix_goes_where_it_is_known(crowd: Crowd) -> None:
         assert (*text, 4, 5, 6, 7) in crowd.engines[place].asked
 
 
-def test_no_engine_gets_more_than_its_slots_and_none_stays_idle(model: LanguageModel) -> None:
-    crowd = Crowd(model, 2, slots=3)
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_no_engine_gets_more_than_its_slots_and_what_may_wait_there_and_none_stays_idle(
+    model: LanguageModel, ahead: int
+) -> None:
+    crowd = Crowd(model, 2, slots=3, ahead=ahead)
     crowd.publish(0)
     for engine in crowd.engines:
         engine.pause = 0.02
     asked = requests(count=1, group=20)  # one group: where load allows, all to one engine
     all_right(asked, crowd.ask(asked), model)
-    assert [engine.most for engine in crowd.engines] == [3, 3]
+    assert [engine.most for engine in crowd.engines] == [3 + ahead, 3 + ahead]
+    assert crowd.pool.slots == 6
     crowd.close()
 
 
