@@ -692,6 +692,16 @@ def test_a_run_with_replayed_updates_is_the_same_stopped_or_not(short_run, tmp_p
     assert ours.read_bytes() == theirs.read_bytes()
 
 
+def test_recording_compiles_nothing_again():
+    """Static inputs look to torch's compiler like those of a plain pass."""
+    learner = recording_learner("float16", records=True)
+    compiled = []
+    for seed, tokens in enumerate([1900] * 4 + [2900] * 4):
+        weights_after(learner, seed, tokens)
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert replayed_sizes(learner) and len(set(compiled)) == 1
+
+
 def test_a_replay_does_not_wait_for_the_gpu():
     """torch warns where it would."""
     learner = recording_learner("float16", records=True)

@@ -64,10 +64,10 @@ class Shared:
     model: LanguageModel
     parameters: list[nn.Parameter]
     """The trained parameters of the body without its embedding."""
-    embedded_RLH: Tensor
-    hidden_RLH: Tensor
-    grad_hidden_RLH: Tensor
-    grad_embedded_RLH: Tensor
+    embedded_LH: Tensor
+    hidden_LH: Tensor
+    grad_hidden_LH: Tensor
+    grad_embedded_LH: Tensor
     grads: list[Tensor]
     """Of `parameters`."""
     turn: int = 0
@@ -79,7 +79,7 @@ class Shared:
         body = {id(parameter) for parameter in model.body.parameters()} - embedding
         own = [parameter for parameter in model.parameters().values() if parameter.requires_grad]
         parameters = [parameter for parameter in own if id(parameter) in body]
-        shape, dtype = (1, places, model.module.config.get_text_config().hidden_size), model.module.dtype
+        shape, dtype = (places, model.module.config.get_text_config().hidden_size), model.module.dtype
         outer, inner = (
             [torch.zeros(shape, dtype=kind, device=model.device) for _ in range(2)]
             for kind in (torch.float32 if model.is_wide else dtype, dtype)
@@ -97,9 +97,10 @@ class Pass:
         places = micro.token_RL.numel()
         embeds = any(parameter.requires_grad for parameter in shared.model.module.get_input_embeddings().parameters())
         self.shared = shared
-        self.embedded_RLH = shared.embedded_RLH[:, :places].detach().requires_grad_(embeds)
-        self.hidden_RLH, self.grad_hidden_RLH = shared.hidden_RLH[:, :places], shared.grad_hidden_RLH[:, :places]
-        self.grad_embedded_RLH = shared.grad_embedded_RLH[:, :places]
+        # A row of its own length: with the stride of a longer one, torch's compiler would compile again.
+        self.embedded_RLH = shared.embedded_LH[:places][None].detach().requires_grad_(embeds)
+        self.grad_embedded_RLH = shared.grad_embedded_LH[:places][None]
+        self.hidden_RLH, self.grad_hidden_RLH = shared.hidden_LH[:places][None], shared.grad_hidden_LH[:places][None]
         self.position_RL = micro.position_RL.clone()
         self.texts = replace(
             micro.texts, query_tiles=micro.texts.query_tiles.clone(), key_tiles=micro.texts.key_tiles.clone()
