@@ -7,7 +7,9 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +31,9 @@ from solera.engines.pages import bytes_per_token
 from solera.engines.slots import Rows
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
+from solera.learner.graphs import MOST_PLACES, Pass, RecordedBody
 from solera.learner.head import ScoredHead
+from solera.learner.learner import Learner
 from solera.learner.optimisers import LeanAdamW
 from solera.models import loading
 from solera.models.attention import PackedTexts, Text
@@ -37,7 +41,7 @@ from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
 from solera.models.memory import free_bytes, limited
 from solera.objectives.table import resolve
-from solera.records import Sampling
+from solera.records import Completion, Group, Reward, Rollout, Sampling, Sequence
 from solera.run import running
 from solera.run.running import Result
 from solera.sharded.learner import ShardedLearner
@@ -520,6 +524,199 @@ def test_recomputed_activations_give_the_same_bits_in_less_memory(compute, compi
     assert torch.equal(grads[0], grads[1])
     assert taken[1] < 1.5
     assert taken[3] < 1.5
+
+
+def some_groups(seed: int, tokens: int) -> list[Group]:
+    """Groups of four responses of 20 to 90 tokens, of about so many tokens in all."""
+    rng, groups, total = np.random.default_rng(seed), list[Group](), 0
+    while total < tokens:
+        key = len(groups)
+        prompt = tuple(rng.integers(2, VOCABULARY, int(rng.integers(5, 40))).tolist())
+        rollouts = []
+        for member in range(4):
+            length = int(rng.integers(20, 90))
+            written, logp = rng.integers(2, VOCABULARY, length).astype(np.int32), -rng.exponential(2.0, length)
+            turn = Sequence.turns((prompt, Completion(written, logp.astype(np.float32), ((length, 0),), "stop")))
+            rewards = (Reward(float(member % 2) + 0.5 * float(rng.integers(0, 2))),)
+            rollouts.append(Rollout(f"prompt/{key}", (turn,), rewards, lineage="test", id=4 * key + member))
+            total += length
+        total += len(prompt)
+        groups.append(Group(f"prompt/{key}", tuple(rollouts)))
+    return groups
+
+
+def recording_learner(kind: str, records: bool, seed: int = 0, **learn) -> Learner:
+    """Three layers with tied embeddings. It pads all the same if it does not record."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=192, intermediate_size=512, num_hidden_layers=3, num_attention_heads=3,
+        num_key_value_heads=1, head_dim=64, initializer_range=0.1, tie_word_embeddings=True, attn_implementation="sdpa",
+        eos_token_id=END, bos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    model = LanguageModel(LlamaForCausalLM(config).eval().to("cuda"))
+    model.check()
+    if kind == "lora":
+        pytest.importorskip("peft")
+        model = loading.with_adapter(model, LoraConfig(3, 6.0), "nowhere", seed=0)
+    if kind == "lean":
+        model, learn = model.in_bfloat16(), {**learn, "memory": "lean"}
+    compute = torch.bfloat16 if kind in ("bfloat16", "lean") else torch.float16
+    learner = make_learner(model, compute=compute, compiled=True, **{"lr": 1e-3, **learn})
+    assert learner.compute_weights.padded == MOST_PLACES
+    if not records:
+        learner.compute_weights._recorded = None
+    return learner
+
+
+def weights_after(learner: Learner, seed: int, tokens: int) -> torch.Tensor:
+    learner.update(collate(some_groups(seed, tokens), learner.objective, now=learner.version, lineage="test", seed=0))
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters().values()])
+
+
+def assert_updates_are_equal(learners: list[Learner], tokens: list[int], first: int = 0) -> None:
+    """To the bit, with other data in each update."""
+    for seed, count in enumerate(tokens, first):
+        made = [weights_after(learner, seed, count) for learner in learners]
+        assert all(torch.equal(made[0], other) for other in made[1:]), f"update {seed} of {count} tokens"
+
+
+def replayed_sizes(learner: Learner) -> set[int]:
+    recorded = learner.compute_weights.recorded
+    return set() if recorded is None else set(recorded.passes)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "lean", "lora"])
+def test_replayed_updates_give_the_bits_of_padded_ones(kind):
+    """Three sizes in turn, with other data and weights each time; the last is larger than any before."""
+    learners = [recording_learner(kind, records) for records in (True, False)]
+    assert_updates_are_equal(learners, [900, 1900, 900, 1900, 900, 1900, 900, 1900, 950, 850, 1800, *[2900] * 5, 900])
+    assert {1088, 3136} <= replayed_sizes(learners[0])
+
+
+@pytest.mark.parametrize("kind", ["float16", "lean"])
+def test_replayed_micro_batches_add_up(kind):
+    """Several in each of two minibatches, two passes over them."""
+    learn = {"micro_batch_tokens": 1088, "minibatches": 2, "passes": 2}
+    learners = [recording_learner(kind, records, **learn) for records in (True, False)]
+    assert_updates_are_equal(learners, [4500] * 6)
+    assert 1088 in replayed_sizes(learners[0])
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_a_replayed_gradient_is_that_of_an_unpadded_pass(kind):
+    learners = [recording_learner(kind, records, lr=0.0) for records in (True, False)]
+    learners[1].compute_weights.padded = 0
+    for seed in range(5):
+        for learner in learners:
+            weights_after(learner, seed, 1900)
+        ours, plain = (
+            torch.cat([p.grad.flatten() for p in learner.model.parameters().values()]) for learner in learners
+        )
+        assert (ours - plain).norm() < 0.01 * plain.norm()
+    assert replayed_sizes(learners[0])
+
+
+def test_a_replayed_gradient_that_overflows_is_computed_again():
+    learners = [recording_learner("float16", records) for records in (True, False)]
+    assert_updates_are_equal(learners, [900] * 4)
+    for learner in learners:
+        learner.compute_weights.loss_scale = 2.0**60
+    assert_updates_are_equal(learners, [900] * 2, first=4)
+    assert replayed_sizes(learners[0]) and learners[0].compute_weights.loss_scale < 2.0**40
+
+
+def test_updates_are_recorded_while_an_engine_decodes(tiny):
+    """Neither disturbs the other."""
+    engine = InProcessEngine(planned(tiny, torch.float32), (END,), 64, torch.float32, beside=True, early=True)
+    asked = ragged_requests(30, 6, Sampling(1.3, 60))
+    expected = [each.token_ids_T.tolist() for each in ask(engine, asked)]
+    got, ended = list[list[list[int]]](), threading.Event()
+
+    def write() -> None:
+        while not ended.is_set():
+            got.append([each.token_ids_T.tolist() for each in ask(engine, asked)])
+
+    learners = [recording_learner("float16", records) for records in (True, False)]
+    with ThreadPoolExecutor() as beside:
+        writing = beside.submit(write)
+        try:
+            assert_updates_are_equal(learners, [900] * 4 + [1900] * 4 + [2900] * 4 + [900] * 4)
+        finally:
+            ended.set()
+        writing.result()
+    assert {1088, 3136} <= replayed_sizes(learners[0])
+    assert len(got) > 3 and all(one == expected for one in got)
+
+
+def test_where_memory_ends_nothing_is_recorded_and_all_memory_is_given_back():
+    learners = [recording_learner("float16", records) for records in (True, False)]
+    assert_updates_are_equal(learners, [20_000] * 2)
+    gc.collect()
+    torch.cuda.empty_cache()
+    weights, before = learners[0].compute_weights, torch.cuda.memory_reserved()
+    rollouts = collate(some_groups(0, 20_000), learners[0].objective, now=2, lineage="test", seed=0).rollouts
+    micros = [micro.to(torch.device("cuda")) for micro in learners[0]._cut(rollouts)]
+    activations = sum(micro.token_RL.numel() for micro in micros) * weights.bytes_per_token(recomputes=False)
+    assert weights.record(micros) and replayed_sizes(learners[0])
+    held = torch.cuda.memory_reserved() - before
+    weights.release()
+    given_back = before + held - torch.cuda.memory_reserved()  # not the workspaces of another stream's products
+    print(f"activations {activations / 2**20:.0f} MiB, held {held / 2**20:.0f}, given back {given_back / 2**20:.0f}")
+    assert held > given_back > activations / 2
+    weights._recorded = RecordedBody(weights.model, weights.padded)
+    for _ in range(2):
+        assert weights.record(micros)
+    with limited(torch.device("cuda"), (torch.cuda.memory_allocated() + activations / 2) / 2**30):
+        assert not weights.record(micros)
+    assert weights.recorded is None
+    assert_updates_are_equal(learners, [20_000] * 3)
+
+
+def test_a_run_with_replayed_updates_is_the_same_stopped_or_not(short_run, tmp_path, monkeypatch):
+    """The resumed run replays later than the one that was not stopped."""
+    replays, forward = list[int](), Pass.forward
+    monkeypatch.setattr(Pass, "forward", lambda one, given: replays.append(given.shape[1]) or forward(one, given))
+    settings = (
+        'run = { steps = 30, device = "cuda" }\nmodel = { compile = true, compute = "float16" }\n'
+        "collect = { prompts = 16 }\nsync = { period = 4 }"
+    )
+    short_run(settings, name="whole")
+    whole, calls = len(replays), iter(range(1000))
+    with monkeypatch.context() as patch:
+        patch.setattr(running.Interruption, "wanted", lambda self: next(calls) == 13)
+        with pytest.raises(running.InterruptedRunError):
+            short_run(settings, name="stopped")
+    running.resume(tmp_path / "stopped")
+    assert whole > len(replays) - whole > 5
+    ours, theirs = (tmp_path / name / "model" / "model.safetensors" for name in ("stopped", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_recording_compiles_nothing_again():
+    """Static inputs look to torch's compiler like those of a plain pass."""
+    learner = recording_learner("float16", records=True)
+    compiled = []
+    for seed, tokens in enumerate([1900] * 4 + [2900] * 4):
+        weights_after(learner, seed, tokens)
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert replayed_sizes(learner) and len(set(compiled)) == 1
+
+
+def test_a_replay_does_not_wait_for_the_gpu():
+    """torch warns where it would."""
+    learner = recording_learner("float16", records=True)
+    for seed in range(4):
+        weights_after(learner, seed, 1900)
+    recorded = learner.compute_weights.recorded
+    batch = collate(some_groups(0, 1900), learner.objective, now=4, lineage="test", seed=0)
+    (micro,) = [micro.to(torch.device("cuda")) for micro in learner._cut(batch.rollouts)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        hidden = recorded.hidden(micro)
+        hidden.sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_gradient_too_large_for_float16_is_taken_again_with_less(tiny):

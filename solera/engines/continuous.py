@@ -298,17 +298,16 @@ class ContinuousDecoder:
         """Record one step. It is run before, on rows that are all dead, so that nothing is compiled while recording."""
         kept = memory.row_table.clone()
         memory.row_table[ALIVE] = 0
-        stream = self._recording
+        stream, graph = self._recording, torch.cuda.CUDAGraph()
         assert stream is not None
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
+        with RECORDING:  # another thread may be learning, or recording itself
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(2):
+                    self.step(memory, rows, kind)
+            torch.cuda.current_stream().wait_stream(stream)
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.step(memory, rows, kind)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Another thread may be learning.
-        with RECORDING, torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-            self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph
 

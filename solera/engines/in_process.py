@@ -22,6 +22,7 @@ from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
+from solera.models.memory import RECORDING
 from solera.protocols import Weights, Work
 from solera.records import Completion, Manifest, Sampling
 
@@ -168,7 +169,8 @@ class InProcessEngine:
         with self._writing:
             self.decoder.free()
         if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with RECORDING:
+                torch.cuda.empty_cache()
 
     def _refuse_unreadable(self, token_ids: tuple[int, ...]) -> None:
         """Refuse token ids that the model does not have. Inside a batch, they would fail the other requests too."""

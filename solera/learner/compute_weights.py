@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from solera.errors import SoleraError
+from solera.learner.graphs import RecordedBody, most_places
+from solera.learner.rows import MicroBatch
 from solera.models.language_model import LanguageModel
-from solera.models.memory import free_bytes
+from solera.models.memory import RECORDING, free_bytes
 
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before a backward pass in float16, in which a mean over many tokens would become 0. If
@@ -58,6 +60,27 @@ class ComputeWeights:
                 parameter.requires_grad_(trained)
         if self.compiled:
             self.model.compile_layers()
+        whole = self.separate or self.model.is_wide  # else autocast computes
+        records = trained and self.compiled and whole
+        self.padded = most_places(self.model, self.bytes_per_token(recomputes=False)) if records else 0
+        """Places up to which micro-batches are padded, so that a recorded pass can take them."""
+        self._recorded = RecordedBody(self.model, self.padded) if self.padded else None
+
+    @property
+    def recorded(self) -> RecordedBody | None:
+        """Passes of this update that can be replayed."""
+        return None if self.recomputes else self._recorded
+
+    def record(self, micros: list[MicroBatch]) -> bool:
+        """Record the passes of these micro-batches if their sizes come often. False if memory ran out; then nothing is
+        recorded from now on."""
+        try:
+            if self.recorded is not None:
+                self.recorded.record(micros)
+            return True
+        except torch.OutOfMemoryError:
+            self._recorded = None
+            return False
 
     def autocast(self) -> AbstractContextManager[object]:
         """Lower precision for masters without a copy."""
@@ -141,8 +164,10 @@ class ComputeWeights:
         return self._fitting(recomputes=False) < max(longest, WORTHWHILE_TOKENS)
 
     def tokens_at_once(self, wished: int | None) -> int:
-        """Tokens of one forward and backward pass: as wished, or as many as fit. Fewer once memory ran out."""
-        return min(wished or max(1024, self._fitting(self.recomputes)), self._at_once)
+        """Tokens of one forward and backward pass: as wished, or as many as fit and can be recorded. Fewer once memory
+        ran out."""
+        most = self.padded or MOST_TOKENS
+        return min(wished or max(1024, min(most, self._fitting(self.recomputes))), self._at_once)
 
     def _fitting(self, recomputes: bool) -> int:
         """Tokens whose activations fit into two thirds of the GPU's free memory. The last third is for logits and
@@ -151,10 +176,12 @@ class ComputeWeights:
         return 16_384 if free is None else min(MOST_TOKENS, int(free * 2 / 3 / self.bytes_per_token(recomputes)))
 
     def _free(self) -> int | None:
-        """Free bytes of a GPU, without those for gradients that are not allocated yet."""
+        """Free bytes of a GPU, without those for gradients that are not allocated yet, and for recorded passes. What
+        these hold counts as free, so the difference is the same before and after a recording."""
         if self.model.device.type != "cuda":
             return None
-        return free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
+        kept = 0 if self._recorded is None else int(self.padded * self.bytes_per_token(recomputes=False))
+        return free_bytes(self.model.device) - kept - (0 if self.separate else self._missing_gradients())
 
     def bytes_per_token(self, recomputes: bool) -> float:
         """Memory for the activations of a token, estimated from the sizes of a usual layer. If they are recomputed: the
@@ -171,11 +198,13 @@ class ComputeWeights:
         return sum(own.nbytes for own in self._to if own.requires_grad and own.grad is None)
 
     def release(self) -> None:
-        """Give back what an interrupted pass has left."""
+        """Give back what an interrupted pass has left, and what recorded passes hold: memory is short."""
+        self._recorded = None
         for own in self._to:
             own.grad = None
         if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
+            with RECORDING:
+                torch.cuda.empty_cache()
 
     def take_at_most(self, tokens: int) -> None:
         """Never take more tokens at once from now on."""

@@ -193,6 +193,8 @@ class Learner:
     def _learn(self, portions: list[Portion]) -> Findings:
         prepared = [self._prepare(portion) for portion in portions]
         parts = [part for several in prepared for part in several]
+        if not self.compute_weights.record([part.micro for part in parts if not part.only_watched]):
+            self._say(f"a GPU's memory ended in batch {self.version}: no pass is recorded as a CUDA graph from now on")
         minibatches = [
             self._minibatch(part_of, trained)
             for part_of, trained in zip(portions, prepared, strict=True)
@@ -242,7 +244,7 @@ class Learner:
 
     def _lay_out(self, rollouts: tuple[Rollout, ...], budget: int) -> list[MicroBatch]:
         if self.compute_weights.model.takes_plans:
-            return flat_micro_batches(rollouts, budget)
+            return flat_micro_batches(rollouts, budget, self.compute_weights.padded)
         return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
 
     @torch.no_grad()
@@ -365,4 +367,5 @@ class Learner:
                 self.temperature,
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
+                recorded=weights.recorded,
             )

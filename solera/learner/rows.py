@@ -15,8 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from solera.models.attention import PackedTexts, Text, count_up
+from solera.models.attention import PackedTexts, Text, count_up, filler
+from solera.models.tiling import TILE
 from solera.records import Rollout, Sequence
+
+STEP = 1024
+"""Places between two sizes of padded micro-batches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +39,14 @@ class MicroBatch:
     behaviour_logp_T: Tensor
     response_T: Tensor
     texts: PackedTexts | None = None
-    """Who sees whom, where all rows lie one after the other in a single one, without padding."""
+    """Who sees whom, where all rows lie one after the other in a single one, with padding only at its end."""
+
+    @property
+    def padded_places(self) -> int | None:
+        """The number of places, if it and the number of tiles are those of a padded size."""
+        places = self.token_RL.numel()
+        fits = self.texts is not None and len(self.texts.query_tiles) == tiles_for(places)
+        return places if fits and places == places_for(places) else None
 
     def mask(self) -> Tensor | None:
         """Who sees whom, `[R, 1, L, L]`: a place sees the prompt and its own response, never what comes later."""
@@ -73,9 +84,26 @@ def micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, pack_tokens:
     return [_lay_out(rows) for rows in _cut(units, token_budget)]
 
 
-def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int) -> list[MicroBatch]:
+def places_for(tokens: int) -> int:
+    """The padded size of a micro-batch. It is never the width of a model: torch's compiler takes equal numbers for the
+    same, and would compile again for others.
+
+    >>> [places_for(tokens) for tokens in (1, 1088, 1089, 12_500)]
+    [1088, 1088, 2112, 13376]
+    """
+    return TILE + STEP * max(1, -(-(tokens - TILE) // STEP))
+
+
+def tiles_for(places: int) -> int:
+    """Tiles of a padded micro-batch: enough for texts of 32 tokens, and for 250 shorter ones. It is odd, so it is never
+    the width of a head."""
+    return places // 32 + 257
+
+
+def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, padded: int = 0) -> list[MicroBatch]:
     """Rows laid end to end, in as few micro-batches as the budget allows, each of about as many tokens; a prompt is
-    computed once for as many responses as fit."""
+    computed once for as many responses as fit. A micro-batch is padded to one of few sizes, if that has at most
+    `padded` places."""
     units = sorted(_units(rollouts, token_budget), key=_tokens, reverse=True)
     count = -(-sum(map(_tokens, units)) // token_budget)
     while units:
@@ -86,7 +114,7 @@ def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int) -> list
             parts[least] += unit
             filled[least] += _tokens(unit)
         if max(filled) <= token_budget or count >= len(units):
-            return [_lay_out(rows, flat=True) for rows in parts if rows]
+            return [_lay_out_flat(rows, padded) for rows in parts if rows]
         count += 1
     return []
 
@@ -148,13 +176,25 @@ def _cut(units: list[Unit], token_budget: int) -> Iterator[list[PackedRow]]:
         yield rows
 
 
-def _lay_out(rows: list[PackedRow], flat: bool = False) -> MicroBatch:
+def _lay_out_flat(rows: list[PackedRow], padded: int) -> MicroBatch:
+    """Lay the rows end to end in one row. Padding is short texts of token 0, each place at position 0."""
+    texts, tokens = _texts(rows), _tokens(rows)
+    places = places_for(tokens)
+    if places <= padded:
+        plan = PackedTexts.of([*texts, *filler(tokens, places)]).padded(tiles_for(places))
+        if plan is not None:
+            return _lay_out(rows, plan, places)
+    return _lay_out(rows, PackedTexts.of(texts), tokens)
+
+
+def _lay_out(rows: list[PackedRow], plan: PackedTexts | None = None, places: int = 0) -> MicroBatch:
     """All places at once: tables with a line for each stretch of text and each span, expanded to tokens.
 
-    `flat` lays the rows end to end in one row, else they are padded to the longest.
+    With a plan, rows lie end to end in one row of so many places, else they are padded to the longest.
     """
     lengths = [row.length for row in rows]
-    width = sum(lengths) if flat else max(lengths)
+    flat = plan is not None
+    width = places if flat else max(lengths)
     row_starts = [0, *accumulate(lengths)] if flat else range(0, len(rows) * width, width)
     stretches: list[tuple[int, int, int, int]] = []  # first place, tokens, first position, segment
     spans: list[tuple[int, int, int, int]] = []  # first place, tokens, place that predicts the first, response
@@ -198,13 +238,13 @@ def _lay_out(rows: list[PackedRow], flat: bool = False) -> MicroBatch:
         target_T=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
         behaviour_logp_T=torch.from_numpy(np.concatenate(logps)),
         response_T=torch.from_numpy(np.repeat(response_of, span_length)),
-        texts=_packed_texts(rows) if flat else None,
+        texts=plan,
     )
 
 
-def _packed_texts(rows: list[PackedRow]) -> PackedTexts:
+def _texts(rows: list[PackedRow]) -> list[Text]:
     """A prompt and each response that continues it; with one response they are a single text."""
-    texts, start = [], 0
+    texts, start = list[Text](), 0
     for row in rows:
         if len(row.texts) == 1:
             texts.append(Text(start, row.length))
@@ -216,4 +256,4 @@ def _packed_texts(rows: list[PackedRow]) -> PackedTexts:
                 texts.append(Text(place, length, start, row.prefix))
                 place += length
         start += row.length
-    return PackedTexts.of(texts)
+    return texts

@@ -4,16 +4,25 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from solera.learner.graphs import RecordedBody
 from solera.learner.head import ScoredHead
 from solera.learner.rows import MicroBatch
 from solera.models.language_model import LanguageModel
 
 
 def score(
-    model: LanguageModel, micro: MicroBatch, temperature: float, chunk: int, *, differentiable_entropy: bool = False
+    model: LanguageModel,
+    micro: MicroBatch,
+    temperature: float,
+    chunk: int,
+    *,
+    differentiable_entropy: bool = False,
+    recorded: RecordedBody | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`log π(token)` at the run's temperature and the policy's entropy where it was taken. `[T], [T]` in float32."""
-    hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
+    hidden_RLH = None if recorded is None else recorded.hidden(micro)
+    if hidden_RLH is None:
+        hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
     hidden_TH = hidden_RLH.flatten(0, 1)[micro.predictor_T]
     if model.multiplies_exactly(hidden_TH):
         return ScoredHead.apply(

@@ -76,6 +76,16 @@ class LanguageModel:
         )
         return output.last_hidden_state.to(self.module.dtype)
 
+    def embed(self, token_ids_BT: Tensor) -> Tensor:
+        """What the first layer of a model that takes plans is given. `[B, T, H]`"""
+        embedded: Tensor = self.module.get_input_embeddings()(token_ids_BT)
+        return embedded
+
+    def hidden_of(self, embedded_BTH: Tensor, position_BT: Tensor, plan: Plan) -> Tensor:
+        """`hidden` of tokens that are embedded already."""
+        output = self.body(plan=plan, inputs_embeds=embedded_BTH, position_ids=position_BT, use_cache=False)
+        return output.last_hidden_state.to(self.module.dtype)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits in the precision of the head, or in float32 if a GPU multiplies in lower precision. `[…, H] ->
         […, V]`

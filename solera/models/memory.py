@@ -7,18 +7,25 @@ from contextlib import contextmanager
 import torch
 
 RECORDING = threading.RLock()
-"""Held while one thread records a CUDA graph, and while another learns. What a learner compiles on the way is measured,
-which waits for the whole GPU, and CUDA does not allow that while a graph is being recorded."""
+"""Held by a thread that records a CUDA graph, and by one that does what CUDA or torch refuse while another thread
+records: to wait for the whole GPU, as a learner and an engine do for what they compile, and to give back torch's unused
+memory."""
 
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory that is free, plus what torch holds unused, within this process's limit (`run.gpu_memory`)."""
     number = _number(device)
-    free, total = torch.cuda.mem_get_info(number)
+    free, _ = torch.cuda.mem_get_info(number)
     held = torch.cuda.memory_allocated(number)
     unused = torch.cuda.memory_reserved(number) - held
-    limit = int(torch.cuda.get_per_process_memory_fraction(number) * total)
-    return max(0, min(free + unused, limit - held))
+    return max(0, min(free + unused, allowed_bytes(device) - held))
+
+
+def allowed_bytes(device: torch.device) -> int:
+    """Return this process's limit."""
+    number = _number(device)
+    _, total = torch.cuda.mem_get_info(number)
+    return int(torch.cuda.get_per_process_memory_fraction(number) * total)
 
 
 @contextmanager
