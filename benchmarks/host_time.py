@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Processor time that the engine's host work takes for a chunk of eight tokens, without a GPU.
+"""Processor time that the engine's host work takes for a chunk of eight tokens, and for a sync, without a GPU.
 
     python benchmarks/host_time.py [--rows 1024] [--chunks 200]
 
 The decoder is Solera's own, except that a step only writes its tables, and prompts are not computed. So what remains is
 what the host does beside the GPU: finding out which rows have ended, giving their slots and pages to others, and
-admitting groups of eight responses. Responses end at random after 130 tokens on average, 256 at most.
+admitting groups of eight responses. Responses end at random after 130 tokens on average, 256 at most. At a sync with
+`sync.in_flight = "keep"`, the host prepares that everything under way is computed again.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from solera.engines.tables import ALIVE, LIMIT, REQUEST, STEP, Memory
 from solera.models.language_model import LanguageModel
 from solera.records import Sampling
 
-GROUP, LIMIT_TOKENS, USUAL_TOKENS, FIRST_CHUNKS = 8, 256, 130, 40
+GROUP, LIMIT_TOKENS, USUAL_TOKENS, FIRST_CHUNKS, SYNCS = 8, 256, 130, 40, 20
 ROOM = 4_000_000
 """Tokens that fit into memory: no row ever gives way."""
 
@@ -96,10 +97,15 @@ def main() -> None:
         start = time.thread_time()
         waiting = admit(waiting + len(done))
         admitting += time.thread_time() - start
+    start = time.thread_time()
+    for _ in range(SYNCS):
+        decoder.recompute()
+    again = time.thread_time() - start
     per_chunk = 1000 / given.chunks
     print(
         f"{given.rows} rows, {ended / given.chunks:.1f} responses end per chunk of 8 tokens: "
-        f"{(advancing - decoder.faking) * per_chunk:.2f} ms to advance, {admitting * per_chunk:.2f} ms to admit others"
+        f"{(advancing - decoder.faking) * per_chunk:.2f} ms to advance, {admitting * per_chunk:.2f} ms to admit "
+        f"others; {again * 1000 / SYNCS:.1f} ms at a sync"
     )
 
 

@@ -155,6 +155,43 @@ def packed() -> None:
         torch.library.opcheck(torch.ops.solera.differentiate_in_order.default, back)
 
 
+def padded() -> None:
+    """A pass padded to a fixed number of tokens and tiles: the same attention to the bit, and the same keys and values
+    in every page but that of nobody, of which only the first place changes."""
+    from solera.engines import kernels
+    from solera.engines.pages import NOBODY
+    from solera.engines.prefill import Pass, size_of, tiles_of
+    from solera.engines.prompts import Stretch
+    from solera.models import attention, ordered
+
+    heads, group, dim, lengths = 2, 3, 16, [(70, [3, 150]), (0, [9]), (1, []), (40, [1, 64])]
+    flat = [length for prompt, tails in lengths for length in (prompt, *tails)]
+    wanted = Pages(Shapes([(1, 16), (heads, dim)]), PAGE * 900, in_one=False)
+    taken = [wanted.take(wanted.count(length)) for length in flat]
+    given = iter([Stretch(np.arange(length), own) for length, own in zip(flat, taken, strict=True)])
+    plain = Pass.of([(next(given), [next(given) for _ in tails]) for _, tails in lengths], PAGE)
+    size = size_of(plain.tokens)
+    more = plain.padded(size)
+    query, key, value = (torch.randn(size, n, dim) for n in (heads * group, heads, heads))
+    outs, kept = [], []
+    for each, tiles in ((plain, None), (more, tiles_of(size))):
+        texts = attention.PackedTexts.of(each.texts)
+        texts = texts if tiles is None else texts.padded(tiles)
+        mine = [x[: each.tokens] for x in (query, key, value)]
+        outs.append(ordered.attend(*mine, texts.query_tiles, texts.key_tiles, 0.25)[: plain.tokens])
+        pools = [torch.zeros(60, PAGE, heads, dim) for _ in range(2)]
+        kernels.keep(*mine[1:], *pools, *(torch.from_numpy(line) for line in each.line_4N[2:]))
+        kept.append(torch.stack(pools))
+    assert plain.tokens < size and torch.equal(*outs)
+    assert torch.equal(kept[0][:, NOBODY + 1 :], kept[1][:, NOBODY + 1 :])
+    assert kept[1][:, NOBODY, 0].any() and not kept[1][:, NOBODY, 1:].any()
+    for key_pool, own, start, length in zip(
+        itertools.repeat(kept[1][0]), taken, itertools.accumulate([0, *flat]), flat, strict=False
+    ):
+        stored = key_pool[torch.tensor(own, dtype=torch.int64)].flatten(0, 1)[:length]
+        assert torch.equal(stored, key[start : start + length])
+
+
 def sampling() -> None:
     """The token that float64 says, but where the uniform number lies within float32's error of a border."""
     from solera.engines import kernels

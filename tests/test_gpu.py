@@ -28,6 +28,9 @@ from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.jobs import Job
 from solera.engines.pages import bytes_per_token
+from solera.engines.prefill import Pass as PromptPass
+from solera.engines.prompts import Group as PromptGroup
+from solera.engines.prompts import Stretch
 from solera.engines.slots import Rows
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
@@ -55,6 +58,7 @@ from tests.conftest import VOCABULARY
 from tests.engines.test_continuous import SAMPLING, requests, turns, written
 from tests.engines.test_continuous import assert_same as assert_written
 from tests.engines.test_in_flight import (
+    LONG,
     assert_each_span_is_of_its_version,
     slowly,
     some_versions,
@@ -238,13 +242,18 @@ def test_a_long_prompt_in_parts_is_as_exact_as_in_one_piece(tiny, monkeypatch, c
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_the_host_does_not_wait_for_the_gpu_to_admit_prompts_and_to_read_what_ended(tiny, compiled):
+def test_the_host_does_not_wait_for_the_gpu_to_admit_prompts_and_to_read_what_ended(tiny, monkeypatch, compiled):
     """torch warns where a copy or a value would wait for all work. Waiting for one event is allowed."""
+    monkeypatch.setattr("solera.engines.prefill.USES", 1)
     decoder = Watched(planned(with_long_context(tiny), torch.float16), (END,), 256, compiled=compiled)
     jobs = many_jobs(480, Sampling(1.3, 300))
     all_written(decoder, jobs)  # compiles, and records graphs
+    for first in (160, 200, 300):
+        all_written(decoder, jobs[first : first + 40])  # and those of prompts
     assert decoder.admit(jobs[:160]) == 160
     ended = decoder.advance()
+    recorded = set(decoder.prefill_graphs.graphs) if decoder.prefill_graphs else set()
+    assert bool(recorded) == compiled
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as waited:
@@ -257,6 +266,147 @@ def test_the_host_does_not_wait_for_the_gpu_to_admit_prompts_and_to_read_what_en
         torch.cuda.set_sync_debug_mode("default")
     assert {f"{each.filename}:{each.lineno}" for each in waited if "synchroniz" in str(each.message)} == set()
     assert len(ended) > 40
+    assert not compiled or set(decoder.prefill_graphs.graphs) == recorded
+
+
+def filling(model: LanguageModel) -> Watched:
+    """A decoder whose pages are there. Their first segment is in one piece."""
+    decoder = Watched(model, (END,), 64, compiled=True)
+    decoder.room = 128 * 16 * 200
+    decoder._prepare_pages()
+    return decoder
+
+
+def groups_of(decoder: Watched, lengths: list[tuple[int, list[int]]], seed: int = 0) -> list[PromptGroup]:
+    """Prompts of these lengths, and responses to each."""
+    rng, pages = np.random.default_rng(seed), decoder.pages
+
+    def drawn(length: int) -> Stretch:
+        return Stretch(rng.integers(2, 11, length), pages.take(pages.count(length)))
+
+    return [(drawn(prompt), [drawn(response) for response in responses]) for prompt, responses in lengths]
+
+
+@torch.no_grad()
+def kept(decoder: Watched, groups: list[PromptGroup]) -> torch.Tensor:
+    """The keys and values of these texts, after they were computed: `[2 · layers, N, heads, D]`."""
+    for pools in decoder.pages.pools:
+        for pool in pools:
+            pool.zero_()
+    decoder.fill(groups)
+    page_N, at_N = torch.from_numpy(PromptPass.of(groups, decoder.pages.tokens).line_4N[2:]).cuda()
+    assert page_N.min() > 0 and page_N.max() < len(decoder.pages.pools[0][0])
+    return torch.stack([pool[page_N, at_N] for pools in decoder.pages.pools for pool in pools])
+
+
+@torch.no_grad()
+def kept_without_graphs(decoder: Watched, groups: list[PromptGroup]) -> torch.Tensor:
+    graphs, decoder.prefill_graphs = decoder.prefill_graphs, None
+    try:
+        return kept(decoder, groups)
+    finally:
+        decoder.prefill_graphs = graphs
+
+
+def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((got.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+LENGTHS: dict[int, list[tuple[int, list[int]]]] = {
+    256: [(90, []), (1, [4]), (0, [7])],
+    384: [(150, [60, 40]), (61, [9])],
+    1536: [(100 + n, []) for n in range(12)],
+    2048: [(200, [30 + n for n in range(20)]), (700, [])],
+}
+"""Texts that make a padded pass of so many tokens. The third is 1,266 tokens, the last 1,690."""
+
+
+def wide_or_short(tiny: LanguageModel, compute: torch.dtype) -> LanguageModel:
+    model = on_gpu(tiny, torch.float32)
+    model.can_take_plans = True
+    return with_long_context(model).for_compute(compute, copied=True)
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_a_pass_has_the_same_bits_before_its_graph_is_recorded_and_after(tiny, compute):
+    """And those of a pass without padding, but for rounding. The second texts of a size are computed by a graph that
+    was recorded with the first."""
+    decoder = filling(wide_or_short(tiny, compute))
+    for size, lengths in LENGTHS.items():
+        groups = groups_of(decoder, lengths)
+        several = [kept(decoder, groups) for _ in range(6)]
+        assert decoder.prefill_graphs.uses[size] == 6
+        assert size in decoder.prefill_graphs.graphs
+        assert all(torch.equal(several[0], each) for each in several)
+        assert error(several[0], kept_without_graphs(decoder, groups)) < 4 * torch.finfo(compute).eps
+        others = groups_of(decoder, lengths[::-1], seed=1)
+        again = kept(decoder, others)
+        assert decoder.prefill_graphs.uses[size] == 7
+        assert error(again, kept_without_graphs(decoder, others)) < 4 * torch.finfo(compute).eps
+        decoder.reset()
+    assert set(decoder.prefill_graphs.graphs) == set(LENGTHS)
+
+
+def test_a_graph_of_prompts_computes_with_weights_that_came_later(tiny):
+    model = wide_or_short(tiny, torch.float16)
+    decoder = filling(model)
+    groups = groups_of(decoder, LENGTHS[384])
+    before = [kept(decoder, groups) for _ in range(4)][-1]
+    assert set(decoder.prefill_graphs.graphs) == {384}
+    with torch.no_grad():
+        for parameter in model.parameters().values():
+            parameter.mul_(1.1)
+    after = kept(decoder, groups)
+    assert error(after, kept_without_graphs(decoder, groups)) < 4 * torch.finfo(torch.float16).eps
+    assert error(after, before) > 0.05
+
+
+def test_many_short_texts_are_computed_without_a_graph(tiny):
+    decoder = filling(wide_or_short(tiny, torch.float16))
+    groups = groups_of(decoder, [(1, []) for _ in range(180)])
+    several = [kept(decoder, groups) for _ in range(4)]
+    assert not decoder.prefill_graphs.uses
+    assert all(torch.equal(kept_without_graphs(decoder, groups), each) for each in several)
+    assert several[0].any(dim=-1).all()
+
+
+def test_without_memory_for_graphs_passes_are_computed_without_them(tiny):
+    decoder = filling(wide_or_short(tiny, torch.float16))
+    decoder.prefill_graphs.nbytes = 2**50
+    groups = groups_of(decoder, LENGTHS[384])
+    several = [kept(decoder, groups) for _ in range(5)]
+    assert not decoder.prefill_graphs.graphs
+    assert decoder.prefill_graphs.uses[384] == 5
+    assert all(torch.equal(several[0], each) for each in several)
+
+
+def test_graphs_of_prompts_share_memory_that_nobody_counts_as_free(monkeypatch):
+    """Recorded from the smallest to the largest: each would not find room in the memory of those before."""
+    monkeypatch.setattr("solera.engines.prefill.USES", 1)
+    gc.collect()
+    free = free_bytes(torch.device("cuda"))
+    decoder = filling(smollm2_layers())
+    graphs = decoder.prefill_graphs
+    assert graphs.most == 16_384
+    gc.collect()
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    with_pages = free_bytes(torch.device("cuda"))
+    assert free - with_pages > graphs.nbytes
+    before, tokens = torch.cuda.memory_reserved(), 256
+    while tokens <= graphs.most:
+        groups = groups_of(decoder, [(min(2048, tokens - at), []) for at in range(0, tokens, 2048)])
+        kept(decoder, groups)
+        decoder.reset()
+        tokens *= 2
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert set(graphs.graphs) == {256, 512, 1024, 2048, 4096, 8192, 16_384}
+    taken = torch.cuda.memory_reserved() - before
+    print(f"graphs of prompts take {taken / 2**20:.0f} MiB, {graphs.nbytes / 2**20:.0f} were set aside")
+    assert taken < graphs.nbytes + 160 * 2**20  # and workspaces of cuBLAS
+    assert torch.cuda.memory_allocated() < held + 160 * 2**20
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -1096,6 +1246,19 @@ def test_weights_in_flight_match_a_forward_pass_of_each_version(tiny, beside, in
     assert_each_span_is_of_its_version(crossed, versions, tolerance=2e-4)
     several = sum(len(completion.versions) > 1 for _, completion in crossed)
     assert several >= 5 if in_flight == "keep" else several == 0
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_in_flight_with_graphs_of_prompts(tiny, monkeypatch, compute):
+    """What is under way is computed again by graphs. Versions are those that the engine's type can hold."""
+    monkeypatch.setattr("solera.engines.prefill.USES", 1)
+    versions = [version.copy(compute).copy(torch.float32) for version in some_versions(tiny)]
+    engine = InProcessEngine(wide_or_short(tiny, compute), (END,), 64, compute, compiled=True, beside=True, early=True)
+    ask(engine, ragged_requests(10, 4, LONG))  # compiles
+    crossed = written_across_versions(slowly(engine, seconds=0.01), versions, "keep")
+    assert_each_span_is_of_its_version(crossed, versions, tolerance=0.1 if compute == torch.float16 else 0.5)
+    assert sum(len(completion.versions) > 1 for _, completion in crossed) >= 5
+    assert engine.decoder.prefill_graphs.graphs
 
 
 def nccl_pair(*given: str) -> subprocess.CompletedProcess[str]:

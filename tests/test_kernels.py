@@ -16,7 +16,7 @@ def run(*arguments: str, interpreted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel", ["attention", "parts", "packed", "sampling", "writing", "layers", "scoring", "head", "digests"]
+    "kernel", ["attention", "parts", "packed", "padded", "sampling", "writing", "layers", "scoring", "head", "digests"]
 )
 def test_a_kernel_interpreted_computes_what_torch_does(kernel):
     run("-m", "tests.interpreted", kernel, interpreted="1")

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,13 +18,14 @@ from solera.engines.fused import FusedModel
 from solera.engines.jobs import Job, Kind, Spell, Written
 from solera.engines.kv_cache import Continuing, Decoding, Places, Prefilling
 from solera.engines.pages import Pages, bytes_per_token
-from solera.engines.prompts import Stretch
+from solera.engines.prefill import Numbers, Pass, PrefillGraphs
+from solera.engines.prompts import Group, Stretch
 from solera.engines.sampling import sample
 from solera.engines.slots import Rows
 from solera.engines.tables import ALIVE, Memory, RowTable, bucket
 from solera.errors import SoleraError
-from solera.models.attention import PackedTexts, Plan, Text
-from solera.models.language_model import LanguageModel
+from solera.models.attention import PackedTexts, Plan
+from solera.models.language_model import SHORT, LanguageModel
 from solera.models.memory import RECORDING, free_bytes
 
 PREFILL_TOKENS = 16_384
@@ -34,9 +34,6 @@ SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
 REMEMBERED = 1024
 """Responses whose lengths tell how long one usually is."""
-Numbers = npt.NDArray[np.int64]
-Group = tuple[Stretch, list[Stretch]]
-"""A prompt and the texts that continue it."""
 
 
 class ContinuousDecoder:
@@ -75,6 +72,9 @@ class ContinuousDecoder:
         if compiled and self.graphed:
             model.compile_layers()
         self.fused = FusedModel.of(model) if compiled and self.graphed else None
+        self.prefill_graphs: PrefillGraphs | None = None
+        if self.fused is not None and self._recording is not None and model.key_value_dtype in SHORT:
+            self.prefill_graphs = PrefillGraphs(self.fused, self._recording, PREFILL_TOKENS)
 
     def reset(self) -> None:
         self.rows: Rows | None = None
@@ -211,26 +211,18 @@ class ContinuousDecoder:
         page_N, at_N = page_P[place_N // self.pages.tokens], place_N % self.pages.tokens
         places = Places(self._sent(page_N), self._sent(at_N))
         plan = Continuing(places, self._sent(page_P), turn, shared)
-        self._compute(np.array(part.token_ids, np.int64), position_N, plan)
+        self._compute(part.token_ids, position_N, plan)
 
     def _fill(self, groups: list[Group]) -> None:
-        texts, stretches, positions, at = list[Text](), list[Stretch](), list[Numbers](), 0
-        for prompt, responses in groups:
-            start, before = at, len(prompt.token_ids)
-            for stretch in (prompt, *responses):
-                length = len(stretch.token_ids)
-                if stretch is prompt:
-                    texts.append(Text(at, length))
-                else:
-                    texts.append(Text(at, length, start if before else 0, before))
-                positions.append(np.arange(length) + (0 if stretch is prompt else before))
-                stretches.append(stretch)
-                at += length
-        token_N = np.concatenate([np.array(stretch.token_ids, np.int64) for stretch in stretches])
-        page_N, at_N = (np.concatenate(each) for each in zip(*map(self._places, stretches), strict=True))
+        assert self.pages is not None
+        texts = Pass.of(groups, self.pages.tokens)
+        if self.prefill_graphs is not None and self.prefill_graphs.compute(texts):
+            self.prefilled += texts.tokens
+            return
+        token_N, position_N, page_N, at_N = texts.line_4N
         places = Places(self._sent(page_N), self._sent(at_N))
-        plan = Prefilling(PackedTexts.of(texts).to(self.model.device), places)
-        self._compute(token_N, np.concatenate(positions), plan)
+        plan = Prefilling(PackedTexts.of(texts.texts).to(self.model.device), places)
+        self._compute(token_N, position_N, plan)
 
     def _compute(self, token_N: Numbers, position_N: Numbers, plan: Plan) -> None:
         self.prefilled += len(token_N)
@@ -243,12 +235,6 @@ class ContinuousDecoder:
 
     def _sent(self, numbers: Numbers) -> Tensor:
         return sent(numbers, self.model.device)
-
-    def _places(self, stretch: Stretch) -> tuple[Numbers, Numbers]:
-        """Page of each token, and its place there."""
-        assert self.pages is not None
-        n = np.arange(len(stretch.token_ids))
-        return np.array(stretch.pages, np.int64)[n // self.pages.tokens], n % self.pages.tokens
 
     def step(self, memory: Memory, rows: int, kind: Kind) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""

@@ -67,6 +67,17 @@ class FusedModel:
         """The type of what products return."""
         return torch.float32 if self.model.is_wide else self.model.module.dtype
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Memory that a pass needs per token at the end of a layer, where it is most."""
+        body: Any = self.model.body
+        attention, down = body.layers[0].self_attn, body.layers[0].mlp.down_proj
+        hidden, inner, queries = down.out_features, down.in_features, attention.o_proj.in_features
+        product = queries + attention.k_proj.out_features + attention.v_proj.out_features
+        products = 4 * hidden + product + 2 * inner + 2 * attention.head_dim  # and cosine and sine
+        inputs = hidden + queries + inner
+        return products * self.between.itemsize + inputs * self.model.module.dtype.itemsize
+
     def _layer(
         self, layer: Any, x_SH: Tensor, added_SH: Tensor | None, rotation: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:

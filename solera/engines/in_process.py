@@ -165,7 +165,8 @@ class InProcessEngine:
 
     def free(self) -> None:
         """Give up the memory of keys and values, so that another process can use it. The next request takes it again.
-        On a GPU, CUDA graphs stay, and so does the segment of at most 256 MiB that they begin with."""
+        On a GPU, CUDA graphs stay with their memory, and so does the segment of at most 256 MiB that they begin
+        with."""
         with self._writing:
             self.decoder.free()
         if self.model.device.type == "cuda":

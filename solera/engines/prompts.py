@@ -5,6 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from solera.engines.pages import Pages
 
 if TYPE_CHECKING:
@@ -22,8 +25,12 @@ them than for a fourth, and each pass is hundreds of kernels that the host must 
 class Stretch(NamedTuple):
     """Tokens, and the pages that hold their keys and values from the first page's first place on."""
 
-    token_ids: tuple[int, ...]
+    token_ids: npt.NDArray[np.int64]
     pages: list[int]
+
+
+Group = tuple[Stretch, list[Stretch]]
+"""A prompt and the texts that continue it."""
 
 
 @dataclass(eq=False)
@@ -36,6 +43,10 @@ class Prefix:
     computed: int = 0
     held_up: list["Seat"] = field(default_factory=list)
     """Jobs that wait until all of it is computed."""
+
+    @property
+    def stretch(self) -> Stretch:
+        return Stretch(np.array(self.token_ids, np.int64), self.pages)
 
     @property
     def is_computed(self) -> bool:
@@ -77,7 +88,7 @@ class Prompts:
         """One pass. Returns the jobs that have waited for it."""
         first = self.unfinished[0]
         if len(first.token_ids) > PART:
-            part = first.token_ids[first.computed : first.computed + PART]
+            part = np.array(first.token_ids[first.computed : first.computed + PART], np.int64)
             self.decoder.fill_part(Stretch(part, first.pages), len(first.token_ids), first.computed)
             first.computed += len(part)
         else:
@@ -94,12 +105,7 @@ class Prompts:
         for prefix in self.unfinished:
             prefix.computed = 0
         computed = {prompt: prefix for prompt, prefix in self.all.items() if prefix not in self.unfinished}
-        self.decoder.fill(
-            [
-                (Stretch(prefix.token_ids, prefix.pages), responses.get(prompt, []))
-                for prompt, prefix in computed.items()
-            ]
-        )
+        self.decoder.fill([(prefix.stretch, responses.get(prompt, [])) for prompt, prefix in computed.items()])
 
     def drop_cancelled(self) -> list["Seat"]:
         """Returns jobs that nobody waits for any more. What nobody needs is not computed."""
@@ -120,7 +126,7 @@ class Prompts:
         return prefix.pages
 
     def _compute(self, prefixes: list[Prefix]) -> None:
-        self.decoder.fill([(Stretch(prefix.token_ids, prefix.pages), []) for prefix in prefixes])
+        self.decoder.fill([(prefix.stretch, []) for prefix in prefixes])
         for prefix in prefixes:
             prefix.computed = len(prefix.token_ids)
 

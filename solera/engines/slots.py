@@ -216,13 +216,17 @@ class Rows:
         ).read()
         written = {} if self.ending is None else {seat.job: seat.job.limit for seat in self.ending.seats}
         responses = dict[tuple[int, ...], list[Stretch]]()
+        begun = list[tuple[Seat, int]]()
         for slot, seat in self.seats:
-            job, request = seat.job, seat.request
-            written[job] = int(step_S[slot]) if alive_S[slot] else int(length_B[request])
-            if alive_S[slot] and step_S[slot]:
-                # The row computes its newest token itself.
-                response = job.token_ids[-1:] + tuple(token_BT[request, : step_S[slot] - 1].tolist())
-                responses.setdefault(job.token_ids, []).append(Stretch(response, seat.pages))
+            alive, step = alive_S[slot], int(step_S[slot])
+            written[seat.job] = step if alive else int(length_B[seat.request])
+            if alive and step:
+                begun.append((seat, step))
+        # The last token of the prompt, then the response. The row computes its newest token itself.
+        last_R = [seat.job.token_ids[-1] for seat, _ in begun]
+        token_RT = np.column_stack([last_R, token_BT[[seat.request for seat, _ in begun]]]).astype(np.int64, copy=False)
+        for (seat, step), token_T in zip(begun, token_RT, strict=True):
+            responses.setdefault(seat.job.token_ids, []).append(Stretch(token_T[:step], seat.pages))
         self.prompts.compute_again(responses)
         return written
 

@@ -17,7 +17,7 @@ from solera.errors import SoleraError
 from solera.learner.graphs import RecordedBody, most_places
 from solera.learner.rows import MicroBatch
 from solera.models.language_model import LanguageModel
-from solera.models.memory import RECORDING, free_bytes
+from solera.models.memory import RECORDING, free_bytes, set_aside
 
 LOSS_SCALE = 2.0**15
 """What a loss is multiplied by before a backward pass in float16, in which a mean over many tokens would become 0. If
@@ -65,6 +65,8 @@ class ComputeWeights:
         self.padded = most_places(self.model, self.bytes_per_token(recomputes=False)) if records else 0
         """Places up to which micro-batches are padded, so that a recorded pass can take them."""
         self._recorded = RecordedBody(self.model, self.padded) if self.padded else None
+        if self._recorded is not None:
+            set_aside(self._recorded, int(self.padded * self.bytes_per_token(recomputes=False)))
 
     @property
     def recorded(self) -> RecordedBody | None:
@@ -176,12 +178,10 @@ class ComputeWeights:
         return 16_384 if free is None else min(MOST_TOKENS, int(free * 2 / 3 / self.bytes_per_token(recomputes)))
 
     def _free(self) -> int | None:
-        """Free bytes of a GPU, without those for gradients that are not allocated yet, and for recorded passes. What
-        these hold counts as free, so the difference is the same before and after a recording."""
+        """Free bytes of a GPU, without those for gradients that are not allocated yet."""
         if self.model.device.type != "cuda":
             return None
-        kept = 0 if self._recorded is None else int(self.padded * self.bytes_per_token(recomputes=False))
-        return free_bytes(self.model.device) - kept - (0 if self.separate else self._missing_gradients())
+        return free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
 
     def bytes_per_token(self, recomputes: bool) -> float:
         """Memory for the activations of a token, estimated from the sizes of a usual layer. If they are recomputed: the

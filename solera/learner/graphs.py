@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from solera.engines.fused import KNOWN
-from solera.learner.rows import STEP, MicroBatch, places_for
+from solera.learner.rows import MicroBatch, places_for
 from solera.models.language_model import SHORT, LanguageModel
 from solera.models.memory import allowed_bytes
 
@@ -28,7 +28,7 @@ WORK = 1.2e11
 that time at 300 TFLOP/s: `6 · WORK / 300e12 = 2.4 ms`."""
 SHARE = 1 / 8
 """Most of the GPU's memory for recorded passes. Nothing else can use it."""
-FIRST_USES = 2
+FIRST_USES = 1
 """Updates that use a size before it is recorded. Recording takes about as long as ten passes."""
 
 
@@ -50,11 +50,13 @@ def most_places(model: LanguageModel, bytes_per_token: float) -> int:
 def largest_size(places: int) -> int:
     """The largest padded size of at most so many places; 0 if it is too small to be worth it.
 
-    >>> largest_size(5183), largest_size(5184), largest_size(4159)
-    (4160, 5184, 0)
+    >>> largest_size(5183), largest_size(5184), largest_size(4159), largest_size(20_000)
+    (4160, 5184, 0, 16448)
     """
-    size = places_for(places - STEP + 1)
-    return size if FEWEST_PLACES <= size <= places else 0
+    size = 0
+    while (larger := places_for(size + 1)) <= places:
+        size = larger
+    return size if size >= FEWEST_PLACES else 0
 
 
 @dataclass(eq=False)

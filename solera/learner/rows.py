@@ -20,7 +20,7 @@ from solera.models.tiling import TILE
 from solera.records import Rollout, Sequence
 
 STEP = 1024
-"""Places between two sizes of padded micro-batches."""
+"""Smallest difference between two sizes of padded micro-batches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +85,15 @@ def micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, pack_tokens:
 
 
 def places_for(tokens: int) -> int:
-    """The padded size of a micro-batch. It is never the width of a model: torch's compiler takes equal numbers for the
-    same, and would compile again for others.
+    """The padded size of a micro-batch: four sizes from one power of two to the next, so that few are recorded. It is
+    never the width of a model: torch's compiler takes equal numbers for the same, and would compile again for others.
 
-    >>> [places_for(tokens) for tokens in (1, 1088, 1089, 12_500)]
-    [1088, 1088, 2112, 13376]
+    >>> [places_for(tokens) for tokens in (1, 1088, 1089, 7233, 8257, 12_500, 16_449)]
+    [1088, 1088, 2112, 8256, 10304, 14400, 20544]
     """
-    return TILE + STEP * max(1, -(-(tokens - TILE) // STEP))
+    steps = max(1, -(-(tokens - TILE) // STEP))
+    between = max(1, 2 ** (steps.bit_length() - 1) // 4)
+    return TILE + STEP * between * -(-steps // between)
 
 
 def tiles_for(places: int) -> int:

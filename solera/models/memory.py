@@ -1,6 +1,7 @@
 """How much GPU memory this process may use."""
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,14 @@ RECORDING = threading.RLock()
 records: to wait for the whole GPU, as a learner and an engine do for what they compile, and to give back torch's unused
 memory."""
 
+_SET_ASIDE = weakref.WeakKeyDictionary[object, int]()
+
+
+def set_aside(owner: object, nbytes: int) -> None:
+    """Do not count so many bytes as free as long as `owner` exists. Torch counts memory of CUDA graphs as unused, but
+    nobody else can use it. Set aside before they are recorded, what is free does not depend on when that is."""
+    _SET_ASIDE[owner] = nbytes
+
 
 def free_bytes(device: torch.device) -> int:
     """Return the memory that is free, plus what torch holds unused, within this process's limit (`run.gpu_memory`)."""
@@ -18,11 +27,11 @@ def free_bytes(device: torch.device) -> int:
     free, _ = torch.cuda.mem_get_info(number)
     held = torch.cuda.memory_allocated(number)
     unused = torch.cuda.memory_reserved(number) - held
-    return max(0, min(free + unused, allowed_bytes(device) - held))
+    return max(0, min(free + unused, allowed_bytes(device) - held) - sum(_SET_ASIDE.values()))
 
 
 def allowed_bytes(device: torch.device) -> int:
-    """Return this process's limit."""
+    """Return the most memory that this process may use."""
     number = _number(device)
     _, total = torch.cuda.mem_get_info(number)
     return int(torch.cuda.get_per_process_memory_fraction(number) * total)
