@@ -118,6 +118,17 @@ def test_impossible_values_are_refused_in_one_line(section, values, says):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "says"),
+    [("model", {"compile": False}, "set model.compile"), ("cluster", {"learners": 2}, "cluster.learners")],
+)
+def test_recorded_updates_need_compiled_layers_and_one_process(section, values, says):
+    config = override(Config(), "learn", graphs=True)
+    check(config)
+    with pytest.raises(SoleraError, match=f"learn.graphs needs .*: remove it, or {says}"):
+        check(override(config, section, **values))
+
+
 def test_the_defaults_pass_and_survive_writing_and_reading():
     check(Config())
     assert parse(dump(Config()), "dump") == Config()

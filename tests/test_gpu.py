@@ -34,7 +34,7 @@ from solera.engines.prompts import Stretch
 from solera.engines.slots import Rows
 from solera.errors import SoleraError
 from solera.learner.compute_weights import ComputeWeights
-from solera.learner.graphs import MOST_PLACES, Pass, RecordedBody
+from solera.learner.graphs import FIRST_USES, MOST_PLACES, Pass, RecordedBody
 from solera.learner.head import ScoredHead
 from solera.learner.learner import Learner
 from solera.learner.optimisers import LeanAdamW
@@ -711,7 +711,7 @@ def recording_learner(kind: str, records: bool, seed: int = 0, **learn) -> Learn
     if kind == "lean":
         model, learn = model.in_bfloat16(), {**learn, "memory": "lean"}
     compute = torch.bfloat16 if kind in ("bfloat16", "lean") else torch.float16
-    learner = make_learner(model, compute=compute, compiled=True, **{"lr": 1e-3, **learn})
+    learner = make_learner(model, compute=compute, compiled=True, **{"lr": 1e-3, "graphs": True, **learn})
     assert learner.compute_weights.padded == MOST_PLACES
     if not records:
         learner.compute_weights._recorded = None
@@ -800,7 +800,7 @@ def test_updates_are_recorded_while_an_engine_decodes(tiny):
 
 def test_where_memory_ends_nothing_is_recorded_and_all_memory_is_given_back():
     learners = [recording_learner("float16", records) for records in (True, False)]
-    assert_updates_are_equal(learners, [20_000] * 2)
+    assert_updates_are_equal(learners, [20_000] * FIRST_USES)
     gc.collect()
     torch.cuda.empty_cache()
     weights, before = learners[0].compute_weights, torch.cuda.memory_reserved()
@@ -814,7 +814,7 @@ def test_where_memory_ends_nothing_is_recorded_and_all_memory_is_given_back():
     print(f"activations {activations / 2**20:.0f} MiB, held {held / 2**20:.0f}, given back {given_back / 2**20:.0f}")
     assert held > given_back > activations / 2
     weights._recorded = RecordedBody(weights.model, weights.padded)
-    for _ in range(2):
+    for _ in range(FIRST_USES):
         assert weights.record(micros)
     with limited(torch.device("cuda"), (torch.cuda.memory_allocated() + activations / 2) / 2**30):
         assert not weights.record(micros)
@@ -828,7 +828,7 @@ def test_a_run_with_replayed_updates_is_the_same_stopped_or_not(short_run, tmp_p
     monkeypatch.setattr(Pass, "forward", lambda one, given: replays.append(given.shape[1]) or forward(one, given))
     settings = (
         'run = { steps = 30, device = "cuda" }\nmodel = { compile = true, compute = "float16" }\n'
-        "collect = { prompts = 16 }\nsync = { period = 4 }"
+        "collect = { prompts = 16 }\nsync = { period = 4 }\nlearn = { graphs = true }"
     )
     short_run(settings, name="whole")
     whole, calls = len(replays), iter(range(1000))

@@ -32,7 +32,7 @@ name."""
 SAFE = (
     "run.steps", "run.device", "run.threads", "run.gpu_memory", "model.compute", "model.compile", "collect.overlap",
     "reward.timeout", "reward.errors", "learn.micro_batch_tokens", "learn.pack_tokens", "learn.logit_chunk",
-    "learn.gradient_checkpointing", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
+    "learn.gradient_checkpointing", "learn.graphs", "engine.max_rows", "engine.urls", "engine.launch", "engine.args",
     "engine.gpu_memory", "engine.timeout", "sync.in_flight", "sync.transport", "sync.on_fault", "evaluate.every",
     "evaluate.temperature", "evaluate.top_p", "evaluate.samples", "evaluate.threshold", "checkpoint.every",
     "checkpoint.keep", "report.tensorboard", "report.wandb", "report.progress", "report.page",
@@ -143,6 +143,9 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         *_lean_rules(c),
         *_draw_rules(c),
         (c.run.threads <= MOST_THREADS, f"run.threads is {c.run.threads}; use at most {MOST_THREADS}, or 0"),
+        (not c.learn.graphs or (c.model.compile and c.cluster.learners == 0),
+         "learn.graphs needs model.compile and a learner in this process: remove it, or "
+         + ("cluster.learners" if c.cluster.learners else "set model.compile")),
         (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
          and len(c.run.name.encode()) <= LONGEST_NAME),

@@ -73,8 +73,8 @@ class ContinuousDecoder:
             model.compile_layers()
         self.fused = FusedModel.of(model) if compiled and self.graphed else None
         self.prefill_graphs: PrefillGraphs | None = None
-        if self.fused is not None and self._recording is not None and model.key_value_dtype in SHORT:
-            self.prefill_graphs = PrefillGraphs(self.fused, self._recording, PREFILL_TOKENS)
+        if self.fused is not None and model.key_value_dtype in SHORT:
+            self.prefill_graphs = PrefillGraphs(self.fused, PREFILL_TOKENS)
 
     def reset(self) -> None:
         self.rows: Rows | None = None

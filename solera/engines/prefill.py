@@ -104,12 +104,14 @@ def tiles_of(size: int) -> int:
 class PrefillGraphs:
     """Computes passes of up to `most` tokens with a model in 16 bits, on a GPU."""
 
-    def __init__(self, fused: FusedModel, stream: torch.cuda.Stream, most: int) -> None:
+    def __init__(self, fused: FusedModel, most: int) -> None:
         self.fused = fused
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.uses = Counter[int]()
         self.records = True
-        self._stream = stream
+        # No other graphs are recorded on it: some versions of torch take the workspaces of a stream's matrix products
+        # away from all graphs recorded on it as soon as one of them is deleted.
+        self._stream = torch.cuda.Stream(fused.model.device, priority=-1)
         self._pool = torch.cuda.graph_pool_handle()
         device = fused.model.device
         each = fused.bytes_per_token * 3 // 2  # what is freed in a pass leaves gaps that not everything fits into

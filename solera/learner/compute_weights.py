@@ -37,7 +37,15 @@ computes about 3,300 tokens of a model with 1.56 billion weights."""
 class ComputeWeights:
     """`model` is what is called. `masters` are what is trained, saved and synced."""
 
-    def __init__(self, masters: LanguageModel, compute: torch.dtype, *, trained: bool, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        masters: LanguageModel,
+        compute: torch.dtype,
+        *,
+        trained: bool,
+        compiled: bool = False,
+        records: bool = False,
+    ) -> None:
         self.masters = masters
         self.model = masters.for_compute(compute)
         self.compute = compute
@@ -61,7 +69,7 @@ class ComputeWeights:
         if self.compiled:
             self.model.compile_layers()
         whole = self.separate or self.model.is_wide  # else autocast computes
-        records = trained and self.compiled and whole
+        records = records and trained and self.compiled and whole
         self.padded = most_places(self.model, self.bytes_per_token(recomputes=False)) if records else 0
         """Places up to which micro-batches are padded, so that a recorded pass can take them."""
         self._recorded = RecordedBody(self.model, self.padded) if self.padded else None

@@ -88,7 +88,7 @@ class Learner:
         self.limit = limit
         self.steps = steps
         self.compute = str(compute).removeprefix("torch.")
-        self.compute_weights = ComputeWeights(model, compute, trained=True, compiled=compiled)
+        self.compute_weights = ComputeWeights(model, compute, trained=True, compiled=compiled, records=config.graphs)
         self.reference = reference
         self.peers: Peers = peers or Alone()
         self._say = say
