@@ -80,7 +80,7 @@ def _parser() -> Parser:
     parsers["verify"].add_argument(
         "--held-out", action="store_true",
         help="also check that no response in the store, except the probes, answers a held-out problem; needs the "
-        "model's tokenizer and the task's files",
+        "model's tokenizer, and the task's files if it has any",
     )  # fmt: skip
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, Parquet, or a folder")
     parsers["import"].add_argument("--origin", help="origin of lines that name none; default: file:NAME")
