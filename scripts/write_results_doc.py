@@ -192,9 +192,9 @@ def written(text: str, sweeps: dict[str, Results]) -> str:
 
 
 def plans() -> list[Plan]:
-    """The sweeps of the embedded model. Those on GSM8K need a model that another recipe makes."""
+    """The sweeps of the embedded model. Those on GSM8K and countdown need a model that another recipe makes."""
     paths = sorted((ROOT / "recipes").glob("sweep_*.toml"))
-    return [read_plan(path) for path in paths if not path.stem.startswith("sweep_gsm8k")]
+    return [read_plan(path) for path in paths if not path.stem.startswith(("sweep_gsm8k", "sweep_countdown"))]
 
 
 def main() -> None:

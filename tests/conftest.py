@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # xdist's first process reads this file and runs no test: tor
 
 VOCABULARY = 11
 END = 1
+CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[assistant]' if add_generation_prompt }}"
 
 
 LONG = (
@@ -143,3 +144,26 @@ def merge(config: Config, toml: str) -> Config:
     for section, values in tomllib.loads(toml).items():
         config = dataclasses.replace(config, **{section: dataclasses.replace(getattr(config, section), **values)})
     return config
+
+
+@pytest.fixture(scope="session")
+def small_chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose tokenizer knows every byte and has a chat template."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("chat")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<end>": 0, **{c: i for i, c in enumerate(alphabet, 1)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=CHAT)
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=257, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
+        max_position_embeddings=8192, eos_token_id=0, bos_token_id=None, tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder

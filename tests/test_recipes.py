@@ -7,9 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from solera.config import load
 from solera.objectives.table import resolve_config
@@ -18,25 +15,6 @@ from solera.sweep.file import read_plan
 from tests.command import solera
 
 RECIPES = sorted(path for path in Path("recipes").glob("*.toml") if not path.name.startswith("sweep"))
-CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{{ '[assistant]' if add_generation_prompt }}"
-
-
-@pytest.fixture(scope="module")
-def small_chat_model(tmp_path_factory) -> Path:
-    """A random Llama whose tokenizer knows every byte and has a chat template."""
-    folder = tmp_path_factory.mktemp("chat")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({"<end>": 0, **{c: i for i, c in enumerate(alphabet, 1)}}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", chat_template=CHAT)
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=257, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=1,
-        max_position_embeddings=8192, eos_token_id=0, bos_token_id=None, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -48,8 +26,12 @@ def test_it_resolves_and_says_what_to_expect(path):
 
 
 @pytest.mark.parametrize(
-    "name", ["gsm8k_qwen2.5_0.5b", "deepscaler_r1_1.5b", "gsm8k_warm_start", "gsm8k_smollm2", "gym_smollm2"]
-)
+    "name",
+    [
+        "gsm8k_qwen2.5_0.5b", "deepscaler_r1_1.5b", "gsm8k_warm_start", "countdown_warm_start", "gsm8k_smollm2",
+        "gym_smollm2",
+    ],
+)  # fmt: skip
 def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
     recipe = Path(f"recipes/{name}.toml").resolve()
     data = tmp_path / "data"
@@ -79,9 +61,10 @@ def test_a_dry_run_takes_a_step(tmp_path, monkeypatch, small_chat_model, name):
 
 @pytest.fixture
 def warm_started(tmp_path, monkeypatch, small_chat_model) -> Path:
-    """A folder with the model and the problems that the sweeps on GSM8K name."""
-    (tmp_path / "runs" / "warm").mkdir(parents=True)
-    (tmp_path / "runs" / "warm" / "model").symlink_to(small_chat_model)
+    """A folder with the models and the problems that the sweeps on GSM8K and countdown name."""
+    for name in ("warm", "countdown_warm"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "model").symlink_to(small_chat_model)
     (tmp_path / "data" / "gsm8k").mkdir(parents=True)
     for split in ("train", "test"):
         rows = [{"question": f"{split} {i}", "answer": f"so #### {i}"} for i in range(8)]
@@ -112,18 +95,42 @@ def test_the_sweeps_on_gsm8k_have_the_cells_of_the_papers(warm_started):
         assert (cell.config.evaluate.problems, cell.config.evaluate.samples) == (1319, 4)
 
 
+def test_the_sweep_on_countdown_has_three_objectives_in_four_regimes(warm_started):
+    recipes = Path(__file__).parents[1] / "recipes"
+    plan, warm = read_plan(recipes / "sweep_countdown.toml"), load(recipes / "countdown_warm_start.toml")
+    assert len(plan.cells) == 12
+    assert {(c.config.objective.name, c.config.sync.rule, c.config.sync.period) for c in plan.cells} == {
+        (name, *sync)
+        for name in ("grpo", "rec_oneside_nois", "topr")
+        for sync in (("every", 1), ("every", 10), ("every", 20), ("never", 10))
+    }
+    assert len(plan.runs()) == 24
+    for cell in plan.cells:
+        assert (cell.config.collect.prompts, cell.config.collect.group_size) == (64, 16)
+        assert (cell.config.evaluate.problems, cell.config.evaluate.samples) == (1000, 4)
+        assert cell.config.task == resolve_config(warm).task
+        assert cell.config.model.path == "runs/countdown_warm/model"
+    assert warm.run.seed not in {run.seed for run in plan.runs()}  # training goes on with other problems
+
+
 @pytest.mark.parametrize(
-    ("name", "only", "number"), [("second", (), 5), ("first", ("--only", "regime=never"), 2)], ids=("second", "first")
+    ("name", "only", "number", "compared"),
+    [
+        ("gsm8k_second", (), 5, "compared with 8 held-out problems"),
+        ("gsm8k_first", ("--only", "regime=never"), 2, "compared with 8 held-out problems"),
+        ("countdown", ("--only", "regime=never"), 3, "128 of 128 responses state a problem of countdown"),
+    ],
+    ids=("second", "first", "countdown"),
 )
-def test_a_quick_sweep_on_gsm8k_runs(warm_started, name, only, number):
+def test_a_quick_sweep_runs(warm_started, name, only, number, compared):
     """Its last table says what is smaller with --quick. Groups are smaller still here, and runs have no page."""
-    recipe = warm_started / f"sweep_gsm8k_{name}.toml"
+    recipe = warm_started / f"sweep_{name}.toml"
     text = (Path(__file__).parents[1] / "recipes" / recipe.name).read_text()
     recipe.write_text(f"{text}collect.group_size = 4\nreport.page = false\n")
     done = solera("sweep", recipe, "--quick", *only, cwd=warm_started)
     assert done.returncode == 0, done.stdout + done.stderr
-    runs = sorted((warm_started / "sweeps" / f"gsm8k_{name}-quick" / "runs").iterdir())
+    runs = sorted((warm_started / "sweeps" / f"{name}-quick" / "runs").iterdir())
     assert len(runs) == number
     proof = solera("data", "verify", runs[0], "--held-out", cwd=warm_started)
     assert proof.returncode == 0, proof.stderr
-    assert "compared with 8 held-out problems" in proof.stdout
+    assert compared in proof.stdout

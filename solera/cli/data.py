@@ -80,7 +80,7 @@ def _parser() -> Parser:
     parsers["verify"].add_argument(
         "--held-out", action="store_true",
         help="also check that no response in the store, except the probes, answers a held-out problem; needs the "
-        "model's tokenizer and the task's files",
+        "model's tokenizer, and the task's files if it has any",
     )  # fmt: skip
     parsers["import"].add_argument("file", type=Path, metavar="FILE", help="JSON lines, Parquet, or a folder")
     parsers["import"].add_argument("--origin", help="origin of lines that name none; default: file:NAME")
@@ -135,7 +135,12 @@ def _verify(chosen: Namespace) -> int:
 
         leaks = find_leaks(chosen.run)
         found.complaints += [f"rollout {id_}: answers a held-out problem of the task" for id_ in leaks.ids]
-        print(f"{counted(leaks.responses, 'response')} compared with {counted(leaks.held_out, 'held-out problem')}")
+        responses = counted(leaks.responses, "response")
+        if leaks.held_out:
+            print(f"{responses} compared with {counted(leaks.held_out, 'held-out problem')}")
+        if leaks.by_rule:
+            tasks = " or ".join(leaks.by_rule)
+            print(f"{leaks.stated} of {responses} state a problem of {tasks}; compared with its rule for held-out ones")
     for complaint in found.complaints:
         print(f"solera: {complaint}", file=sys.stderr)
     unsigned = f" ({found.unsigned} from an earlier version of Solera, with fewer checksums)" if found.unsigned else ""

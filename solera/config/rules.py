@@ -25,6 +25,8 @@ COLDEST = 1e-3
 """Lowest temperature. Logits divided by a much smaller one are infinite."""
 WITH_ROWS = ("gsm8k", "math", "jsonl")
 """Tasks whose problems are rows of a file, which may have a column with solutions."""
+SOLUTION = "solution"
+"""The solution of a problem that `countdown` generates, as if it were a column."""
 LONGEST_NAME = 200
 """Maximum length in bytes. File systems allow 255, and the name of an unfinished folder is longer than its final
 name."""
@@ -301,10 +303,12 @@ def _reward_rules(config: Config) -> list[tuple[bool, str]]:
 
 def _store_rules(config: Config) -> list[tuple[bool, str]]:
     url, name = config.store.url, config.run.name
-    data, bad = config.store.data, config.store.skip_bad
+    data, bad, solutions = config.store.data, config.store.skip_bad, config.store.solutions
     return [
-        (config.store.solutions is None or config.task.name in WITH_ROWS, "store.solutions needs a task with a file of "
-         f"problems ({', '.join(WITH_ROWS)}), not {config.task.name}: remove it"),
+        (solutions is None or config.task.name in (*WITH_ROWS, "countdown"), "store.solutions needs a task with "
+         f"solutions ({', '.join(WITH_ROWS)} or countdown), not {config.task.name}: remove it"),
+        (solutions in (None, SOLUTION) or config.task.name != "countdown", f"store.solutions is {shown(solutions)}; "
+         f"for the task countdown it must be {SOLUTION!r}"),
         (bad is None or len(data) > 0, "store.skip_bad has no effect without store.data: set that or remove it"),
         (url is None or not holds_password(url), NO_PASSWORD),
         (url is None or is_database_url(url), NO_URL),

@@ -199,8 +199,10 @@ class StoreConfig:
     describes the fields), or folders of other runs or of `solera generate`, whose stores are read."""
     solutions: str | None = None
     """Column of the task's file with a written solution to each problem, such as `answer` for `gsm8k` or `solution` for
-    `math`. When the run starts, Solera imports the solutions of the training problems as responses of origin
-    `file:solutions`, and the task grades them. Solutions of held-out problems are never imported."""
+    `math`. The task `countdown` needs no file: `solution` stands for the expression that each problem was made from.
+    When the run starts, Solera imports the solutions of the training problems as responses of origin `file:solutions`,
+    and the task grades them. Of `countdown`, these are the first `run.steps` × `collect.prompts` different training
+    problems of the run's seed, at most 100,000. Solutions of held-out problems are never imported."""
     skip_bad: str | None = None
     """Import the good lines of `data` and write the bad ones to this file. If unset, a bad line stops the run before it
     starts."""

@@ -1,10 +1,12 @@
 """Countdown: make a target from given numbers with + − × ÷, using each number once. Generated and graded exactly."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import combinations_with_replacement, permutations
 from random import Random
+from typing import NamedTuple
 
 from solera.errors import SoleraError
 from solera.protocols import Codec
@@ -17,8 +19,20 @@ LARGEST = 99
 """Largest number; targets go up to ten times as much."""
 MOST_HELD_OUT = 50_000
 DRAWS = 200
-"""Consecutive unsuccessful draws of held-out problems before drawing stops. Level 2 has 1,487 in all."""
+"""Consecutive draws without a new problem before drawing stops. Level 2 has 1,487 held-out problems in all."""
 STATEMENT = re.compile(r"Make ([0-9]+) from the numbers ([0-9]+(?:, [0-9]+)*)\.")
+
+
+class Solved(NamedTuple):
+    """A problem `NUMBERS = TARGET`, and an expression that solves it."""
+
+    problem: str
+    expression: str
+
+    @property
+    def response(self) -> str:
+        """The solution in the form that the task's default template asks for."""
+        return f"<answer>{self.expression}</answer>"
 
 
 @dataclass(frozen=True)
@@ -32,13 +46,13 @@ class Countdown:
     columns = GENERATED_COLUMNS
 
     def prompt(self, index: int) -> Prompt:
-        return self._prompt(draw_problem(Random(self.seed << 40 | index), self.level, held_out=False))
+        return self._prompt(training_problem(self.seed, self.level, index).problem)
 
     def held_out(self, count: int) -> list[Prompt]:
         """Return up to `count` different held-out problems, the same in every run."""
         rng, problems, in_vain = Random(0), dict[str, None](), 0
         while len(problems) < min(count, MOST_HELD_OUT) and in_vain < DRAWS:
-            problem = draw_problem(rng, self.level, held_out=True)
+            problem = draw_problem(rng, self.level, held_out=True).problem
             in_vain = in_vain + 1 if problem in problems else 0
             problems[problem] = None
         if len(problems) < count and self.level <= 2:  # drawing would rarely find the last ones
@@ -49,8 +63,7 @@ class Countdown:
         return prompt.key
 
     def _prompt(self, problem: str) -> Prompt:
-        numbers, _, target = problem.partition(" = ")
-        text = f"Make {target} from the numbers {numbers.replace(' ', ', ')}."
+        text = statement(problem)
         try:
             ids = encode_problem(self.codec, self.template, text)
         except SoleraError as error:
@@ -58,14 +71,30 @@ class Countdown:
         return Prompt(f"countdown/{problem}", ids, {"prompt": text, "answer": problem})
 
 
-def draw_problem(rng: Random, level: int, held_out: bool) -> str:
-    """Draw `NUMBERS = TARGET` from one side of the split. Numbers are sorted, so that no problem occurs twice."""
+def training_problem(seed: int, level: int, index: int) -> Solved:
+    """Return problem `index` of a run's training stream."""
+    return draw_problem(Random(seed << 40 | index), level, held_out=False)
+
+
+def solved_problems(seed: int, level: int, count: int) -> Iterator[Solved]:
+    """Yield the first `count` different problems of the training stream, or fewer if drawing finds no new ones."""
+    seen, index, in_vain = set[str](), 0, 0
+    while len(seen) < count and in_vain < DRAWS:
+        solved = training_problem(seed, level, index)
+        index, in_vain = index + 1, in_vain + 1 if solved.problem in seen else 0
+        if not in_vain:
+            seen.add(solved.problem)
+            yield solved
+
+
+def draw_problem(rng: Random, level: int, held_out: bool) -> Solved:
+    """Draw a problem from one side of the split. Numbers are sorted, so that no problem occurs twice."""
     while True:
         numbers = sorted(rng.randint(1, LARGEST) for _ in range(level))
-        target = _combined(rng, numbers)
+        target, expression = _combined(rng, numbers)
         problem = f"{' '.join(map(str, numbers))} = {target}"
         if 0 < target <= 10 * LARGEST and is_held_out(problem) == held_out:
-            return problem
+            return Solved(problem, expression)
 
 
 def all_problems(level: int) -> set[str]:
@@ -83,12 +112,24 @@ def _targets(numbers: tuple[int, ...]) -> set[int]:
     """All values that the numbers, in this order, can reach with operations that keep them whole."""
     results = {numbers[0]}
     for other in numbers[1:]:
-        results = {target for first in results for target in _joined(first, other)}
+        results = {target for first in results for target, _ in _joined(first, other)}
     return results
 
 
-def _joined(first: int, other: int) -> list[int]:
-    return [first + other, first - other, first * other, *([first // other] if first % other == 0 else [])]
+def _joined(first: int, other: int) -> list[tuple[int, str]]:
+    """What each operation gives if its value is whole, and the operation's sign."""
+    whole = [(first // other, "/")] if first % other == 0 else []
+    return [(first + other, "+"), (first - other, "-"), (first * other, "*"), *whole]
+
+
+def statement(problem: str) -> str:
+    """The problem in words.
+
+    >>> statement("3 5 7 = 26")
+    'Make 26 from the numbers 3, 5, 7.'
+    """
+    numbers, _, target = problem.partition(" = ")
+    return f"Make {target} from the numbers {numbers.replace(' ', ', ')}."
 
 
 def problem_in(text: str) -> str | None:
@@ -109,9 +150,12 @@ def is_held_out(problem: str) -> bool:
     return blake2b(problem.encode(), digest_size=4).digest()[0] % HELD_OUT_SHARE == 0
 
 
-def _combined(rng: Random, numbers: list[int]) -> int:
-    """Join the numbers in random order by random operations that keep the value whole."""
-    first, *others = rng.sample(numbers, len(numbers))
-    for other in others:
-        first = rng.choice(_joined(first, other))
-    return first
+def _combined(rng: Random, numbers: list[int]) -> tuple[int, str]:
+    """Join the numbers in random order by random operations that keep the value whole. Return the value, and the
+    expression with each intermediate result in brackets: `(7 * 3) + 5`."""
+    value, *others = rng.sample(numbers, len(numbers))
+    expression = str(value)
+    for place, other in enumerate(others):
+        value, sign = rng.choice(_joined(value, other))
+        expression = f"{f'({expression})' if place else expression} {sign} {other}"
+    return value, expression

@@ -14,8 +14,8 @@ from solera.tasks.jsonl import normal, split_rows
 from solera.tasks.keys import sum_in
 from solera.tasks.prompting import encode_prompt
 
-GENERATED = ("arithmetic", "countdown")
-"""Tasks without files whose problems can be parsed from their tokens."""
+BY_RULE = ("arithmetic", "countdown")
+"""Tasks that hold out problems by a rule. Their problems can be parsed from their tokens."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class HeldOut:
 
     def __call__(self, token_ids: tuple[int, ...]) -> bool:
         in_rows = bool(self._rows) and self._spelled(token_ids) in self._rows
-        return in_rows or token_ids in self._of_gym or self._is_generated(token_ids)
+        return in_rows or token_ids in self._of_gym or any(self.generated(token_ids))
 
     def _spelled(self, token_ids: tuple[int, ...]) -> str:
         return normal(self.codec.decode(np.array(token_ids, np.int32)))
@@ -57,11 +57,12 @@ class HeldOut:
         seed = 0  # of training problems
         return Gym(part.name.removeprefix(GYM), part.level, self.codec, part.template, seed, self.longest)
 
-    def _is_generated(self, token_ids: tuple[int, ...]) -> bool:
-        parts = {part.name: part for part in task_parts(self.task).values() if part.name in GENERATED}
+    def generated(self, token_ids: tuple[int, ...]) -> list[bool]:
+        """For each problem of a task in BY_RULE that a prompt states: whether it is held out."""
+        parts = {part.name: part for part in task_parts(self.task).values() if part.name in BY_RULE}
         text = self.codec.decode(np.array(token_ids, np.int32)) if parts else ""
         numbers = sum_in(text) if "arithmetic" in parts else None
         stated = set[str]()
         if "countdown" in parts:  # a template may contain one as an example
             stated = countdown.problems_within(text) - countdown.problems_within(parts["countdown"].template or "")
-        return any(map(countdown.is_held_out, stated)) or (numbers is not None and is_held_out(*numbers))
+        return [*map(countdown.is_held_out, stated), *([] if numbers is None else [is_held_out(*numbers)])]

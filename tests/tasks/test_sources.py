@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from solera.config import Config, EvaluateConfig, TaskConfig, resolve_task, task
 from solera.errors import SoleraError
 from solera.objectives.table import resolve_config
 from solera.records import Prompt, Rollout
-from solera.tasks.countdown import Countdown, is_held_out
-from solera.tasks.expression import countdown_problem
+from solera.tasks.countdown import Countdown, is_held_out, solved_problems
+from solera.tasks.expression import countdown, countdown_problem
 from solera.tasks.jsonl import Jsonl
 from solera.tasks.mathematics import math
 from solera.tasks.mixture import Mixture
@@ -118,6 +119,53 @@ def test_countdown_problems_have_solutions_and_their_sides():
         assert solvable(tuple(numbers), target)
     assert not any(is_held_out(prompt.data["answer"]) for prompt in training)
     assert all(is_held_out(prompt.data["answer"]) for prompt in held_out)
+
+
+@pytest.mark.parametrize(
+    ("level", "training", "held_out"),
+    [
+        (2, ["83 89 = 172", "61 69 = 130", "24 35 = 840"], ["15 79 = 94", "53 88 = 35"]),
+        (3, ["25 60 60 = 25", "52 60 81 = 89", "28 37 98 = 107"], ["10 29 83 = 122", "6 60 65 = 11"]),
+        (4, ["14 33 41 55 = 762", "20 31 34 73 = 158", "5 14 15 41 = 37"], ["36 54 58 75 = 954", "27 33 51 64 = 7"]),
+        (
+            6,
+            ["1 25 29 47 77 96 = 275", "32 33 33 33 62 79 = 529", "6 27 44 54 86 86 = 135"],
+            ["8 15 50 63 79 90 = 240", "10 51 60 74 83 91 = 369"],
+        ),
+    ],
+)
+def test_countdown_problems_are_those_of_the_first_version(level, training, held_out):
+    """Written down before problems came with solutions. Other problems would make another run of every seed."""
+    task = Countdown(Letters(), level, "{prompt}", seed=7)
+    assert [task.prompt(index).data["answer"] for index in (0, 1, 2**33)] == training
+    assert [prompt.data["answer"] for prompt in task.held_out(2)] == held_out
+
+
+@pytest.mark.parametrize("level", range(2, 7))
+def test_solutions_of_countdown_are_right(level):
+    """By Python's own arithmetic, and by the grader."""
+    several = list(solved_problems(3, level, 300))
+    assert len({solved.problem for solved in several}) == 300
+    for solved in several:
+        numbers, target = countdown_problem(solved.problem)
+        assert eval(solved.expression) == target
+        assert sorted(map(int, re.findall("[0-9]+", solved.expression))) == numbers
+        assert countdown(solved.response, solved.problem, finished=False)
+        opened = solved.expression.count("(")
+        assert solved.expression.startswith("(" * opened) and opened == level - 2  # one for each intermediate result
+    assert {sign for solved in several for sign in "+-*/" if sign in solved.expression} == set("+-*/")
+
+
+def test_solutions_are_of_the_training_stream_each_problem_once():
+    task = Countdown(Letters(), 2, "{prompt}", seed=3)
+    stream = [task.prompt(index).data["answer"] for index in range(3000)]
+    different = list(dict.fromkeys(stream))
+    assert len(different) < 2900  # level 2 repeats itself
+    assert [solved.problem for solved in solved_problems(3, 2, 2000)] == different[:2000]
+    every = [solved.problem for solved in solved_problems(3, 2, 10**9)]  # ends when nothing new is found
+    assert len(every) == len(set(every)) > 9000
+    assert not any(map(is_held_out, every))
+    assert not set(every) & {prompt.data["answer"] for prompt in task.held_out(1487)}
 
 
 def test_a_model_that_cannot_spell_countdown_is_told_so():
