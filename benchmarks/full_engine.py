@@ -121,9 +121,9 @@ def batch_of(rng: np.random.Generator, vocabulary: int, version: int) -> Batch:
 class Learning:
     """A learner with ready-made batches."""
 
-    def __init__(self, model: LanguageModel, batches: int = 8) -> None:
+    def __init__(self, model: LanguageModel, graphs: bool, batches: int = 8) -> None:
         self._learner = Learner(
-            model, OBJECTIVE, LearnConfig(lr=1e-6, warmup=0), lineage="full", temperature=1.0, limit=LIMIT, steps=10**6,
+            model, OBJECTIVE, LearnConfig(lr=1e-6, warmup=0, graphs=graphs), lineage="full", temperature=1.0, limit=LIMIT, steps=10**6,
             compute=type_of(model), reference=None, compiled=model.device.type == "cuda",
         )  # fmt: skip
         rng = np.random.default_rng(0)
@@ -202,6 +202,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--seconds", type=float, default=8.0, help="of each measurement")
     parser.add_argument("--warm", type=float, default=15.0, help="seconds before the first one")
+    parser.add_argument("--graphs", action="store_true", help="record updates (learn.graphs)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
         "--admit", type=admission_of, nargs="+", default=[ADMISSION], metavar="8x1.25",
@@ -213,7 +214,7 @@ def main() -> None:
     )  # fmt: skip
     given = parser.parse_args()
     model = model_of(given.size)
-    learning = Learning(model) if {"beside", "apart"} & set(given.parts) else None
+    learning = Learning(model, given.graphs) if {"beside", "apart"} & set(given.parts) else None
     if learning is not None:
         print(f"the learner alone: an update {1000 * median(learning.learn(8)):.0f} ms", flush=True)
     if {"alone", "beside"} & set(given.parts):

@@ -265,13 +265,13 @@ class Synced(Echo):
 
 
 def test_after_a_sync_that_let_all_responses_end_the_engine_begins_at_once():
-    """Three batches of two groups are ready, one more than are usually kept. With the next weights the engine writes
+    """Five batches of two groups are ready, one more than are usually kept. With the next weights the engine writes
     once: five responses are wanted for its four slots, which are two groups of three."""
     with EventLoop() as events:
         task = Synced()
         supply = supply_of(task, events)
-        supply._last_version, supply._open = 3, {n: OpenGroup(0.0, ended=1.0) for n in range(6)}
-        supply.position = 6
+        supply._last_version, supply._open = 3, {n: OpenGroup(0.0, ended=1.0) for n in range(10)}
+        supply.position = 10
 
         def drawn() -> int:
             supply.drawn([], 0)
@@ -280,10 +280,10 @@ def test_after_a_sync_that_let_all_responses_end_the_engine_begins_at_once():
                 supply._store_ended()
             return supply.position
 
-        assert drawn() == 6
+        assert drawn() == 10
         task.version = 4
-        assert drawn() == 8
-        assert drawn() == 8
+        assert drawn() == 12
+        assert drawn() == 12
 
 
 def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):

@@ -33,9 +33,10 @@ from solera.training.supply import ROUNDS, Outcomes, attempt_seeds, grading_metr
 
 UNBOUNDED = 2
 """Batches generated ahead if nothing bounds the age (`sync.rule = "never"`)."""
-LEAD = 2
-"""Batches that are ready to be drawn when the engine pauses. Writing more would only make the data older. A group
-behind one that is still being written does not count as ready, so a slow response does not stop the engine."""
+LEAD = 4
+"""Batches that are ready to be drawn when the engine pauses. Writing more would only make the data older. With fewer, a
+fast learner has drawn them all before the first new responses end, and waits. A group behind one that is still being
+written does not count as ready, so a slow response does not stop the engine."""
 OVERSUBSCRIBED = 1.25
 """Attempts under way for each of the engine's slots. Those that wait take the slots of finished ones at once."""
 FREE_SHARE = 8
