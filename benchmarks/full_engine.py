@@ -123,8 +123,8 @@ class Learning:
 
     def __init__(self, model: LanguageModel, graphs: bool, batches: int = 8) -> None:
         self._learner = Learner(
-            model, OBJECTIVE, LearnConfig(lr=1e-6, warmup=0, graphs=graphs), lineage="full", temperature=1.0, limit=LIMIT, steps=10**6,
-            compute=type_of(model), reference=None, compiled=model.device.type == "cuda",
+            model, OBJECTIVE, LearnConfig(lr=1e-6, warmup=0, graphs=graphs), lineage="full", temperature=1.0,
+            limit=LIMIT, steps=10**6, compute=type_of(model), reference=None, compiled=model.device.type == "cuda",
         )  # fmt: skip
         rng = np.random.default_rng(0)
         self._batches = [batch_of(rng, model.module.config.vocab_size, 0) for _ in range(batches)]
