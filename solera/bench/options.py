@@ -50,6 +50,8 @@ class BenchOptions:
     """How much memory our side trains with, as `learn.memory` of a run."""
     lora: int = 0
     """Rank of LoRA adapters on our side, as `lora.rank` of a run. 0 trains all weights."""
+    graphs: bool = False
+    """Record our updates as CUDA graphs on a GPU, as `learn.graphs` of a run."""
     micro_batch: int | None = None
     """Maximum number of tokens in one forward and backward pass on our side. Unset: the default."""
     threads: int = 1

@@ -41,7 +41,7 @@ PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof"
 def configure(options: BenchOptions, v: int, mode: Mode) -> Config:
     """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model."""
     task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
-    learn = LearnConfig(lr=1e-6, warmup=0, memory=options.memory)
+    learn = LearnConfig(lr=1e-6, warmup=0, memory=options.memory, graphs=options.graphs)
     if options.micro_batch is not None:
         learn = dataclasses.replace(learn, micro_batch_tokens=options.micro_batch)
     return resolved(
