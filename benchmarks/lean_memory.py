@@ -152,6 +152,7 @@ class Profiled:
 def train(parts: Parts, folder: Path, profile: bool) -> list[dict[str, float]]:
     store, sink = Ledger(folder / "store.db"), Printing(folder / METRICS)
     loop = build_loop(parts, store, sink, folder)
+    # Whole responses to an evaluation, one at a time, would take longer than a step.
     short = dataclasses.replace(loop.evaluator.sampling, max_tokens=min(8, parts.config.sampling.max_tokens))
     loop = dataclasses.replace(loop, evaluator=dataclasses.replace(loop.evaluator, sampling=short))
     if profile:

@@ -26,6 +26,7 @@ from solera.engines.tables import bucket
 from solera.models.attention import PackedTexts, Text, count_up, filler
 from solera.models.memory import RECORDING, allowed_bytes, set_aside
 from solera.models.pinned import pinned
+from solera.models.tiling import largest_size
 
 Numbers = npt.NDArray[np.int64]
 FEWEST_TOKENS = 256
@@ -88,14 +89,6 @@ def size_of(tokens: int) -> int:
     return bucket(max(tokens, FEWEST_TOKENS))
 
 
-def largest_size(limit: int) -> int:
-    """The largest size up to a limit, or 0."""
-    size = 0
-    while size_of(size + 1) <= limit:
-        size = size_of(size + 1)
-    return size
-
-
 def tiles_of(size: int) -> int:
     """Tiles of a padded pass: one for every 16 tokens, but at least 128. Texts of a usual length need fewer."""
     return max(128, size // 16)
@@ -115,7 +108,7 @@ class PrefillGraphs:
         self._pool = torch.cuda.graph_pool_handle()
         device = fused.model.device
         each = fused.bytes_per_token * 3 // 2  # what is freed in a pass leaves gaps that not everything fits into
-        self.most = largest_size(min(most, min(MOST_BYTES, allowed_bytes(device) // 16) // each))
+        self.most = largest_size(size_of, min(most, min(MOST_BYTES, allowed_bytes(device) // 16) // each))
         self.nbytes = self.most * each
         set_aside(self, self.nbytes)
         self._line = torch.empty(4 * self.most, dtype=torch.int64, device=device)

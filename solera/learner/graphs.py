@@ -2,8 +2,8 @@
 
 With a small model the GPU waits for the host, which starts over a thousand kernels a pass and holds Python's lock
 meanwhile. A replay starts all of them at once. Micro-batches are padded to few sizes, whether a size is recorded or
-not, so a replay computes the same bits as the pass that it replaces. The embedding is not recorded, because it may
-share its weights with the head.
+not, so a replay starts the same kernels as the pass that it replaces. On a GPU the bits are usually the same, but not
+always (docs/engines.md, "Compiling"). The embedding is not recorded, because it may share its weights with the head.
 """
 
 import gc
@@ -18,6 +18,7 @@ from solera.engines.fused import KNOWN
 from solera.learner.rows import MicroBatch, places_for
 from solera.models.language_model import SHORT, LanguageModel
 from solera.models.memory import allowed_bytes
+from solera.models.tiling import largest_size
 
 MOST_PLACES = places_for(24_576)
 """Most places of a recorded pass. More would take more memory and save no time."""
@@ -44,18 +45,16 @@ def most_places(model: LanguageModel, bytes_per_token: float) -> int:
     weights = sum(parameter.numel() for layer in layers for parameter in layer.parameters()) / len(layers)
     gradients = sum(parameter.nbytes for parameter in model.parameters().values() if parameter.requires_grad)
     memory = SHARE * allowed_bytes(model.device) - gradients
-    return largest_size(int(min(MOST_PLACES, WORK / weights, memory / bytes_per_token)))
+    return worthwhile(int(min(MOST_PLACES, WORK / weights, memory / bytes_per_token)))
 
 
-def largest_size(places: int) -> int:
+def worthwhile(places: int) -> int:
     """The largest padded size of at most so many places; 0 if it is too small to be worth it.
 
-    >>> largest_size(5183), largest_size(5184), largest_size(4159), largest_size(20_000)
+    >>> worthwhile(5183), worthwhile(5184), worthwhile(4159), worthwhile(20_000)
     (4160, 5184, 0, 16448)
     """
-    size = 0
-    while (larger := places_for(size + 1)) <= places:
-        size = larger
+    size = largest_size(places_for, places)
     return size if size >= FEWEST_PLACES else 0
 
 

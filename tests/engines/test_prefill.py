@@ -9,9 +9,10 @@ from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import decode
 from solera.engines.kv_cache import Places, Prefilling
 from solera.engines.pages import NOBODY
-from solera.engines.prefill import Pass, largest_size, size_of, tiles_of
+from solera.engines.prefill import Pass, size_of, tiles_of
 from solera.engines.prompts import Stretch
 from solera.models.attention import PackedTexts
+from solera.models.tiling import largest_size
 from tests.conftest import END
 from tests.engines.test_continuous import SAMPLING, assert_same, requests, written
 
@@ -65,7 +66,7 @@ def test_few_sizes_of_passes():
     sizes = sorted({size_of(tokens) for tokens in range(1, 16_385)})
     assert sizes == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384]
     assert all(size_of(tokens) >= tokens for tokens in range(1, 16_385))
-    assert [largest_size(limit) for limit in (255, 256, 4095, 4096, 16_384)] == [0, 256, 3072, 4096, 16_384]
+    assert [largest_size(size_of, limit) for limit in (255, 256, 4095, 4096, 16_384)] == [0, 256, 3072, 4096, 16_384]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_recomputed_activations_are_not_replayed():
 
 
 def rollouts_of(lengths: list[int]) -> tuple[Rollout, ...]:
-    """Each its own prompt of one token."""
+    """Each with a prompt of its own, of two tokens."""
     rng = np.random.default_rng(0)
     return tuple(
         Rollout(
@@ -141,7 +141,7 @@ def test_padding_leaves_the_texts_as_they_are(lengths, places):
     assert torch.equal(ends[: len(plain.texts.query_end)], plain.texts.query_end) and ends[-1] == places
     if micro.padded_places:
         assert len(micro.texts.query_tiles) == len(micro.texts.key_tiles) == tiles_for(places)
-        covered = sum(range(first, min(first + 64, stop)).__len__() for first, stop, *_ in micro.texts.query_tiles)
+        covered = sum(min(64, stop - first) for first, stop, *_ in micro.texts.query_tiles.tolist())
         assert covered == places
 
 
@@ -185,7 +185,7 @@ def test_no_autograd_graph_outlives_its_update(tiny):
     tiny.module.model.norm.register_forward_hook(mark)
     learner = make_learner(tiny, ObjectiveConfig("grpo"), micro_batch_tokens=40, passes=2)
     kept = learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
-    assert True in seen  # the graph of one micro-batch is alive while the next one is computed
+    assert any(seen)  # the graph of one micro-batch is alive while the next one is computed
     assert "mark" not in marks() and kept.metrics
 
 
