@@ -24,10 +24,10 @@ pytestmark = pytest.mark.vllm
 CHECKING = 8
 """Requests with which a sync is checked: two for the cache and two canaries, on two servers."""
 SLOW = 5.0
-"""Seconds; longer than a step learns."""
+"""Seconds without a step after which a run is taken to wait for the answers that are held back."""
 
 RUN = """
-run = {{ root = "{root}", name = "run", steps = 10, device = "cpu" }}
+run = {{ root = "{root}", name = "run", steps = {steps}, device = "cpu" }}
 model = {{ path = "{model}" }}
 engine = {{ name = "vllm", urls = {urls}, timeout = 60 }}
 sampling = {{ max_tokens = 24, temperature = 1.0 }}
@@ -55,18 +55,20 @@ def rows_in(run: Path) -> int:
 
 
 @pytest.fixture
-def written(tmp_path: Path, rambling: Path, proxies: list[Proxy]) -> Callable[[str, int], Path]:
-    """Writes the config of a run on both servers, with these settings of `collect` and `checkpoint.every`."""
+def written(tmp_path: Path, rambling: Path, proxies: list[Proxy]) -> Callable[..., Path]:
+    """Writes the config of a run on both servers, with these settings of `collect`, `checkpoint.every` and
+    `run.steps`."""
     (tmp_path / "reward.py").write_text(
         "def even_digits(completions, **_):\n"
         "    return [sum(letter in '02468' for letter in text) / max(1, len(text)) for text in completions]\n"
     )
 
-    def write(collect: str, every: int) -> Path:
+    def write(collect: str, every: int, steps: int = 10) -> Path:
         names, file = json.dumps([proxy.url for proxy in proxies]), tmp_path / "run.toml"
         text = RUN.format(
-            root=tmp_path, model=rambling, urls=names, collect=collect, reward=tmp_path / "reward.py", every=every
-        )
+            root=tmp_path, model=rambling, urls=names, collect=collect, reward=tmp_path / "reward.py", every=every,
+            steps=steps,
+        )  # fmt: skip
         file.write_text(text)
         return file
 
@@ -94,7 +96,7 @@ class Outside:
 
 @pytest.mark.parametrize("mode", ["lock_step", "stream"])
 def test_two_servers_and_a_run_that_is_killed(
-    urls: list[str], proxies: list[Proxy], written: Callable[[str, int], Path], tmp_path: Path, mode: str
+    urls: list[str], proxies: list[Proxy], written: Callable[..., Path], tmp_path: Path, mode: str
 ) -> None:
     run, outside = tmp_path / "run", Outside(urls, proxies, tmp_path / "run")
     file = written('mode = "stream", max_age = 3' if mode == "stream" else 'mode = "lock_step"', 3)
@@ -124,13 +126,13 @@ def test_two_servers_and_a_run_that_is_killed(
 
 
 def test_a_kill_between_the_readings_of_two_counters_loses_no_count(
-    urls: list[str], proxies: list[Proxy], written: Callable[[str, int], Path], tmp_path: Path
+    urls: list[str], proxies: list[Proxy], written: Callable[..., Path], tmp_path: Path
 ) -> None:
     """The first server's answers are held back, so that it has sampled tokens which the run never gets. The run reads
     its counter, asks for the second one's, and is killed before the answer."""
     run, outside = tmp_path / "run", Outside(urls, proxies, tmp_path / "run")
-    process = start("train", written('mode = "stream", max_age = 3', 2))
-    between = BetweenReadings(proxies, outside.checks)
+    process = start("train", written('mode = "stream", max_age = 3', 2, steps=24))
+    between = BetweenReadings(proxies, outside)
     while rows_in(run) < 2 and process.poll() is None:
         time.sleep(0.01)
     between.armed = True
@@ -144,14 +146,14 @@ def test_a_kill_between_the_readings_of_two_counters_loses_no_count(
 
 class BetweenReadings:
     """Stops a run when it has read the counter of the first server and asks for that of the second. Begins when it is
-    `armed`."""
+    `armed`. The run may have some batches ready then, and takes its next accounts while no server is at work."""
 
-    def __init__(self, proxies: list[Proxy], checks: Checks) -> None:
+    def __init__(self, proxies: list[Proxy], outside: Outside) -> None:
         self.armed = self.holding = False
         self.held = 0
         """Tokens of answers that the first server has given and the run has not got."""
         self.reached = threading.Event()
-        self._checks, self._first = checks, proxies[0]
+        self._run, self._checks, self._first = outside.run, outside.checks, proxies[0]
         proxies[0].spoil, proxies[1].spoil = self._at_first, self._at_second
 
     def leave(self) -> None:
@@ -171,10 +173,13 @@ class BetweenReadings:
         return self._checks.watch(path, request, answer)
 
     def _delay(self, tokens: int) -> None:
-        """Answer slowly, so that there are answers to hold when the run takes its account."""
-        end = time.monotonic() + SLOW
+        """Answer late, so that there are answers to hold when the run takes its account, unless the run needs this one
+        before."""
+        steps, end = rows_in(self._run), time.monotonic() + SLOW
         while self.armed and not self.holding and time.monotonic() < end:
             time.sleep(0.01)
+            if rows_in(self._run) > steps:
+                steps, end = rows_in(self._run), time.monotonic() + SLOW
         if self.holding:
             self.held += tokens
             self._wait()
