@@ -36,10 +36,10 @@ token ids, the spans that a policy wrote and their log-probabilities. `import` a
 ids. Probes are not included, because training never uses them."""
 IMPORT_HELP = """A file has one JSON object per line. Required: prompt (text or chat messages) and response (text).
 Optional: reward (a number), model (who wrote it) or origin (human, model:NAME, file:NAME), finish_reason (stop or
-length), key (rollouts with the same key are compared), response_ids and logp (token ids and their log-probabilities).
-Instead of response, a line may have responses, a list of texts or objects, and rewards, a number or null for each.
-Lines that `export` wrote are accepted too. A Parquet file has these fields as columns. You can import a file again:
-known rollouts stay as they are, and changed rewards are updated. Either all lines are imported or none."""
+length), and key (rollouts with the same key are compared). Instead of response, a line may have response_ids and logp
+(token ids and their log-probabilities), or responses (a list of texts or objects) with rewards (a number or null for
+each). Lines that `export` wrote are accepted too. A Parquet file has these fields as columns. You can import a file
+again: known rollouts stay as they are, and changed rewards are updated. Either all lines are imported or none."""
 VERIFY_HELP = """Read the whole store. Check the file itself and the checksum of every rollout, reward and use, and that
 none of them is missing. Then compare the store with the run's newest checkpoint, and check that its account of tokens
 balances: generated = trained + waiting + being written + dropped + other + lost. Each fault is printed with the rollout

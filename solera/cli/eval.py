@@ -58,8 +58,9 @@ class EvalOptions:
     samples: Annotated[int, tyro.conf.arg(aliases=("--evaluate.samples",))] = EvaluateConfig.samples
     """Sampled attempts per problem, in addition to the greedy one (n in avg@n)."""
     temperature: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.temperature",))] = None
-    """Temperature of the sampled attempts. Default: if `samples` is above 1, the temperature that the run trained with,
-    or 1 for other models; otherwise nothing is sampled."""
+    """Temperature of the sampled attempts. Default: `evaluate.temperature` of the run, if it is above 0. Otherwise, if
+    `samples` is above 1, the temperature that the run trained with, or 1 without a run. Otherwise nothing is
+    sampled."""
     top_p: Annotated[float, tyro.conf.arg(aliases=("--evaluate.top_p",))] = EvaluateConfig.top_p
     """Nucleus sampling: share of the probability to sample from."""
     threshold: Annotated[float | None, tyro.conf.arg(aliases=("--evaluate.threshold",))] = EvaluateConfig.threshold

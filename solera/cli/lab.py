@@ -1,7 +1,8 @@
 """`solera lab`: exact results on policies small enough to enumerate."""
 
 HELP = """Show what an objective does to a policy that is so small that all responses can be enumerated. There is no
-model and no sampling error; it takes minutes on one core. Tables are printed; plots and all numbers go into a folder.
+model and no sampling error. All experiments together take about a minute on one core. Tables are printed. Plots and
+all numbers go into a folder.
 
   solera lab                                all experiments
   solera lab --quick                        with fewer problems and updates

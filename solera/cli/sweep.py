@@ -53,7 +53,7 @@ EXAMPLE = """The file has the tables of an ordinary run and these:
 
 Every cell is checked before the first run starts. Everything is written to sweeps/NAME: runs/ (ordinary run folders),
 logs/, report.html, report.md, curves.png, results.json. On Ctrl-C the runs finish their batch, save and exit; the same
-command continues. The exit status is 0 if all runs are finished, 1 if some failed, and 130 if you or --minutes stopped
+command continues. The exit status is 0 if all runs are finished, 1 if some are not, and 130 if you or --minutes stopped
 the sweep.
 
 results/ has a small file for each finished run. To continue on another machine, copy this folder and the sweep's file.

@@ -24,12 +24,12 @@ class ClusterConfig:
     """Seconds that a rank waits for the others before the update fails, and that a run waits for free CPUs in the Ray
     cluster."""
     restarts: int = 3
-    """How often all ranks are started again from the last checkpoint after one of them died or hung. After that, the
+    """How often Solera starts all ranks again from the last checkpoint, after one of them died or hung. After that, the
     run stops."""
     gpus_per_learner: float = 1.0
-    """On a machine with GPUs: what Ray gives each rank. With a fraction, such as 0.5, ranks share a GPU, unless there
-    are engines that share it with them."""
+    """On a machine with GPUs: the number of GPUs that Ray reserves for each rank. With a fraction, such as 0.5, ranks
+    share a GPU with each other, or with engines (`gpus_per_engine`)."""
     gpus_per_engine: float = 1.0
-    """On a machine with GPUs: what Ray gives each engine. If a rank and an engine need one GPU or less together, each
-    engine shares the GPU of a rank. An engine with a fraction of a GPU frees its key-value cache whenever it has
-    nothing to write, so that ranks can use the memory."""
+    """On a machine with GPUs: the number of GPUs that Ray reserves for each engine. If a rank and an engine together
+    need at most one GPU, each engine shares the GPU of a rank. An engine with a fraction of a GPU frees its key-value
+    cache whenever it has nothing to write, so that ranks can use the memory."""

@@ -47,9 +47,9 @@ class ModelConfig:
     `embedded_agent` calls a tool (docs/agents.md)."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of forward passes and of the engine's weights. On a CPU, `auto` means float32. On a GPU, `auto`
-    means float16, which is closer to float32 and faster than bfloat16, if the model's activations on a few prompts stay
-    below half of float16's maximum of 65,504; otherwise bfloat16. The learner keeps its own weights in float32,
-    unless `learn.memory` is `lean`. Then everything is bfloat16, and `auto` means that."""
+    means float16 if the model's activations on a few prompts stay below half of float16's maximum of 65,504, and
+    otherwise bfloat16. float16 is closer to float32 and faster than bfloat16. The learner keeps its own weights in
+    float32. With `learn.memory = "lean"`, everything is bfloat16."""
     compile: bool = True
     """On a GPU with a 16-bit format, fuse the small operations of each layer with torch.compile. This adds some seconds
     at the start."""
@@ -201,8 +201,8 @@ class StoreConfig:
     """Column of the task's file with a written solution to each problem, such as `answer` for `gsm8k` or `solution` for
     `math`. The task `countdown` needs no file: `solution` stands for the expression that each problem was made from.
     When the run starts, Solera imports the solutions of the training problems as responses of origin `file:solutions`,
-    and the task grades them. Of `countdown`, these are the first `run.steps` × `collect.prompts` different training
-    problems of the run's seed, at most 100,000. Solutions of held-out problems are never imported."""
+    and the task grades them. For `countdown`, Solera imports the solutions of the first `run.steps` × `collect.prompts`
+    different training problems of the run's seed, at most 100,000. It never imports solutions of held-out problems."""
     skip_bad: str | None = None
     """Import the good lines of `data` and write the bad ones to this file. If unset, a bad line stops the run before it
     starts."""
@@ -221,7 +221,7 @@ class DrawConfig:
     """Share of new groups in a batch (`replay`). If too few groups can be replayed, new ones fill the batch."""
     order: OrderName = "uniform"
     """Order in which stored groups are drawn, except those that the run has just generated: at random (`uniform`),
-    `newest` first, or highest `priority` first, which is 2^(−age/half_life) / (1 + uses)."""
+    `newest` first, or highest `priority` first. The priority is 2^(−age/half_life) / (1 + uses)."""
     half_life: float = 8.0
     """Age, in batches, at which a group's priority is halved (`order = "priority"`)."""
     shares: tuple[str, ...] = ()
@@ -334,7 +334,7 @@ class EngineConfig:
     """`in_process` generates inside the training process. `vllm` uses vLLM servers; set `urls`, `launch`
     or `cluster.engines` as well."""
     max_rows: int = 1024
-    """Maximum number of responses decoded at the same time. More responses are generated in several rounds."""
+    """Maximum number of responses decoded at the same time. Other responses wait for a free place."""
     urls: tuple[str, ...] = ()
     """For `vllm`: the addresses of running servers, such as http://127.0.0.1:8000. An API key is read from the
     environment variable VLLM_API_KEY."""
@@ -345,10 +345,10 @@ class EngineConfig:
     line, write them as --engine.args=--max-num-seqs=64."""
     gpu_memory: float | None = None
     """With `launch` or `cluster.engines`: share of the GPU's memory that each server may use, between 0 and 1. Default:
-    0.4 divided by `launch`, because the learner needs the rest."""
+    0.4 divided by `launch`, or 0.4 with `cluster.engines`, because the learner needs the rest."""
     timeout: float = 600.0
-    """For `vllm` and `cluster.engines`: seconds to wait for a response, or for a control call, before another engine is
-    asked. If none answers for this long, the run stops."""
+    """For `vllm` and `cluster.engines`: seconds to wait for an answer before another engine is asked. If no engine
+    answers for this long, the run stops."""
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class SyncConfig:
 
     rule: Literal["every", "never", "adaptive"] = "every"
     """`every`: once every `period` batches. `never`: the engine keeps its first weights. `adaptive`: when `metric`
-    reaches `set_point`; it is measured after every batch on a probe of `diagnose.probe_prompts` prompts."""
+    reaches `set_point`. The metric is measured after every batch on a probe of `diagnose.probe_prompts` prompts."""
     period: int = 10
     """Batches between two syncs (v in the papers). 1 is on-policy."""
     metric: DivergenceName = "tv_token"
@@ -371,18 +371,19 @@ class SyncConfig:
     """For `adaptive`: maximum number of batches between two syncs."""
     transport: Transport = "auto"
     """How weights reach a vLLM server, or the engines of `cluster.engines`. `group`: from process to process, by NCCL
-    between GPUs and by gloo between CPUs. Servers only: `file`, a file that both can read, in shared memory if Solera
-    started the server; `ipc`, the server reads the learner's GPU memory (same GPU). Engines only: `store`, through
-    Ray's object store. `auto` uses `ipc` for a server that Solera starts on a GPU, otherwise `file`. For an engine,
-    `auto` uses CUDA handles on the learner's GPU, `group` between different GPUs, otherwise `store`."""
+    between GPUs and by gloo between CPUs. `file` (servers only): through a file that both can read, in shared memory if
+    Solera started the server. `ipc` (servers only): the server reads the learner's GPU memory, on the same GPU. `store`
+    (engines only): through Ray's object store. For a server, `auto` means `ipc` if Solera starts it on a GPU, otherwise
+    `file`. For an engine, `auto` uses CUDA handles on the learner's GPU, `group` between different GPUs, and otherwise
+    `store`."""
     on_fault: Literal["stop", "retry"] = "stop"
     """What to do if the engine does not hold the weights that were sent: `stop` the run, or `retry` once and then
     stop."""
     in_flight: InFlight = "keep"
     """With `collect.mode = "stream"`: what happens at a sync to responses that are being written. `drain` finishes them
-    with the old weights first. `keep` continues them with the new weights; their key-value cache is computed again.
-    `abort` stops them and sends them again with what they have so far. The store records which version wrote each
-    token."""
+    with the old weights first. `keep` continues them with the new weights and computes their key-value cache again.
+    `abort` does the same as `keep`, except with a vLLM server: it interrupts them and sends them again with what they
+    have so far. The store records which version wrote each token."""
 
 
 @dataclass(frozen=True)
@@ -424,8 +425,8 @@ class CheckpointConfig:
     """Checkpoints, from which `solera train --resume FOLDER` continues a run."""
 
     every: int = 50
-    """Batches between two checkpoints. Another one is written after the last batch. With 0, a checkpoint is written
-    only when the run is interrupted."""
+    """Batches between two checkpoints. Another one is written after the last batch. With 0, the run writes a checkpoint
+    only when it is interrupted."""
     keep: int = 2
     """How many of the latest checkpoints to keep, in addition to the one with the best accuracy."""
 
@@ -441,8 +442,8 @@ class ReportConfig:
     progress: bool = True
     """Show a progress bar. If the output is not a terminal, print a line at every evaluation instead."""
     page: bool = True
-    """At the end of the run, draw `plot.png` and write the page `report.html`. Without them a run ends half a second
-    earlier; `solera report` writes the page at any time."""
+    """At the end of the run, draw `plot.png` and write the page `report.html`. Without them, a run ends half a second
+    earlier. `solera report` writes the page at any time."""
 
 
 @dataclass(frozen=True)
