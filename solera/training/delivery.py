@@ -22,9 +22,10 @@ CANARY_SHARE = 0.005
 class Delivery:
     """Sends weights and checks them: tensor by tensor against their digests, then by a canary.
 
-    The engine is not told the digests, so it can name them only by reading what it holds. The canary is a few fixed
-    prompts that it continues with fixed seeds, in the way it writes data; the learner scores what came. Whatever an
-    engine says it holds, it cannot write so with other weights.
+    An engine computes the digests of what it holds. (A vLLM server is also told which ones to expect, and refuses
+    weights with others.) The canary is a few fixed prompts that the engine continues with fixed seeds, in the way it
+    writes data. The learner scores what came: an engine with other weights could not have written it with these
+    log-probabilities, whatever it says it holds.
 
     `count` is told how many tokens the engine wrote for a canary.
 
