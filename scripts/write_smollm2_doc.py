@@ -3,7 +3,7 @@
 sweep_countdown.toml), from the small files of finished runs in docs/results/NAME/.
 
 .venv/bin/python scripts/write_smollm2_doc.py            # from docs/results/
-.venv/bin/python scripts/write_smollm2_doc.py --collect  # copy new files from sweeps/NAME/results/ first
+.venv/bin/python scripts/write_smollm2_doc.py --collect  # copy new files from sweeps/ first
 
 A sweep may be unfinished: the page then lists the runs that are missing. A sweep without a subsection gets one as soon
 as it has a finished run. The text outside the markers is written by hand and stays as it is.
@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 
 from solera.config import parse
 from solera.diagnosis.student import central_probability, two_sided_quantile
+from solera.folder.files import write_whole
 from solera.report.plot import FAINT, INK
 from solera.sweep.curves import PALETTE, curve
 from solera.sweep.file import read_plan
@@ -70,6 +71,17 @@ def collected(plan: Plan) -> None:
     for file in sorted((plan.folder / "results").glob("*.json")):
         (PUBLISHED / plan.name).mkdir(exist_ok=True)
         shutil.copy(file, PUBLISHED / plan.name)
+
+
+def collected_beside(folder: Path) -> None:
+    """Copy the verdicts, and the evaluation of the long runs without its list of problems, from the sweeps' folder."""
+    for file in sorted(folder.glob(f"{VERDICTS}_*.jsonl")):
+        shutil.copy(file, PUBLISHED)
+    if (file := folder / f"{EVALUATION}.json").exists():
+        content = json.loads(file.read_text(encoding="utf-8"))
+        models = [{name: model[name] for name in ("model", "estimates")} for model in content["models"]]
+        kept = {"settings": content["settings"], "models": models}
+        write_whole(PUBLISHED / file.name, json.dumps(kept, indent=1) + "\n")
 
 
 def pooled(results: Results) -> tuple[float, int]:
@@ -120,13 +132,17 @@ def stopped_at(means: Sequence[tuple[float, float]]) -> float | None:
 
 
 def gpu_minutes(results: Results) -> float:
-    """Time of the finished runs, each divided by the number of runs that shared the GPU. Of a run that was stopped and
-    continued, only the last part was timed; the rest is taken to be as fast."""
-    return sum(
-        result.pace.seconds / result.pace.steps * result.run.config.run.steps / result.pace.active / 60
-        for result in results.runs
-        if result.pace is not None and result.pace.steps
-    )
+    """Time of the finished runs, each divided by the number of runs that shared the GPU."""
+    return sum(map(_gpu_seconds, results.runs)) / 60
+
+
+def _gpu_seconds(result: RunResult) -> float:
+    """Of a run that was stopped and continued, only the last part was timed; the rest is taken to be as fast.
+    If that part had no batch, its batches count, without evaluations."""
+    if result.pace is None or result.measures is None:
+        return 0.0
+    each = result.pace.seconds / result.pace.steps if result.pace.steps else result.measures.seconds
+    return each * result.run.config.run.steps / result.pace.active
 
 
 def state(results: Results) -> str:
@@ -159,16 +175,16 @@ def tables(results: Results) -> str:
 
 def _row(results: Results, cell: Cell) -> tuple[str, ...]:
     runs = results.of(cell)
-    paces = [result.pace for result in runs if result.pace is not None]
+    paces = [result.pace for result in runs if result.pace is not None and result.pace.steps]
     fall = fmean(largest_fall([accuracy for _, accuracy in result.curve]) for result in runs)
     by_seed = ", ".join(f"{100 * value:.1f}" for value in results.values(cell, "final").values())
-    batch, active = (fmean(getattr(pace, name) for pace in paces) for name in ("batch", "active"))
     clipped, syncs = (results.spread(cell, name) for name in ("clipped", "syncs"))
+    batch, active = ([getattr(pace, name) for pace in paces] for name in ("batch", "active"))
     return (
         f"`{cell.compared}`", f"{100 * fmean(results.values(cell, 'final').values()):.1f}", *ranges(results, cell),
         by_seed, f"{100 * fmean(results.values(cell, 'mean').values()):.1f}", f"{100 * fall:.1f}",
         f"{100 * clipped.mean:.1f}" if clipped else "–", f"{syncs.mean:.0f}" if syncs else "–",
-        f"{batch:.2f} ({active:.1f} runs)",
+        f"{fmean(batch):.2f} ({fmean(active):.1f} runs)" if paces else "–",
     )  # fmt: skip
 
 
@@ -372,6 +388,7 @@ def main() -> None:
     if "--collect" in sys.argv[1:]:
         for plan in plans():
             collected(plan)
+        collected_beside(ROOT / "sweeps")
     made, sweeps = blocks()
     DOC.write_text(written(DOC.read_text(encoding="utf-8"), made), encoding="utf-8")
     for name, results in sweeps.items():

@@ -85,6 +85,9 @@ def test_a_run_that_was_resumed_counts_as_a_whole(script, tmp_path):
     plan = plan_of("gsm8k_second")
     record(tmp_path, plan, "on_policy-s0", [0.03, 0.05], seconds=60.0, steps=25, active=2.0)
     assert script["gpu_minutes"](script["published"](plan)) == pytest.approx(60 / 25 * 100 / 2 / 60)
+    record(tmp_path, plan, "on_policy-s0", [0.03, 0.05], seconds=9.0, steps=0, batch=0.0)  # only an evaluation was left
+    assert script["gpu_minutes"](script["published"](plan)) == pytest.approx(2.0 * 100 / 4 / 60)
+    assert "| – |\n" in script["tables"](script["published"](plan))
     assert script["ranges"](script["published"](plan), plan.cells[0]) == ("–", "–")  # one run has no spread
 
 
@@ -106,6 +109,21 @@ def test_the_stop_rule(script, tmp_path):
     for seed in range(3):
         record(tmp_path, plan, f"v10-s{seed}", [0.03, 0.05, 0.07, 0.06, 0.06 + 0.01 * seed])
     assert "`v10` stopped improving after 200 batches, at 7.0 %" in script["block"](script["published"](plan))
+
+
+def test_verdicts_and_evaluations_are_published(script, tmp_path):
+    made = tmp_path / "sweeps"
+    made.mkdir()
+    (made / "verdicts_smollm2_2.jsonl").write_text("{}\n")
+    estimates = {"pass@1 greedy": {"value": 0.0925, "low": 0.08, "high": 0.11}, "reward greedy": {"value": 1.0}}
+    model = {"model": "sweeps/gsm8k_long/runs/v10-s0", "estimates": estimates, "greedy": {"problems": [1, 2, 3]}}
+    (made / "gsm8k_long_eval.json").write_text(json.dumps({"settings": {"seed": 0}, "models": [model]}))
+    script["collected_beside"](made)
+    assert (tmp_path / "verdicts_smollm2_2.jsonl").read_text() == "{}\n"
+    assert "problems" not in (tmp_path / "gsm8k_long_eval.json").read_text()
+    assert script["evaluation"]().splitlines() == [
+        "| model | pass@1 greedy (%) |", "| --- | ---: |", "| `v10-s0` | 9.2 (8.0 to 11.0) |",
+    ]  # fmt: skip
 
 
 def test_a_sweep_gets_a_subsection_with_its_first_run(script):
