@@ -17,7 +17,8 @@ whose weights lie in (−2, 2), so that no rare response can dominate it. c is t
 same prompt. The sample grows until its standard error is a tenth of the probes' half-width (`--precision`).
 
 Each update is one line of the output file, with the estimate of every prompt of every probe, so that other intervals
-can be tried later. The script adds to the file what is missing in it, within `--minutes`.
+can be tried later. The script adds to the file what is missing in it, within `--minutes`. So it can be stopped and
+continued, also on another machine: only the file is needed. With other seeds, it measures other updates.
 """
 
 import argparse
@@ -229,37 +230,43 @@ class NoSink:
 
 
 def measure(options: argparse.Namespace) -> None:
-    end = time.monotonic() + 60 * options.minutes
-    before = options.out.read_text().splitlines() if options.out.exists() else []
-    done = {(line["segment"], line["band"]) for line in map(json.loads, before)}
+    end, longest = time.monotonic() + 60 * options.minutes, 0.0
+    done = done_in(options.out, options.seed)
     wanted = range(options.first, options.first + options.segments)
     pairs = sorted({segment // 2 for segment in wanted if any((segment, b) not in done for b in range(len(AGES)))})
-    longest = 0.0
     with study_of(options) as study, options.out.open("a") as out:
         for segment in (2 * pair + half for pair in pairs for half in (0, 1)):
             rate = options.lr[segment % len(options.lr)]
             drawn = Random(stream_seed(options.seed, segment))
             ages = [drawn.randint(*band) for band in AGES]
+            missing = [age for band, age in enumerate(ages) if (segment, band) not in done]
+            if segment % 2 and not missing:
+                continue  # nothing starts from its weights
             study.begin(rate, again=segment % 2 == 0)
-            if time.monotonic() + longest * len(AGES) > end:
-                print("the time is up; the same command continues", flush=True)
-                return
             start = time.monotonic()
-            probes = {age: study.fresh_probes(segment, age) for age in ages}
-            writing = (time.monotonic() - start) / len(ages)
+            probes = {age: study.fresh_probes(segment, age) for age in missing}
+            writing = (time.monotonic() - start) / max(1, len(missing))
             for age in range(ages[-1] + 1):
                 start = time.monotonic()
-                if age not in ages:
+                if start + longest > end:
+                    print("the time is up; the same command continues", flush=True)
+                    return
+                if age not in missing:
                     study.learn()
                     continue
                 line = {"segment": segment, "band": ages.index(age), "seed": options.seed, "lr": rate, "age": age}
                 line |= study.judge(segment, age, *probes[age])
+                longest = max(longest, time.monotonic() - start)
                 line["seconds"] = writing + time.monotonic() - start
-                longest = max(longest, line["seconds"])
-                if (segment, line["band"]) not in done:
-                    out.write(json.dumps(line) + "\n")
-                    out.flush()
+                out.write(json.dumps(line) + "\n")
+                out.flush()
                 print(words(line), flush=True)
+
+
+def done_in(file: Path, seed: int) -> set[tuple[int, int]]:
+    """Segment and band of each update of this seed in the output file."""
+    lines = map(json.loads, file.read_text().splitlines()) if file.exists() else ()
+    return {(line["segment"], line["band"]) for line in lines if line["seed"] == seed}
 
 
 def words(line: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ true change. A run gives no verdict on a probe whose importance weights do not a
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,41 +87,45 @@ def share(probes: list[Judged], values: list[bool]) -> str:
     return f"{100 * np.mean(values):.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
 
-def table(*head: str) -> None:
-    print(f"\n| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}")
+def table(*head: str) -> str:
+    return f"\n| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}"
 
 
-def report(updates: list[dict[str, Any]]) -> None:
+def report(updates: list[dict[str, Any]]) -> Iterator[str]:
+    """The lines of the report. A probe's verdict is right if the true change has its sign."""
     moved = [update for update in updates if any(probe["error"] > SMALLEST for probe in update["probes"])]
     probes = [probe for number, update in enumerate(moved) for probe in judged(number, update)]
     trusted = [probe for probe in probes if probe.trusted]
-    print(f"{len(moved)} updates ({len(updates) - len(moved)} others changed nothing), {len(probes)} probes")
-    print(f"importance weights average 1 on {len(trusted)} of them; on the others, a run gives no verdict")
-    precision(moved)
-    table("interval", "contains the truth, all probes", "weights average 1", "truth below it", "above it")
+    yield f"{len(moved)} updates ({len(updates) - len(moved)} others changed nothing), {len(probes)} probes"
+    yield f"importance weights average 1 on {len(trusted)} of them; on the others, a run gives no verdict"
+    yield from precision(moved)
+    yield table("interval", "contains the truth, all probes", "weights average 1", "truth below it", "above it")
     for name in probes[0].interval:
         below = 100 * np.mean([probe.truth < probe.interval[name][0] for probe in trusted])
         above = 100 * np.mean([probe.truth > probe.interval[name][1] for probe in trusted])
         both = (share(some, [probe.inside(name) for probe in some]) for some in (probes, trusted))
-        print(f"| {name} | {' | '.join(both)} | {below:.1f} % | {above:.1f} % |")
-    table("updates", "number", f"interval ({OURS}) contains the truth", "certified", "harmful")
+        yield f"| {name} | {' | '.join(both)} | {below:.1f} % | {above:.1f} % |"
+    yield table("updates", "number", f"interval ({OURS}) contains the truth", "certified", "harmful")
     for name, chosen in parts(moved).items():
         some = [probe for probe in trusted if probe.update in chosen]
         said = [probe.verdict() for probe in probes if probe.update in chosen]
         verdicts = " | ".join(f"{100 * said.count(verdict) / len(said):.1f} %" for verdict in (1, -1))
-        print(f"| {name} | {len(chosen)} | {share(some, [probe.inside(OURS) for probe in some])} | {verdicts} |")
-    table("verdict", "probes", "the true change has this sign", "the opposite sign", "too small to tell")
+        yield f"| {name} | {len(chosen)} | {share(some, [probe.inside(OURS) for probe in some])} | {verdicts} |"
+    yield table("verdict", "probes", "right", "wrong", "too small to tell", "right, if not too small")
     for word, verdict in (("certified", 1), ("harmful", -1)):
-        signs = [probe.sign * verdict for probe in probes if probe.verdict() == verdict]
-        print(f"| {word} | {len(signs)} | {signs.count(1)} | {signs.count(-1)} | {signs.count(0)} |")
+        of_it = [probe for probe in probes if probe.verdict() == verdict]
+        signs = [probe.sign * verdict for probe in of_it]
+        told = [probe for probe in of_it if probe.sign]
+        counts = f"{len(signs)} | {signs.count(1)} | {signs.count(-1)} | {signs.count(0)}"
+        yield f"| {word} | {counts} | {share(told, [probe.sign == verdict for probe in told])} |"
 
 
-def precision(updates: list[dict[str, Any]]) -> None:
+def precision(updates: list[dict[str, Any]]) -> Iterator[str]:
     half = [np.median([NORMAL_95 * probe["error"] for probe in update["probes"]]) for update in updates]
     ratio = np.array([update["truth_error"] / each for update, each in zip(updates, half, strict=True)])
     ideal = np.mean([math.erf(NORMAL_95 / math.sqrt(2 * (1 + (NORMAL_95 * each) ** 2))) for each in ratio])
-    print(f"standard error of the truth / half-width: median {np.median(ratio):.3f}, largest {ratio.max():.3f}")
-    print(f"because of this error, an exact interval would contain the measured truth in {100 * ideal:.1f} %")
+    yield f"standard error of the truth / half-width: median {np.median(ratio):.3f}, largest {ratio.max():.3f}"
+    yield f"because of this error, an exact interval would contain the measured truth in {100 * ideal:.1f} %"
 
 
 def parts(updates: list[dict[str, Any]]) -> dict[str, set[int]]:
@@ -134,4 +139,5 @@ def parts(updates: list[dict[str, Any]]) -> dict[str, set[int]]:
 
 
 if __name__ == "__main__":
-    report([json.loads(line) for file in sys.argv[1:] for line in Path(file).read_text().splitlines()])
+    found = [json.loads(line) for file in sys.argv[1:] for line in Path(file).read_text().splitlines()]
+    print(*report(found), sep="\n")

@@ -4,11 +4,12 @@ what would be fetched."""
 import dataclasses
 import json
 import re
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from solera.config import load
+from solera.config import load, override
 from solera.objectives.table import resolve_config
 from solera.run import running
 from solera.sweep.file import read_plan
@@ -114,13 +115,33 @@ def test_the_sweep_on_countdown_has_three_objectives_in_four_regimes(warm_starte
 
 
 @pytest.mark.parametrize(
+    ("name", "made_by", "shared"),
+    [
+        ("gsm8k_adaptive", "gsm8k_second", 6), ("gsm8k_mixed", "gsm8k_first", 4), ("gsm8k_dual_clip", "gsm8k_first", 4),
+    ],
+)  # fmt: skip
+def test_runs_of_another_sweep_can_be_taken_over(name, made_by, shared):
+    """As the recipe says: their files are copied. Only the folder differs."""
+    recipes = Path(__file__).parents[1] / "recipes"
+    own, other = (read_plan(recipes / f"sweep_{one}.toml", to_run=False).runs() for one in (name, made_by))
+    others = {run.name: run.config for run in other}
+    same = [run for run in own if run.name in others]
+    assert len(same) == shared
+    for run in same:
+        assert run.config == override(others[run.name], "run", root=run.config.run.root)
+
+
+@pytest.mark.parametrize(
     ("name", "only", "number", "compared"),
     [
         ("gsm8k_second", (), 5, "compared with 8 held-out problems"),
         ("gsm8k_first", ("--only", "regime=never"), 2, "compared with 8 held-out problems"),
         ("countdown", ("--only", "regime=never"), 3, "128 of 128 responses state a problem of countdown"),
+        ("gsm8k_adaptive", ("--only", "setting=adaptive"), 1, "128 responses compared with 8 held-out problems"),
+        ("gsm8k_dual_clip", ("--only", "algorithm=grpo_dual_clip"), 2, "compared with 8 held-out problems"),
+        ("gsm8k_long", (), 1, "compared with 8 held-out problems"),
     ],
-    ids=("second", "first", "countdown"),
+    ids=("second", "first", "countdown", "adaptive", "dual_clip", "long"),
 )
 def test_a_quick_sweep_runs(warm_started, name, only, number, compared):
     """Its last table says what is smaller with --quick. Groups are smaller still here, and runs have no page."""
@@ -134,3 +155,26 @@ def test_a_quick_sweep_runs(warm_started, name, only, number, compared):
     proof = solera("data", "verify", runs[0], "--held-out", cwd=warm_started)
     assert proof.returncode == 0, proof.stderr
     assert compared in proof.stdout
+
+
+def test_solutions_of_training_problems_are_members_of_mixed_groups(warm_started):
+    recipe = warm_started / "sweep_gsm8k_mixed.toml"
+    text = (Path(__file__).parents[1] / "recipes" / recipe.name).read_text()
+    recipe.write_text(f"{text}collect.prompts = 4\nreport.page = false\n".replace("collect.prompts = 8\n", ""))
+    only = ("--only", "data=solutions", "--only", "algorithm=red_weight")
+    done = solera("sweep", recipe, "--quick", *only, cwd=warm_started)
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = warm_started / "sweeps/gsm8k_mixed-quick/runs/red_weight+solutions-s0"
+    query = (
+        "select u.version, u.group_number, sum(r.origin = 'file:solutions'), count(*), count(distinct r.prompt_key) "
+        "from uses u join rollouts r on r.id = u.rollout_id group by 1, 2"
+    )
+    with sqlite3.connect(run / "store.db") as database:
+        groups = database.execute(query).fetchall()
+        keys = {key for (key,) in database.execute("select prompt_key from rollouts where origin = 'file:solutions'")}
+    assert len(groups) == 4 * 4
+    assert {group[2:] for group in groups} == {(1, 16, 1)}  # one solution, 16 members, one problem
+    assert len(keys) == 8  # the training problems
+    proof = solera("data", "verify", run, "--held-out", cwd=warm_started)
+    assert proof.returncode == 0, proof.stderr
+    assert f"{8 + 4 * 4 * 15} responses compared with 8 held-out problems" in proof.stdout

@@ -52,8 +52,9 @@ class SweepFile:
     quick: dict[str, Any]
 
 
-def read_plan(path: Path, quick: bool = False) -> Plan:
-    """Read a sweep file and return its plan. With `quick`, the file's table [quick] changes the plan."""
+def read_plan(path: Path, quick: bool = False, *, to_run: bool = True) -> Plan:
+    """Read a sweep file and return its plan. With `quick`, the file's table [quick] changes the plan. Unless it is
+    `to_run`, the models and data that it names need not exist."""
     file = _read(path, quick)
     axes = _kept(file)
     exclude = _excluded(file)
@@ -61,7 +62,7 @@ def read_plan(path: Path, quick: bool = False) -> Plan:
     for choices in product(*axes.values()):
         named = dict(zip(axes, choices, strict=True))
         if not any(left_out.items() <= named.items() for left_out in exclude):
-            cells.append(Cell(choices, _resolved(file, named)))
+            cells.append(Cell(choices, _resolved(file, named, to_run)))
     _refuse_equal(file, cells)
     return Plan(
         path, file.sweep.name, Path(file.sweep.root) / file.sweep.name, axes, cells=tuple(cells),
@@ -191,8 +192,8 @@ def _layers(file: SweepFile, named: dict[str, str]) -> Iterator[tuple[str, tuple
     yield "quick: ", ("quick",), sections
 
 
-def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
-    """The config of a cell, fully checked, so that nothing is refused when its runs start."""
+def _resolved(file: SweepFile, named: dict[str, str], to_run: bool) -> Config:
+    """The config of a cell. If it is `to_run`, it is fully checked, so that nothing is refused when its runs start."""
     config = Config()
     setters: dict[tuple[str, str], str] = {}
     for words, path, tables in _layers(file, named):
@@ -203,8 +204,9 @@ def _resolved(file: SweepFile, named: dict[str, str]) -> Config:
                 _refuse_twice_or_own(section, field, path, where, setters)
     try:
         config = resolve_config(config)
-        obtain(config.model.path)
-        check_data(config)
+        if to_run:
+            obtain(config.model.path)
+            check_data(config)
     except SoleraError as error:
         cell = ", ".join(f"{axis} {choice}" for axis, choice in named.items())
         raise SoleraError(f"{_blamed(file, named, str(error))}: cell {cell}: {error}") from error

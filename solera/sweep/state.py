@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from solera.config import load_resolved, parse
+from solera.config import Config, load_resolved, parse
 from solera.config.fields import shown_in
 from solera.errors import SoleraError
 from solera.folder.files import write_whole
@@ -64,10 +64,11 @@ def state_of(plan: Plan, run: PlannedRun, failures: Failures) -> State:
 
 
 NO_PART_OF_A_RUN = (
-    ("run", "root"), ("run", "threads"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("engine", "max_rows"),
-    ("collect", "overlap"),
+    ("run", "root"), ("run", "threads"), ("run", "gpu_memory"), ("learn", "micro_batch_tokens"), ("learn", "graphs"),
+    ("engine", "max_rows"), ("collect", "overlap"),
 )  # fmt: skip
-"""Fields that may differ: where a run is stored, its share of the machine, and when its batches are generated."""
+"""Fields that may differ: where a run is stored, its share of the machine, how its kernels are started, and when its
+batches are generated."""
 
 
 def refuse_changed(plan: Plan) -> None:
@@ -82,16 +83,21 @@ def refuse_changed(plan: Plan) -> None:
             made, where, remedy = parse(record["config"], str(file)), file, "remove that file"
         else:
             continue
-        for section in dataclasses.fields(made):
-            before, now = getattr(made, section.name), getattr(run.config, section.name)
-            for field in dataclasses.fields(before):
-                was, is_now = getattr(before, field.name), getattr(now, field.name)
-                if was != is_now and (section.name, field.name) not in NO_PART_OF_A_RUN:
-                    name = f"{section.name}.{field.name}"
-                    raise SoleraError(
-                        f"{where} was created with {name} = {shown_in(name, was)}, but {plan.source} "
-                        f"now has {shown_in(name, is_now)}: choose another sweep.name, or {remedy}"
-                    )
+        refuse_other(plan, run, made, where, remedy)
+
+
+def refuse_other(plan: Plan, run: PlannedRun, made: Config, where: Path, remedy: str) -> None:
+    """Refuse the config that a run was made with, `made`, unless the sweep's file still says the same."""
+    for section in dataclasses.fields(made):
+        before, now = getattr(made, section.name), getattr(run.config, section.name)
+        for field in dataclasses.fields(before):
+            was, is_now = getattr(before, field.name), getattr(now, field.name)
+            if was != is_now and (section.name, field.name) not in NO_PART_OF_A_RUN:
+                name = f"{section.name}.{field.name}"
+                raise SoleraError(
+                    f"{where} was created with {name} = {shown_in(name, was)}, but {plan.source} "
+                    f"now has {shown_in(name, is_now)}: choose another sweep.name, or {remedy}"
+                )
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from tests.command import run_script
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPT, REPORT = BENCHMARKS / "verdict_coverage.py", BENCHMARKS / "verdict_report.py"
-INTERVALS = runpy.run_path(str(REPORT))["intervals"]
+INTERVALS, TOLD = (runpy.run_path(str(REPORT))[name] for name in ("intervals", "report"))
 
 
 def test_two_more_prompts_widen_the_interval():
@@ -19,6 +19,25 @@ def test_two_more_prompts_widen_the_interval():
     low, high = INTERVALS(np.array([3.0, 1.0, 1.0, -1.0]))["two more prompts"]
     error = (26 / 3 / 4) ** 0.5
     assert (low, high) == pytest.approx((1 - 3.1824 * error, 1 + 3.1824 * error), abs=1e-3)
+
+
+def update(truth: float, *centres: float, covered: bool = True) -> dict[str, object]:
+    """An update with a probe per centre: 64 gains, half of them 0.01 above it and half below, so that the interval of
+    their mean is the centre ± 2·0.01/√63."""
+    gains = [[centre + 0.01 * (-1) ** i for i in range(64)] for centre in centres]
+    probes = [{"error": 0.01 / 63**0.5, "covered": covered, "gain": centre} for centre in centres]
+    return {"truth": truth, "truth_error": 1e-4, "age": 0, "lr": 1e-3, "gains": gains, "probes": probes}
+
+
+def test_the_report_counts_by_hand():
+    """The half-width is 0.0025. Inside: 0.001 around 0, both at 0.01; outside: 0.01 around 0, 0.01 around −0.01."""
+    told = list(TOLD([update(0.0, 0.001, 0.01), update(0.01, 0.01, 0.01, -0.01), update(-0.01, -0.01, covered=False)]))
+    assert told[0] == "3 updates (0 others changed nothing), 6 probes"
+    normal = next(line for line in told if line.startswith("| normal"))
+    assert normal.startswith("| normal | 66.7 % (")  # 4 of 6
+    assert "| 60.0 % (50.0 to 66.7) | 20.0 % | 20.0 % |" in normal  # 3 of 5 trusted; alone the updates have 1/2 and 2/3
+    assert "| certified | 3 | 2 | 0 | 1 | 100.0 % (100.0 to 100.0) |" in told
+    assert "| harmful | 1 | 0 | 1 | 0 | 0.0 % (0.0 to 0.0) |" in told
 
 
 def test_the_script_measures_continues_and_reports(tmp_path):
@@ -41,6 +60,12 @@ def test_the_script_measures_continues_and_reports(tmp_path):
     again = run_script(SCRIPT, *command, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 8  # nothing was missing
+    kept = [line for line in lines if (line["segment"], line["band"]) not in {(0, 2), (1, 0)}]
+    (tmp_path / "found.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+    rest = run_script(SCRIPT, *command, cwd=tmp_path)
+    assert rest.stdout.count("segment") == 2, rest.stderr  # only what was missing is measured
+    added = [json.loads(line) for line in (tmp_path / "found.jsonl").read_text().splitlines()][6:]
+    assert [(line["segment"], line["band"]) for line in added] == [(0, 2), (1, 0)]
     told = run_script(REPORT, "found.jsonl", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     assert "| t, matched to the kurtosis |" in told.stdout

@@ -165,6 +165,14 @@ def test_data_and_rewards_are_checked_before_anything_starts(tmp_path):
     assert re.match(r"grid\.toml:24: cell .*nothing\.py", refusal(tmp_path, GRID + reward))
 
 
+def test_a_plan_can_be_read_where_its_model_and_data_are_not(tmp_path):
+    """The results of another machine can then be shown."""
+    (tmp_path / "grid.toml").write_text(f'{GRID}[model]\npath = "no/such/model"\n[task]\nname = "gsm8k"\npath = "no"\n')
+    with pytest.raises(SoleraError, match="no/such/model"):
+        read_plan(tmp_path / "grid.toml")
+    assert len(read_plan(tmp_path / "grid.toml", to_run=False).cells) == 6  # 2 × 3
+
+
 def test_a_config_written_for_a_run_reads_back_equal(tmp_path):
     from solera.config import dump
 

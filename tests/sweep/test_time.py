@@ -87,6 +87,13 @@ def test_a_record_of_another_config_is_refused(plan):
         refuse_changed(read_plan(Path("grid.toml")))
 
 
+def test_a_record_may_come_from_a_run_without_cuda_graphs(plan):
+    record(plan, "grpo-s0", 1.0, 1.0)
+    Path("grid.toml").write_text(f"{GRID}\n[learn]\ngraphs = true\n")
+    assert read_plan(Path("grid.toml")).cells[0].config.learn.graphs
+    refuse_changed(read_plan(Path("grid.toml")))
+
+
 def test_the_gain_counts_batches_of_all_active_runs(plan):
     record(plan, "grpo-s0", 1.0, 1.0)
     record(plan, "grpo-s1", 1.5, 3.0)
