@@ -142,6 +142,8 @@ def answer_number(answer: str) -> Fraction | None:
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
     """The value of a statement, unless the following text retracts it, denies it or continues to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
+    if not after or after.isspace():
+        return reading.value, statement.complete
     if taken_back := retraction(after):
         return _whole(after[taken_back.end() :])
     value = reading.value
@@ -168,7 +170,8 @@ def _read(statement: Final) -> Reading | None:
     """The value of a statement; `None` if it says nothing about the answer."""
     content = statement.text
     if simple := SIMPLE.fullmatch(content):
-        return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
+        written = "".join(simple.groups("")).replace(",", "")
+        return Reading(Fraction(written if simple[3] else int(written)))
     if taken_back := retraction(content):
         content = content[taken_back.end() :]
     if (but := wording.BUT.search(content)) and wording.has_number(content[but.end() :]):
