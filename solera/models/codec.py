@@ -106,7 +106,7 @@ class Spelling:
 
     def text(self, token_ids_T: npt.NDArray[np.int32]) -> str:
         try:
-            spelled = b"".join(self._bytes_V[token_ids_T].tolist())
+            spelled = b"".join(self._bytes_V.take(token_ids_T).tolist())
         except IndexError:  # the first text, or a model with more tokens than its tokenizer
             known, highest = self._fast.get_vocab_size(), int(token_ids_T.max())
             self._bytes_V = self._spell(known if highest < known else 2 * highest)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from solera.tasks import wording
 from solera.tasks.offers import in_one_unit, offered, restated
+from solera.tasks.searching import contains_any
 from solera.tasks.sentences import LONGEST_SENTENCE
 from solera.tasks.spelling import plain
 from solera.tasks.terms import Quantity, quantities
@@ -89,7 +90,7 @@ def _beside_others(said: str, found: list[Quantity], place: int) -> Fraction | N
 def without_relative_clauses(said: str) -> str:
     """*He has 11 pens, which he keeps in 2 cases* is about 11. A clause that gives a result is kept: *which makes
     36*."""
-    if not any(word in said for word in wording.RELATIVE_WORDS):
+    if not contains_any(said, wording.RELATIVE_WORDS):
         return said
     shorter = wording.RELATIVE.sub(lambda clause: clause[0] if wording.RESULTING.search(clause[0]) else " ", said)
     shorter = wording.COMPARING.sub(" ", shorter)

@@ -13,7 +13,7 @@ import numpy as np
 
 from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
 from solera.protocols import Engine, Task
-from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
+from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence, array_of
 from solera.streams import stream_seed
 from solera.tasks.company import Company
 from solera.tasks.event_loop import EventLoop
@@ -211,7 +211,8 @@ async def episodes(
             trying = attempt(task, writer, prompt, sampling, seed, guard)
             running.append(asyncio.Task(trying, loop=loop, context=context))
             running[-1].add_done_callback(partial(groups[id(prompt)].leave, number))
-            running[-1].add_done_callback(end)
+            if rounds:
+                running[-1].add_done_callback(end)
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # lets all episodes send their first request
         asked()
@@ -324,7 +325,7 @@ class Episode:
             start == len(given)
             and completion.versions == ((len(sequence.token_ids_T) - start, version),)
             and sequence.span_logp is completion.behaviour_logp_T
-            and sequence.token_ids_T.tobytes() == np.array(given, np.int32).tobytes() + completion.token_ids_T.tobytes()
+            and sequence.token_ids_T.tobytes() == array_of(given).tobytes() + completion.token_ids_T.tobytes()
         )
 
     def _difference(self, sequence: Sequence) -> str:

@@ -16,6 +16,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from solera.tasks.searching import ascii_folded, contains_any
+from solera.tasks.wording import reason
+
 READ = 50_000
 """Characters at the end of a text that are searched for an answer, so that megabytes of text cost nothing."""
 LONGEST_LINE = 400
@@ -29,6 +32,7 @@ _CANDIDATES = 20
 """Number of statements that are considered, from the last one back."""
 SIMPLE = re.compile(r"\s*(-?)\$?([0-9]{1,30}|[0-9]{1,3}(?:,[0-9]{3}){1,9})(\.[0-9]{1,30})?\s*")
 """A number and nothing else."""
+_WORD, _DIGIT, _SPACED_MINUS = re.compile("[A-Za-z]{2,}"), re.compile("[0-9]"), re.compile(r"^[-−–] (?=\$?[0-9])")
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s{0,4}\{")
 _OPENING_TAG, _CLOSING_TAG = re.compile(r"(?i)<((?:final_?)?answer)>"), re.compile(r"(?i)</((?:final_?)?answer)>")
 _FILLER = r"""(?:[\s:*_"'`“]|(?<=\n)>|(?:\\\[|\$\$|\\begin\{\w+\*?\})(?=\s*\n))"""
@@ -106,8 +110,7 @@ _RETRACTING = (
 def retraction(text: str, start: int = 0) -> re.Match[str] | None:
     """Find the first retraction after `start`. The words that every retraction contains are searched first, because the
     pattern is slow."""
-    folded = text[start:].lower()
-    return _RETRACTION.search(text, start) if any(word in folded for word in _RETRACTING) else None
+    return _RETRACTION.search(text, start) if contains_any(text[start:].lower(), _RETRACTING) else None
 
 
 class Final(NamedTuple):
@@ -154,8 +157,14 @@ def spoken(text: str) -> str:
     return after_thinking(text[-READ:])
 
 
+_STATING = ("boxed", "fbox", "####", "answer")
+"""Every statement has one of these words."""
+
+
 def statements(text: str, phrases: bool = True) -> Iterator[Final]:
     """Yield the statements of a text, last first. Only places with a word such as "boxed" are examined."""
+    if not contains_any(ascii_folded(text), _STATING):
+        return
     folded = text.lower()
     if len(folded) != len(text):  # İ becomes two characters, which shifts positions
         folded = text
@@ -263,14 +272,12 @@ def _mark_at(text: str, place: int) -> Final | None:
     line = line if inline < 0 else line[:inline]
     end = start + len(line)
     rest = text[end:].strip(" \n*_`")
-    line = re.sub(r"^[-−–] (?=\$?[0-9])", "-", line)
-    if len(re.findall("[A-Za-z]{2,}", line)) > 1 and _BODY.match(text, end):
-        return None
-    if "\n" in text[place:start] and not is_bare(line, rest):
+    line = _SPACED_MINUS.sub("-", line)
+    if len(_WORD.findall(line)) > 1 and _BODY.match(text, end):
         return None
     if not is_bare(line, rest) or (rest and _WORDS_ONLY.fullmatch(line)):
         return None
-    return Final(_REASON.sub("", line), "mark", newline, place, end)
+    return Final(_without_reason(line), "mark", newline, place, end)
 
 
 def _phrase_at(text: str, place: int) -> Final | None:
@@ -281,18 +288,22 @@ def _phrase_at(text: str, place: int) -> Final | None:
     end = phrase.end() + len(said)
     if phrase["negated"]:
         return Final("not " + said, "phrase", complete, place, end)
-    rest = text[end:].strip()
-    line = text[phrase.end() : phrase.end() + LONGEST_LINE].partition("\n")[0]
-    listed = is_item(line) and ("\n" in phrase["filler"] or re.search(r"\s2[.)]\s", rest))
-    listed = listed or (line.startswith(("a)", "(a)")) and "\nb)" in rest.replace("(", ""))
-    bare = not listed and (is_bare(line, rest) or is_bare(said, rest))
-    if (phrase["label"] or phrase["colon"]) and not bare:
+    if (phrase["label"] or phrase["colon"]) and not _labels_answer(text, phrase, said):
         return None
     if phrase["verb"] == "would be" and _SUPPOSED.search(text, max(0, place - 150), place):
         return None
     if _DOUBT.search(text, max(0, place - 60), place):
         return Final("not " + said, "phrase", complete, place, end)
-    return Final(_REASON.sub("", said), "phrase", complete, place, end)
+    return Final(_without_reason(said), "phrase", complete, place, end)
+
+
+def _labels_answer(text: str, phrase: re.Match[str], said: str) -> bool:
+    """Whether the line or sentence after "Answer:" is an answer, not a list."""
+    rest = text[phrase.end() + len(said) :].strip()
+    line = text[phrase.end() : phrase.end() + LONGEST_LINE].partition("\n")[0]
+    listed = is_item(line) and ("\n" in phrase["filler"] or re.search(r"\s2[.)]\s", rest))
+    listed = listed or (line.startswith(("a)", "(a)")) and "\nb)" in rest.replace("(", ""))
+    return not listed and (is_bare(line, rest) or is_bare(said, rest))
 
 
 _DOUBT = re.compile(
@@ -302,14 +313,15 @@ _DOUBT = re.compile(
     r"\b[^.\n:;]{0,30}$"
 )
 _SUPPOSED = re.compile(r"(?i)\bif\b[^.!?\n]*$")
-_NAMED = re.compile(
-    r"(?i)([^\n.;,:]{1,40}?) (?:is|was|would be|should be|must be|as) (?:the|our|my|your)(?: (?:final|correct"
-    r"|right))? $"
-)
+_NAMING = r" (?:is|was|would be|should be|must be|as) (?:the|our|my|your)(?: (?:final|correct|right))? $"
+_NAMED, _NAMED_END = re.compile(r"(?i)([^\n.;,:]{1,40}?)" + _NAMING), re.compile("(?i)" + _NAMING)
+"""`72 is the` before *answer*, and its end, which is searched first, because the whole pattern is slow."""
 
 
 def _named_before(text: str, place: int) -> Final | None:
     """`72 is the answer`."""
+    if not _NAMED_END.search(text, max(0, place - 30), place):
+        return None
     named = _NAMED.search(text, max(0, place - 60), place)
     if named is None:
         return None
@@ -325,7 +337,7 @@ def _heading_at(text: str, place: int) -> Final | None:
     said, newline, rest = text[heading.end() :].partition("\n")
     if not is_bare(said, rest):
         return None
-    return Final(_REASON.sub("", said), "phrase", bool(newline), place, heading.end() + len(said))
+    return Final(_without_reason(said), "phrase", bool(newline), place, heading.end() + len(said))
 
 
 def is_bare(line: str, rest: str) -> bool:
@@ -338,18 +350,23 @@ def is_bare(line: str, rest: str) -> bool:
         return True
     if not line.strip() or len(line) > LONGEST_LINE or is_item(line):
         return False
-    plain = _DRESS.sub(" ", _REASON.sub("", line))
+    plain = _DRESS.sub(" ", _without_reason(line))
     value = _VALUE_FIRST.match(line, _LABEL.match(line).end())  # type: ignore[union-attr]
-    words = re.findall("[A-Za-z]{2,}", plain)
+    words = _WORD.findall(plain)
     if value is None:
-        named = words and re.search("[0-9]", plain)  # May: 24
+        named = words and _DIGIT.search(plain)  # May: 24
         return not named and len(words) <= 2 and not _HEADINGS.match(line) and not VERBS.search(plain)
-    most = MOST_WORDS_BEFORE_NUMBERS if re.search("[0-9]", rest) else MOST_WORDS
+    most = MOST_WORDS_BEFORE_NUMBERS if _DIGIT.search(rest) else MOST_WORDS
     if len(words) > most or VERBS.search(plain, value.end() if value.end() < len(plain) else 0):
         return False
-    if words and words[0].istitle() and re.search("[0-9]", rest) and not _LABEL.match(line)[0].strip():  # type: ignore[index]
+    if words and words[0].istitle() and _DIGIT.search(rest) and not _LABEL.match(line)[0].strip():  # type: ignore[index]
         return False
     return not ("=" in line and "=" in rest)
+
+
+def _without_reason(said: str) -> str:
+    """A statement or line up to *because* or *since*."""
+    return _REASON.sub("", said) if reason(said) else said
 
 
 def is_item(line: str) -> bool:

@@ -38,6 +38,7 @@ from solera.tasks.final import (
     statements,
 )
 from solera.tasks.offers import several
+from solera.tasks.searching import contains_any
 from solera.tasks.sentences import numeric_sentences, sentences
 from solera.tasks.spelling import TENS, WORDS, plain, with_digits
 from solera.tasks.terms import LONGEST_NUMBER, Quantity, quantities
@@ -87,7 +88,7 @@ def may_come_to(text: str, wanted: Fraction) -> bool:
     if wanted.denominator != 1 or not text.isascii():
         return True
     folded, (written, words) = text.lower(), _written(wanted.numerator)
-    if written.search(text) or any(word in folded for word in words):
+    if written.search(text) or contains_any(folded, words):
         return True
     return wording.may_hold_term(folded[folded.rfind("=") + 1 :])
 
@@ -141,6 +142,8 @@ def answer_number(answer: str) -> Fraction | None:
 def _standing(text: str, statement: Final, reading: Reading) -> tuple[Fraction | None, bool]:
     """The value of a statement, unless the following text retracts it, denies it or continues to a conclusion."""
     after = text[statement.end : statement.end + LONGEST_PROSE]
+    if not after or after.isspace():
+        return reading.value, statement.complete
     if taken_back := retraction(after):
         return _whole(after[taken_back.end() :])
     value = reading.value
@@ -167,7 +170,8 @@ def _read(statement: Final) -> Reading | None:
     """The value of a statement; `None` if it says nothing about the answer."""
     content = statement.text
     if simple := SIMPLE.fullmatch(content):
-        return Reading(Fraction("".join(simple.groups("")).replace(",", "")))
+        written = "".join(simple.groups("")).replace(",", "")
+        return Reading(Fraction(written if simple[3] else int(written)))
     if taken_back := retraction(content):
         content = content[taken_back.end() :]
     if (but := wording.BUT.search(content)) and wording.has_number(content[but.end() :]):
@@ -310,7 +314,7 @@ def _end(text: str) -> str:
 def _cut_off_in_a_number(text: str) -> bool:
     """Whether a text was cut off in a sentence with a number. More digits or another number may have followed."""
     line = text.rfind("\n") + 1
-    start = max(text.rfind(end, line) for end in (". ", "! ", "? "))
+    start = max(text.rfind(". ", line), text.rfind("! ", line), text.rfind("? ", line))
     return wording.DIGIT.search(text, max(line, start + 1)) is not None
 
 
@@ -324,7 +328,9 @@ def _whole(text: str, wanted: Fraction | None = None) -> tuple[Fraction | None, 
         return first
     if (option := chosen_option(text)) is not None:
         return (_statement_value(option) or Reading(None)).value, True
-    return (None, False) if breaks_off(text) else _last_value(text, wanted)
+    if not wording.has_number(text) or breaks_off(text):
+        return None, False
+    return _last_value(text, wanted)
 
 
 def _last_value(text: str, wanted: Fraction | None) -> tuple[Fraction | None, bool]:
@@ -373,11 +379,11 @@ def _may_be(said: str, found: list[Quantity], wanted: Fraction) -> bool:
 
 def _sentence_value(sentence: str, wanted: Fraction | None = None) -> Reading | None:
     """The value of a sentence; `None` if it has no number. With `wanted`, any other value may be returned as `None`."""
-    bold = wording.BOLD.findall(sentence)
+    bold = wording.BOLD.findall(sentence) if "**" in sentence else []
     if bold and not wording.EQUALS.search(wording.BOLD.sub("", sentence)) and not bold[-1].rstrip().endswith(":"):
         return _statement_value(bold[-1])
     said = _without_asides(_spelt(sentence))
-    if reason := wording.REASON.search(said):
+    if reason := wording.reason(said):
         main = live(said[: reason.start()])
         said = said[: reason.start()] if main else said
     said = without_relative_clauses(said)

@@ -3,6 +3,8 @@
 import re
 import unicodedata
 
+from solera.tasks.searching import contains_any
+
 _VULGAR, _RAISED, _WIDE = "¼½¾⅐-⅞", "⁰¹²³⁴⁵⁶⁷⁸⁹", "".join(map(chr, range(0xFF10, 0xFF1A)))
 _OTHER_DIGIT = re.compile(f"[{_WIDE}{_VULGAR}{_RAISED}]")
 _AMOUNT = r"(?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)"
@@ -67,7 +69,23 @@ _MIXED_NUMBER = re.compile(
 )
 
 
+_RARE = re.compile(r"[^ \nA-Za-z0-9,.;:!?$%=+*()&#@\"'/-]")
+_RARE_PIECES, _RARE_WORDS = ("**", "- ", "-("), ("negative", "minus", "half", "twice")
+_CURRENCY, _DIVIDED = re.compile("[A-Z][A-Zs]"), re.compile("[0-9]['/][0-9]")
+"""Two letters of a currency's name; two numbers in a fraction, or the parts of one number."""
+
+
+def _is_plain(text: str) -> bool:
+    """Whether a text has none of the characters, pieces and words that a spelling above or a further step of `plain`
+    needs. `plain` changes nothing in it. Most sentences are like this."""
+    if _RARE.search(text) or _CURRENCY.search(text) or contains_any(text, _RARE_PIECES):
+        return False
+    return not contains_any(text.casefold(), _RARE_WORDS) and not _DIVIDED.search(text)
+
+
 def plain(text: str) -> str:
+    if _is_plain(text):
+        return text
     if not text.isascii() and _OTHER_CHARACTER.search(text):
         text = _SUPERSCRIPTS.sub(lambda raised: "^" + unicodedata.normalize("NFKC", raised[0]).replace("−", "-"), text)
         text = _VULGAR_FRACTION.sub(_separate, text)
@@ -135,8 +153,9 @@ MAGNITUDES = {
 _PARTS = {"hal": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
 """Fractions such as *third*, by the start of the word."""
 _COUNT = "|".join(_SMALL)
+# `(?=[…])` has the first letters of all alternatives, so that they are not all tried at every word.
 _WORDS = re.compile(
-    rf"(?i)\b(?:(?:an?|{_COUNT})(?=[- ](?:hundred|thousand|million|billion|half|third|quarter))|{_COUNT})"
+    rf"(?i)\b(?=[aefnostz])(?:(?:an?|{_COUNT})(?=[- ](?:hundred|thousand|million|billion|half|third|quarter))|{_COUNT})"
     rf"(?:[- ](?:and )?(?:{_COUNT}|hundred|thousand|million|billion)\b)*+"
     r"(?:(?P<half> and (?:a|one)[- ]half)|[- ](?P<part>half|halves|thirds?|quarters?|fourths?|fifths?|sixths?"
     r"|eighths?|tenths?)|(?! (?:of (?:them|us|the|these|those|which)|more time|another)\b))\b"

@@ -4,7 +4,6 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -69,24 +68,14 @@ _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] 
 }
 
 
-@dataclass(frozen=True)
 class Quantity:
     """A number or term in a text, and its position."""
 
-    text: str
-    numbers: tuple[re.Match[str], ...]
-
-    @property
-    def start(self) -> int:
-        return self.numbers[0].start()
-
-    @property
-    def end(self) -> int:
-        return self.numbers[-1].end()
-
-    @property
-    def is_term(self) -> bool:
-        return len(self.numbers) > 1
+    def __init__(self, text: str, numbers: tuple[re.Match[str], ...]) -> None:
+        self.text = text
+        self.numbers = numbers
+        self.start, self.end = numbers[0].start(), numbers[-1].end()
+        self.is_term = len(numbers) > 1
 
     @cached_property
     def value(self) -> Fraction | None:

@@ -5,6 +5,7 @@ import re
 
 from solera.tasks import wording
 from solera.tasks.final import SENTENCE_END, retraction
+from solera.tasks.searching import contains_any
 from solera.tasks.sentences import LONGEST_SENTENCE, sentences
 
 REFUSAL_WITHIN = 400
@@ -43,7 +44,7 @@ _REFUSING = (
 much."""
 _LAST_WORD = re.compile(r"(?:[A-Za-z]+|[=+×÷])$")
 _CLAUSE_END = re.compile(r"[\n.!?,;:(—–-](?:(?<=\n)|\W*\w)")
-_NO_DIGITS = re.compile("[^0-9]*")
+_NO_DIGITS, _WORD = re.compile("[^0-9]*"), re.compile("[A-Za-z]{2,}")
 _COMMITTED = re.compile(r"\b(?:but|however|though|so|therefore|thus|then|guess)\b|=")
 _GUESSING = ("could", "might", "may be", "maybe", "perhaps", "possibly", "either")
 _GUESS = r"\b(?:could|might|may|maybe|perhaps|possibly|either)\b[^\n0-9=]{0,25}[0-9][0-9.,]*+"
@@ -80,13 +81,13 @@ def refuses(text: str) -> bool:
     (True, False)
     """
     text = text[-REFUSAL_WITHIN:].lower()
-    if (any(word in text for word in _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
+    if (contains_any(text, _GUESSING) and _GUESSES.search(text)) or _LISTED.search(text[-80:]):
         return True
     digit = len(text) - 1 - _NO_DIGITS.match(text[::-1]).end()  # type: ignore[union-attr]
     if _is_taken_back(text[digit + 1 :]):
         return True
     text = text[max(text.rfind(". ", 0, digit), text.rfind("\n", 0, digit)) + 1 :] if digit >= 0 else text
-    if not any(word in text for word in _REFUSING):
+    if not contains_any(text, _REFUSING):
         return False
     return any(_is_last_word(text, refusal) for refusal in _REFUSAL.finditer(text))
 
@@ -124,7 +125,7 @@ def breaks_off(text: str) -> bool:
         return True
     if wording.DIGIT.search(last):
         return _in_circles(text, last)
-    many = on_its_line and len(re.findall("[A-Za-z]{2,}", last)) >= FEWEST_WORDS
+    many = on_its_line and len(_WORD.findall(last)) >= FEWEST_WORDS
     waits = many or last.endswith(":") or (end is not None and end[0] in _WAITING)
     return (waits and not _closes(last)) or _in_circles(text, last)
 
@@ -159,6 +160,7 @@ def _in_circles(text: str, last: str) -> bool:
 
 # Multiple choice.
 
+_LETTER = re.compile("[A-J]")
 _CHOSEN = re.compile(
     r"(?i:\b(?:option|choice|answer|letter|alternative)\b)(?: is| would be| must be|:)*[\s:*_($\\]*"
     r"(?i:(?:option|choice) )?\(?([A-J])\b[\s).*_$\\]*$"
@@ -177,5 +179,5 @@ def options(text: str) -> dict[str, str]:
 
 def chosen_option(text: str) -> str | None:
     """The text of the option whose letter a text ends with: *The correct option is (C).*"""
-    chosen = _CHOSEN.search(text, max(0, len(text) - 80)) if re.search("[A-J]", text[-8:]) else None
+    chosen = _CHOSEN.search(text, max(0, len(text) - 80)) if _LETTER.search(text[-8:]) else None
     return options(text).get(chosen[1]) if chosen else None

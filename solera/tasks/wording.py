@@ -2,19 +2,29 @@
 
 import re
 
+from solera.tasks.searching import ascii_words, contains_any
 from solera.tasks.spelling import TENS, WORDS
 
 _FIGURE = re.compile("[0-9¼½¾⅐-⅞０-９⁰¹²³]")
 _WORD = re.compile(r"\w+")
-_NUMBER_WORDS = {*WORDS, *TENS, "half", "hundred", "thousand", "million"}
+_NUMBER_WORDS = {
+    word.encode(): re.compile(rf"{word}(?<!\w{word})(?!\w)")
+    for word in (*WORDS, *TENS, "half", "hundred", "thousand", "million")
+}
+_TEEN = re.compile(r"teen(?<=\wteen)(?!\w)")
+"""A word with this end."""
 
 
 def has_number(text: str) -> bool:
     """Whether a text has a number, in digits or in words."""
     if _FIGURE.search(text):
         return True
-    words = _WORD.findall(text.lower())
-    return not _NUMBER_WORDS.isdisjoint(words) or any(word.endswith("teen") and word != "teen" for word in words)
+    words = ascii_words(text)  # contains every number word; but a letter outside ASCII may stand beside it
+    found = _NUMBER_WORDS.keys() & words.split()
+    if not found and b"teen " not in words:
+        return False
+    folded = text.lower()
+    return any(_NUMBER_WORDS[word].search(folded) for word in found) or _TEEN.search(folded) is not None
 
 
 EQUALS = re.compile(r"=(?<![!<>=≠/]=)(?![=/])>?|≈|≃|⇒|→|\\approx|equals\b(?<!\wequals)|is equal to\b(?<!\wis equal to)")
@@ -41,8 +51,7 @@ DENYING = (
 
 
 def may_deny(sentence: str) -> bool:
-    folded = sentence.lower()
-    return any(word in folded for word in DENYING)
+    return contains_any(sentence.lower(), DENYING)
 
 
 NEGATED_BEFORE = re.compile(
@@ -59,8 +68,9 @@ NEGATED_AFTER = re.compile(
     r"|correct|the|it|possible|what)|\(?(?:wrong|incorrect)\b)"
 )
 RESULT = re.compile(
-    r"(?i)(?:\b(?:so|thus|therefore|hence|then|which (?:is|are|was|were|equals?|makes?|gives?|means?|leaves?"
-    r"|comes? to|totals?|brings?|rounds? (?:up |down |off )?to)|giving|making|leaving|meaning|bringing|totall?ing"
+    r"(?i)(?:\b(?=[abfghilmrstwy])(?:so|thus|therefore|hence|then|which (?:is|are|was|were|equals?|makes?|gives?"
+    r"|means?|leaves?|comes? to|totals?|brings?|rounds? (?:up |down |off )?to)|giving|making|leaving"
+    r"|meaning|bringing|totall?ing"
     r"|(?:for )?(?:a|the) (?:grand |final |combined )?total(?: (?:cost|amount|number|price|sum))?(?: (?:of|is|was"
     r"|to))?|it['’]s|it is|but|we get|i get|to get|yields?|results? in)\b)"
 )
@@ -142,7 +152,7 @@ COMPARING = re.compile(
 LATER = re.compile(r"(?i)\s(?:after|when|while|once|because|since|if|where|given that|(?:by|from|through) [a-z]+ing)\b")
 CLAUSE = re.compile(r"[,;](?=\s)|:\s|\s[-–—]\s|—")
 _STEP = re.compile(
-    r"(?i)\b(?:steps?|parts?|problem|question|section|example|method|case|equation|phase|stage|figure|exercise"
+    r"(?i)\b(?=[cefmpqs])(?:steps?|parts?|problem|question|section|example|method|case|equation|phase|stage|figure|exercise"
     r"|part)\s*#?[0-9]{1,2}\b(?:\s*(?:and|&|,|-)\s*#?[0-9]{1,2}\b(?!\s*=))*"
     r"(?!\s*[+*/=×])[.:)]?"
 )
@@ -154,8 +164,7 @@ _NUMBERED = (
 
 def without_steps(text: str) -> str:
     """Remove numbers of steps and the like: *Step 2*. The words are searched first, because the pattern is slow."""
-    folded = text.lower()
-    return _STEP.sub(" ", text) if any(word in folded for word in _NUMBERED) else text
+    return _STEP.sub(" ", text) if contains_any(text.lower(), _NUMBERED) else text
 
 
 ITEM = re.compile(r"\s*(?:[-•>]\s+|\*\s+|#{1,6}\s*)*(?:\*\*)?(?:\(?[0-9]{1,2}[.)](?:\*\*)?\s+(?=\S)|\(?[a-hA-H]\)\s+)?")
@@ -164,7 +173,16 @@ NUMBER_END = re.compile("[0-9](?![0-9])")
 DIGIT = re.compile("[0-9¼½¾⅐-⅞０-９]")
 HTML = re.compile("</?[A-Za-z]{1,10}/?>")
 LEADING_MINUS = re.compile(r"^[\s$*]*[-−–] (?=[$€£¥₹]?\.?[0-9]|\\[dtc]?frac)")
-REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b")
+_REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b")
+_REASONING = ("becau", "nce")
+"""The letters of *because* and *since* that have only one upper-case form."""
+
+
+def reason(text: str) -> re.Match[str] | None:
+    """Find the first *because* or *since*. Parts of these words are searched first, because the pattern is slow."""
+    return _REASON.search(text) if contains_any(text.lower(), _REASONING) else None
+
+
 ANNOTATION = re.compile("<<[^<>\n]*>>")
 _CHECK = re.compile(
     r"(?im)(?:^|(?<=[.!?] )|(?<=\())[ \t*_>#-]*(?:(?:quick |sanity |double[- ])?checks?\b ?[:(]?|(?:to |let me "
@@ -176,11 +194,11 @@ _CHECKING = ("check", "verif", "confirm", "proof", "note", "ps", "p.s", "sanity"
 
 def without_checks(text: str) -> str:
     """Remove checks and notes: *Check: 72 - 24 = 48*. The words are searched first, because the pattern is slow."""
-    folded = text.lower()
-    return _CHECK.sub("", text) if any(word in folded for word in _CHECKING) else text
+    return _CHECK.sub("", text) if contains_any(text.lower(), _CHECKING) else text
 
 
-_OPERATOR = re.compile(r"[+*/^\\%0-9)](?:(?<=[+*/^\\%])|\s*[-!])")
+_OPERATORS = "+*/^\\%"
+_MINUS_OR_FACTORIAL = re.compile(r"[0-9)]\s*[-!]")
 _OPERATING = (
     "plus", "minus", "times", "multipl", "divide", "added", "subtract", "squared", "cubed", "half", "twice", "double",
 )  # fmt: skip
@@ -188,7 +206,9 @@ _OPERATING = (
 
 def may_hold_term(text: str) -> bool:
     """Whether a lower-case text may contain an unevaluated term."""
-    return _OPERATOR.search(text) is not None or any(word in text for word in _OPERATING)
+    if contains_any(text, _OPERATORS) or contains_any(text, _OPERATING):
+        return True
+    return contains_any(text, "-!") and _MINUS_OR_FACTORIAL.search(text) is not None
 
 
 _ANSWERED_NO = re.compile(r"(?i)\?\s*(?:no|nope|wrong)\b(?!,? (?:doubt|problem))")
@@ -224,8 +244,7 @@ _CHATTING = (
 def is_chatter(sentence: str) -> bool:
     """Whether a sentence is about the answer or the reader. The words are searched first, because the pattern is
     slow."""
-    folded = sentence.lower()
-    return any(word in folded for word in _CHATTING) and _CHATTER.search(sentence) is not None
+    return contains_any(sentence.lower(), _CHATTING) and _CHATTER.search(sentence) is not None
 
 
 CONCLUDING = re.compile(

@@ -41,6 +41,21 @@ def test_the_number_a_text_comes_to(text, value):
     assert final_number(text)[0] == value
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Größe: so it is twelve", 12), ("Größe: so it is ätwelve", None), ("It is fourteen – très bien", 14),
+        ("It is umpteen", None), ("so it is 3 + USD 4", 7), ("It costs Rs. 3 + Rs. 4", 7), ("It is 1'000", 1000),
+        ("It is a 12/4 part", 3), ("So it is Half of 48", 24), ("so it is twice 36", 72), ("It is 5-(2)", 3),
+        ("so it is 2**3", 8), ("The answer is 72.  \n", 72), ("72 was our final answer. She sold 24.", 72),
+        ("72 should be your correct answer. She sold 24 in May.", 72), ("The answer is 72 BECAUSE 48 + 24 = 73", 72),
+        ("The answer is 72 ſince 48 + 24 = 73", 72), ("#### -1,234.50", Fraction(-2469, 2)),
+    ],
+)  # fmt: skip
+def test_what_is_searched_first_hides_no_spelling(text, value):
+    assert final_number(text)[0] == value
+
+
 def test_number_compares_values_not_spellings():
     assert number("0.750", "3/4", True)
     assert number("so 1,000 dollars", "#### 1000.0", True)
