@@ -135,27 +135,28 @@ class Study:
         self.learn()
         after, scored = self.weights(), self.learner.score(probes.rollouts)
         w_B, proximal_w_B = (bounded_exp(probes.log_w(one, alpha)) for one in (scored, proximal))
-        said = self.verdicts(probes, w_B, proximal_w_B)
+        gains_P = group_estimates(w_B, proximal_w_B, probes.reward_B, probes.group_B, self.probes * PROBE_PROMPTS)
+        gains = gains_P.view(self.probes, -1)
+        said = self.verdicts(probes, w_B, proximal_w_B, (gains.std(1) / PROBE_PROMPTS**0.5).tolist())
         half = float(np.median([NORMAL_95 * one["error"] for one in said]))
         ratios = LogRatios(scored.logp_T - alpha.logp_T, scored.response_T, np.ones(len(probes.rollouts)))
-        gains_P = group_estimates(w_B, proximal_w_B, probes.reward_B, probes.group_B, self.probes * PROBE_PROMPTS)
         return {
             **self.truth(segment, age, before, after, half),
             "divergence": ratios.divergences(), "reward": probes.reward_B.mean().item(), "probes": said,
-            "gains": [[float(f"{gain:.5g}") for gain in row] for row in gains_P.view(self.probes, -1).tolist()],
+            "gains": [[float(f"{gain:.5g}") for gain in row] for row in gains.tolist()],
         }  # fmt: skip
 
-    def verdicts(self, probes: Written, w_B: Tensor, proximal_w_B: Tensor) -> list[dict[str, Any]]:
-        """What a run would say on each probe."""
+    def verdicts(self, probes: Written, w_B: Tensor, proximal_w_B: Tensor, errors: list[float]) -> list[dict[str, Any]]:
+        """What a run would say on each probe, and the standard error of its estimate."""
         found = []
-        for probe in range(self.probes):
+        for probe, error in enumerate(errors):
             of_it = probes.group_B // PROBE_PROMPTS == probe
             group_B = probes.group_B[of_it] - probe * PROBE_PROMPTS
             one = estimate_improvement(w_B[of_it], proximal_w_B[of_it], probes.reward_B[of_it], group_B)
-            assert one is not None and one.error is not None
+            assert one is not None
             state = int(one.metrics()["improvement/state"])
             found.append(
-                {"gain": one.gain, "error": one.error, "mean_w": one.mean_w, "covered": one.covered, "state": state}
+                {"gain": one.gain, "error": error, "mean_w": one.mean_w, "covered": one.covered, "state": state}
             )
         return found
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from solera.diagnosis.improvement import matched_freedom
-from solera.diagnosis.student import quantile_between
+from solera.diagnosis.improvement import interval_of_mean
+from solera.diagnosis.student import two_sided_quantile
 
 NORMAL_95 = 1.96
 SMALLEST = 1e-9
 """If every probe's standard error is below this, the update changed nothing: all groups were masked, or all tokens
 clipped, or π and π_k have left what α writes."""
-OURS = "t, matched to the kurtosis"
+OURS = "one more prompt on each side"
 """The interval that runs use."""
 
 
@@ -50,20 +50,16 @@ class Judged(NamedTuple):
 def intervals(gains_P: np.ndarray) -> dict[str, tuple[float, float]]:
     """Several 95 % intervals for the mean over a probe's prompts.
 
-    The last one adds two prompts that the probe may have missed: one as good as the most extreme of it, one as bad.
+    The last one adds two prompts that the probe may have missed to both ends: one as good as the most extreme of it,
+    one as bad.
     """
     count, mean = len(gains_P), float(gains_P.mean())
     error = float(gains_P.std(ddof=1)) / math.sqrt(count)
     further = math.sqrt(error**2 + 2 * float(np.abs(gains_P).max()) ** 2 / count / (count - 1))
-    student, freedom = quantile_between(count - 1), matched_freedom(torch.from_numpy(gains_P))
-    assert freedom is not None
-    widths = {
-        "normal": NORMAL_95 * error,
-        "Student's t": student * error,
-        OURS: quantile_between(freedom) * error,
-        "two more prompts": student * further,
-    }
-    return {name: (mean - width, mean + width) for name, width in widths.items()}
+    student, ours = two_sided_quantile(count - 1), interval_of_mean(torch.from_numpy(gains_P))
+    assert ours is not None
+    widths = {"normal": NORMAL_95 * error, "Student's t": student * error, "two more prompts": student * further}
+    return {OURS: ours} | {name: (mean - width, mean + width) for name, width in widths.items()}
 
 
 def judged(number: int, update: dict[str, Any]) -> list[Judged]:

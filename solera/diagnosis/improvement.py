@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from solera.diagnosis.student import quantile_between
+from solera.diagnosis.student import two_sided_quantile
 from solera.diagnosis.verdict import INCONCLUSIVE, state
 from solera.objectives.advantage import group_mean, group_sum
 
@@ -61,13 +61,11 @@ def group_estimates(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, group_B
 class Improvement:
     """The improvement over P prompts of a probe, and numbers that show whether the probe covers π.
 
-    `error` is the standard error of `gain` over prompts, and `freedom` how precisely it is known, in degrees of freedom
-    of Student's t (`matched_freedom`). A single prompt has neither.
+    `interval` is the 95 % interval of `gain`. A single prompt has none.
     """
 
     gain: float
-    error: float | None
-    freedom: float | None
+    interval: tuple[float, float] | None
     tight: float | None
     theorem1: float | None
     mean_w: float
@@ -79,9 +77,8 @@ class Improvement:
             "estimate": self.gain, "low": None, "high": None, "tight": self.tight, "theorem1": self.theorem1,
             "mean_w": self.mean_w, "state": INCONCLUSIVE,
         }  # fmt: skip
-        if self.error is not None and self.freedom is not None:
-            half = quantile_between(self.freedom) * self.error
-            low, high = self.gain - half, self.gain + half
+        if self.interval is not None:
+            low, high = self.interval
             found |= {"low": low, "high": high, "state": state(low, high) if self.covered else INCONCLUSIVE}
         return {f"improvement/{name}": value for name, value in found.items() if value is not None}
 
@@ -107,29 +104,29 @@ def estimate_improvement(w_B: Tensor, proximal_w_B: Tensor, reward_B: Tensor, gr
     group_B = torch.unique(group_B[kept_B], return_inverse=True)[1]
     groups = int(group_B.max()) + 1
     gain_P = group_estimates(w_B, proximal_w_B, reward_B, group_B, groups)
-    gain, error = _mean_and_error(gain_P)
     mean_w, mean_w_error = _mean_and_error(_by_group(w_B, group_B, groups))
     tight = theorem1 = None
     if reward_B.min() >= 0 and reward_B.max() <= 1:
         tight, theorem1 = (_pooled_bound(w_B, proximal_w_B, reward_B, group_B, groups, factor) for factor in (1, 2))
-    return Improvement(gain, error, matched_freedom(gain_P), tight, theorem1, mean_w, mean_w_error)
+    return Improvement(gain_P.mean().item(), interval_of_mean(gain_P), tight, theorem1, mean_w, mean_w_error)
 
 
-def matched_freedom(value_P: Tensor) -> float | None:
-    """Degrees of freedom ν of s², the variance over P prompts: 2/ν = Var(s²)/E(s²)², so `ν = 2P/(κ − (P−3)/(P−1))` with
-    the kurtosis κ; at least 1 and at most P − 1, which a normal distribution has.
+def interval_of_mean(value_P: Tensor) -> tuple[float, float] | None:
+    """A 95 % interval for the mean over all prompts, of which the probe has P. `None` for a single one.
 
-    If a few prompts make up most of the variance, κ is large. Then other such prompts may be missing in the probe, and
-    s² is uncertain. `None` for a single prompt.
+    Often a few prompts make up most of a change, and a probe may have missed one of them. So the upper end is that of
+    Student's t interval with one more prompt, as good as the best of the probe, and the lower end that with one more,
+    as bad as the worst. A prompt that does not change is always possible: the first is at least 0, the second at most.
     """
-    count, spread_P = len(value_P), value_P - value_P.mean()
-    if count < 2:
+    if len(value_P) < 2:
         return None
-    variance = spread_P.square().mean().item()
-    if variance == 0:
-        return count - 1
-    kurtosis = spread_P.pow(4).mean().item() / variance**2
-    return min(count - 1, max(1.0, 2 * count / (kurtosis - (count - 3) / (count - 1))))
+    t = two_sided_quantile(len(value_P))
+    ends = []
+    for extreme, sign in ((value_P.min().clamp(max=0), -1), (value_P.max().clamp(min=0), 1)):
+        mean, error = _mean_and_error(torch.cat([value_P, extreme[None]]))
+        assert error is not None
+        ends.append(mean + sign * t * error)
+    return ends[0], ends[1]
 
 
 def _pooled_bound(

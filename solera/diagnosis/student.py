@@ -36,16 +36,3 @@ def two_sided_quantile(freedom: int, probability: float = 0.95) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if central_probability(middle, freedom) < probability else (low, middle)
     return high
-
-
-def quantile_between(freedom: float) -> float:
-    """The two-sided 95 % quantile for any degrees of freedom from 1 on. Between whole numbers, log t is interpolated
-    over 1/ν. The interval then has a probability of 95.0 to 95.2 %.
-
-    >>> round(quantile_between(4.0), 3), quantile_between(5.0) < quantile_between(4.5) < quantile_between(4.0)
-    (2.776, True)
-    """
-    assert freedom >= 1
-    whole = math.floor(freedom)
-    share = (1 / whole - 1 / freedom) * whole * (whole + 1)
-    return two_sided_quantile(whole) ** (1 - share) * two_sided_quantile(whole + 1) ** share

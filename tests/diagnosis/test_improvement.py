@@ -108,33 +108,41 @@ def sampled_probe(rng: np.random.Generator, bandits: list[Bandit], prompts: int,
 def test_two_prompts_by_hand():
     """Prompt 0: r = (0, 1), w = (½, 2), w_k = 1: 2/(2−1)·½·[−½·(−½) + 1·½] = ¾. Prompt 1 is flat and counts as 0.
 
-    Mean ⅜, deviation ¾/√2, error ⅜. Var is ½ and 0, pooled ¼; J(π)−J(α) is ¾ and 0; TV (½ + 0)/4 and 0.
+    Mean ⅜. Var is ½ and 0, pooled ¼; J(π)−J(α) is ¾ and 0; TV (½ + 0)/4 and 0.
     A third prompt with one reward is left out.
     """
     w = torch.tensor([0.5, 2.0, 1.0, 1.0, 9.0], dtype=torch.float64)
     r = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0], dtype=torch.float64)
     group = torch.tensor([0, 0, 2, 2, 1])
     found = improvement.estimate_improvement(w, torch.ones(5, dtype=torch.float64), r, group)
-    assert (found.gain, found.error) == pytest.approx((0.375, 0.375))
+    assert found.gain == pytest.approx(0.375)
     sigma = 0.2501**0.5
     assert found.tight == pytest.approx(0.375 / sigma - (1 - sigma) / sigma * 0.125)
     assert found.theorem1 == pytest.approx(0.375 / sigma - 2 * (1 - sigma) / sigma * 0.125)
     assert (found.mean_w, found.mean_w_error) == pytest.approx((1.125, 0.125))
     metrics = found.metrics()
-    t = math.tan(math.pi * 0.95 / 2)  # two prompts leave one degree of freedom, which is Cauchy's distribution
-    assert metrics["improvement/low"] == pytest.approx(0.375 * (1 - t))
-    assert metrics["improvement/high"] == pytest.approx(0.375 * (1 + t))
+    # With one more prompt, (¾, 0, 0) and (¾, 0, ¾): means ¼ and ½, errors √((¼ + 1/16 + 1/16)/2/3) = ¼ for both.
+    t = 0.95 * math.sqrt(2 / (1 - 0.95**2))  # of two degrees of freedom
+    assert metrics["improvement/low"] == pytest.approx(0.25 - t / 4)
+    assert metrics["improvement/high"] == pytest.approx(0.5 + t / 4)
     assert metrics["improvement/state"] == 0
 
 
-def test_degrees_of_freedom_follow_the_kurtosis():
-    """κ of two points is 1; with P = 4, 2·4/(1 − 1/3) = 12, at most 3. One prompt of 16 alone: deviations 15/16 and
-    −1/16, κ = (15⁴ + 15)/16 / ((15² + 15)/16)² = 14.0667 and 32/(14.0667 − 13/15) = 2.4242."""
-    freedom = improvement.matched_freedom
-    assert freedom(torch.tensor([1.0, 1.0, -1.0, -1.0]).double()) == 3
-    assert freedom(torch.tensor([1.0, *[0.0] * 15]).double()) == pytest.approx(2.4242, abs=1e-4)
-    assert freedom(torch.zeros(5).double()) == 4
-    assert freedom(torch.ones(1).double()) is None
+def test_the_interval_counts_one_more_prompt_on_each_side():
+    """Of (1, 0, 0): (1, 0, 0, 0) has mean ¼ and error ¼, (1, 0, 0, 1) ½ and √(1/12). t of three degrees is 3.1824."""
+    low, high = improvement.interval_of_mean(torch.tensor([1.0, 0.0, 0.0]).double())
+    assert (low, high) == pytest.approx((0.25 - 3.1824 / 4, 0.5 + 3.1824 / math.sqrt(12)), abs=1e-4)
+    turned = improvement.interval_of_mean(torch.tensor([-1.0, 0.0, 0.0]).double())
+    assert turned == pytest.approx((-high, -low))
+
+
+def test_the_added_prompt_is_never_better_than_a_change_of_nothing():
+    """Of (2, 4), the lower end is that of (2, 4, 0): mean 2, error √(4/3); the upper end that of (2, 4, 4)."""
+    t = 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    low, high = improvement.interval_of_mean(torch.tensor([2.0, 4.0]).double())
+    assert (low, high) == pytest.approx((2 - t * math.sqrt(4 / 3), 10 / 3 + t * math.sqrt(4 / 9)))
+    assert improvement.interval_of_mean(torch.zeros(5).double()) == (0, 0)
+    assert improvement.interval_of_mean(torch.ones(1).double()) is None
 
 
 def test_a_probe_that_does_not_cover_the_policy_gives_no_verdict():

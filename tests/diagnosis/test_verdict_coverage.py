@@ -68,7 +68,7 @@ def test_the_script_measures_continues_and_reports(tmp_path):
     assert [(line["segment"], line["band"]) for line in added] == [(0, 2), (1, 0)]
     told = run_script(REPORT, "found.jsonl", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    assert "| t, matched to the kurtosis |" in told.stdout
+    assert "| one more prompt on each side |" in told.stdout
 
 
 def test_the_truth_has_no_bias():
