@@ -27,7 +27,7 @@ class Job:
     limit: int
     """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
-    """Set when the request is cancelled. The decoder then drops the job before the next token."""
+    """Set when the request is cancelled. `Decoder.drop_cancelled` then drops the job."""
     earlier: list[tuple[int, int]] = field(default_factory=list)
     """If the weights changed while the job was under way: (number of tokens written until then, their version)."""
 
@@ -81,6 +81,10 @@ class Decoder(Protocol):
 
     def advance(self) -> list[Written]:
         """Write one or more tokens for every job under way. Returns the jobs that have ended."""
+        ...
+
+    def drop_cancelled(self) -> None:
+        """Stop writing for jobs that were cancelled."""
         ...
 
     def recompute(self) -> dict[Job, int]:

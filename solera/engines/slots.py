@@ -112,7 +112,6 @@ class Rows:
 
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
-        self._drop_cancelled()
         if self.prompts.unfinished:
             self._enqueue(self.prompts.compute_more())
             self._seat()
@@ -230,7 +229,7 @@ class Rows:
         self.prompts.compute_again(responses)
         return written
 
-    def _drop_cancelled(self) -> None:
+    def drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
         gone = self.prompts.drop_cancelled() + [seat for seat in self.waiting if seat.job.cancelled]
         if gone:
@@ -240,7 +239,7 @@ class Rows:
 
     def _cut_at_stops(self) -> list[Written]:
         """Jobs whose text holds a stop string now. They end with the token that completes it."""
-        looking = [(slot, seat) for slot, seat in self.seats if seat.job.sampling.stop]
+        looking = self.seats.with_stops()
         if not looking:
             return []
         spell = self.decoder.spell
