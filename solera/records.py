@@ -135,7 +135,7 @@ class Segment(NamedTuple):
 
 
 @lru_cache(maxsize=512)
-def _given(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
+def given_T(token_ids: tuple[int, ...]) -> npt.NDArray[np.int32]:
     """A prompt's tokens as an array, which all members of its group share."""
     return np.array(token_ids, _INT)
 
@@ -237,7 +237,7 @@ class Sequence:
                     end += count
             else:
                 ids = token_ids_of(part, f"sequence: turn {number}" if number else "sequence: the prompt")
-                tokens.append(_given(ids))
+                tokens.append(given_T(ids))
                 end += len(ids)
         span_logp = np.concatenate([np.zeros(0, np.float32), *logps]) if len(logps) != 1 else logps[0]
         known = [temperature for temperature in temperatures if temperature is not None]
@@ -260,7 +260,7 @@ class Sequence:
         if start == 0 or count == 0:
             return None
         return _unchecked(
-            cls, token_ids_T=np.concatenate((_given(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
+            cls, token_ids_T=np.concatenate((given_T(given), written.token_ids_T)), span_logp=written.behaviour_logp_T,
             temperatures=None, segments=None, spans=(Span(start, start + count, version),), length=count,
             version=version,
         )  # fmt: skip

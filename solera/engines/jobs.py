@@ -39,6 +39,8 @@ class Job:
         >>> job.versions(7, 2), job.versions(5, 2), job.versions(2, 2)
         (((3, 0), (2, 1), (2, 2)), ((3, 0), (2, 1)), ((2, 0),))
         """
+        if length and not self.earlier:
+            return ((length, version),)
         ends, start = dict[int, int](), 0  # a version that is sent again after a fault has one span
         for end, by in (*self.earlier, (length, version)):
             if min(end, length) > start:

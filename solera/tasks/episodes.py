@@ -13,7 +13,7 @@ import numpy as np
 
 from solera.errors import BadRequestError, SoleraError, StopRunError, one_line
 from solera.protocols import Engine, Task
-from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence
+from solera.records import Completion, Prompt, Reward, Rollout, Sampling, Sequence, given_T
 from solera.streams import stream_seed
 from solera.tasks.company import Company
 from solera.tasks.event_loop import EventLoop
@@ -303,7 +303,7 @@ class Episode:
     def _wrote(self, sequence: Sequence) -> bool:
         """Whether every token attributed to the policy comes from a completion that `generate` returned, whole, after
         the tokens it was given, and with its log-probabilities and versions."""
-        if len(self.turns) == 1 == len(sequence.spans) and self._is_answer(sequence):
+        if len(self.turns) == 1 and self._is_answer(sequence):
             return True
         mask_T, version_T, logp_T = sequence.mask_T, sequence.version_T, sequence.behaviour_logp_T
         covered_T = np.zeros_like(mask_T)
@@ -319,12 +319,14 @@ class Episode:
 
     def _is_answer(self, sequence: Sequence) -> bool:
         """Check the usual case, a prompt and one response. This takes a tenth of the time of the full check."""
-        ((given, completion),), ((start, _, version),) = self.turns, sequence.spans
+        ((given, completion),), spans = self.turns, sequence.spans
         return (
-            start == len(given)
-            and completion.versions == ((len(sequence.token_ids_T) - start, version),)
-            and sequence.span_logp is completion.behaviour_logp_T
-            and sequence.token_ids_T.tobytes() == np.array(given, np.int32).tobytes() + completion.token_ids_T.tobytes()
+            sequence.span_logp is completion.behaviour_logp_T
+            and bool(spans)
+            and spans[0].start == len(given)
+            and sequence.length == len(sequence.token_ids_T) - len(given)  # so there is nothing between the spans
+            and completion.versions == tuple([(stop - start, version) for start, stop, version in spans])
+            and sequence.token_ids_T.tobytes() == given_T(given).tobytes() + completion.token_ids_T.tobytes()
         )
 
     def _difference(self, sequence: Sequence) -> str:
