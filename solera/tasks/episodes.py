@@ -323,8 +323,7 @@ class Episode:
         return (
             sequence.span_logp is completion.behaviour_logp_T
             and bool(spans)
-            and spans[0].start == len(given)
-            and sequence.length == len(sequence.token_ids_T) - len(given)  # so there is nothing between the spans
+            and spans[0].start == len(given)  # they are as long as the rest of the text: nothing is between them
             and completion.versions == tuple([(stop - start, version) for start, stop, version in spans])
             and sequence.token_ids_T.tobytes() == given_T(given).tobytes() + completion.token_ids_T.tobytes()
         )
