@@ -23,7 +23,7 @@ from solera import open_store
 from solera.config import check, parse
 from solera.errors import SoleraError
 from solera.protocols import SupplyState
-from solera.records import Prompt, Reward, Rollout, Sampling
+from solera.records import Group, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.store.queue import Queue
@@ -284,6 +284,41 @@ def test_after_a_sync_that_let_all_responses_end_the_engine_begins_at_once():
         task.version = 4
         assert drawn() == 12
         assert drawn() == 12
+
+
+def test_slots_that_become_free_are_given_to_new_groups_until_enough_is_ready():
+    """Two groups fit at once. The engine pauses when four batches of two groups are ready, and nobody asks meanwhile.
+    Groups that have just ended may not count as ready yet when two more are admitted."""
+    with EventLoop() as events:
+        supply = supply_of(Synced(), events)
+        supply.drawn([], 0)
+        deadline = time.monotonic() + 10
+        while supply.position < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert 8 <= supply.position <= 10
+
+
+class Silent(Synced):
+    """Knows no reward for the first problem."""
+
+    async def run(self, prompt, generate) -> Rollout:
+        rewards = () if prompt.key == "p/0" else (Reward(1.0),)
+        return Rollout.of(prompt, await generate(prompt.token_ids), rewards=rewards)
+
+
+def test_groups_that_are_not_drawn_are_counted_by_reason():
+    """The third is drawn. The first has no rewards, so the store must have left out the second."""
+    with EventLoop() as events:
+        supply, now = supply_of(Silent(), events), PolicyVersion("test", 3)
+        supply.wait(3, now)
+        third = Group("p/2", tuple(rollout for rollout in supply.store.added if rollout.admission == 2))
+        assert len(third.rollouts) == 3
+        supply.drawn([third], 0)
+        found = supply.take_metrics()
+        assert {name: count for name, count in found.items() if "closed" in name} == {
+            "stream/closed_ungraded": 1, "stream/closed_filtered": 1,
+        }  # fmt: skip
 
 
 def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):

@@ -11,7 +11,7 @@ from solera.protocols import Work
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.tasks.episodes import attempt_all
-from solera.training.supply import LockStep
+from solera.training.supply import LockStep, attempt_seeds
 
 SAMPLING = Sampling(1.0, 4)
 
@@ -223,3 +223,10 @@ def test_the_store_writes_before_the_wait_for_what_was_begun():
     store.held, store.flush = 0, flushed.set
     supply.drawn([], 5)
     assert supply.wait(5, NOW) == 15
+
+
+def test_the_seed_of_an_attempt_depends_on_run_problem_and_member_only():
+    expected = [[stream_seed(stream_seed(7, number), member) for member in range(3)] for number in (4, 90)]
+    assert attempt_seeds(7, [4, 90], 3) == expected
+    assert attempt_seeds(7, [90], 2) == [expected[1][:2]]
+    assert attempt_seeds(7, [], 3) == []

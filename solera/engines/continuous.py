@@ -115,6 +115,13 @@ class ContinuousDecoder:
         return written
 
     @torch.no_grad()
+    def drop_cancelled(self) -> None:
+        if self.rows is not None:
+            self.rows.drop_cancelled()
+            if self.rows.empty:
+                self.reset()
+
+    @torch.no_grad()
     def recompute(self) -> dict[Job, int]:
         return {} if self.rows is None else self.rows.recompute()
 

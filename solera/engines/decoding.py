@@ -277,8 +277,6 @@ class PlainDecoder:
     def advance(self) -> list[Written]:
         live, sheet = self._live, self._sheet
         assert live is not None and sheet is not None
-        if any(job.cancelled for job in sheet.jobs) and not self._drop(live, sheet):
-            return []
         token_B, logp_B = self._sample(live, sheet)
         self.sampled += len(token_B)
         sheet.token_RT[live.row_B, live.step_B] = token_B.to(torch.int32)
@@ -292,6 +290,19 @@ class PlainDecoder:
         else:
             live.advance(self.model, token_B, ~ended_B if some_ended else None)
         return written
+
+    @torch.inference_mode()
+    def drop_cancelled(self) -> None:
+        """What the others write next is computed already."""
+        live, sheet = self._live, self._sheet
+        if live is None or sheet is None:
+            return
+        kept_B = torch.tensor([not sheet.jobs[row].cancelled for row in live.row_B.tolist()], device=live.row_B.device)
+        if not kept_B.any():
+            self.reset()
+        elif not kept_B.all():
+            live.row_B, live.slot_B, live.step_B = live.row_B[kept_B], live.slot_B[kept_B], live.step_B[kept_B]
+            live.diverged = False  # slots without a row may be left: the next token sorts them out
 
     @torch.inference_mode()
     def recompute(self) -> dict[Job, int]:
@@ -328,16 +339,6 @@ class PlainDecoder:
             stop, written = sheet.jobs[row].sampling.stop, sheet.token_RT[row, : step + 1].cpu().numpy()
             found.append(bool(stop) and stop_at(written, step, stop, self.spell) is not None)
         return torch.tensor(found, device=live.row_B.device)
-
-    def _drop(self, live: LiveRows, sheet: Sheet) -> bool:
-        """Take out jobs that nobody waits for; whether others are left. What they would write next is computed."""
-        kept_B = torch.tensor([not sheet.jobs[row].cancelled for row in live.row_B.tolist()], device=live.row_B.device)
-        if not kept_B.any():
-            self.reset()
-            return False
-        live.row_B, live.slot_B, live.step_B = live.row_B[kept_B], live.slot_B[kept_B], live.step_B[kept_B]
-        live.diverged = False  # slots without a row may be left: the next token sorts them out
-        return True
 
 
 def _collect(live: LiveRows, sheet: Sheet, ended_B: Tensor, stopped_B: Tensor) -> list[Written]:

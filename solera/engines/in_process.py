@@ -17,7 +17,7 @@ from solera.config import InFlight
 from solera.engines.decoding import PlainDecoder, room_for
 from solera.engines.faults import DivergedError
 from solera.engines.jobs import Decoder, Job, Spell, Written
-from solera.engines.submission import Outcome, Submission
+from solera.engines.submission import Outcome, Submission, hand_out
 from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
@@ -154,11 +154,14 @@ class InProcessEngine:
         if self._asking is None or self._asking.loop is not loop:
             self._asking = Submission(loop)
             loop.call_soon(self._submit, self._asking)  # runs after every task that is ready now has asked
-        answer = self._asking.answers[job] = loop.create_future()
+        asked, answer = self._asking, loop.create_future()
+        asked.answers[job] = answer
         try:
             return await answer
         finally:
-            job.cancelled = not answer.done() or answer.cancelled()
+            if not answer.done() or answer.cancelled():
+                job.cancelled = True
+                asked.some_cancelled = True
 
     def close(self) -> None:
         return
@@ -210,8 +213,7 @@ class InProcessEngine:
                         active.append(more)
                 before = self._make_way()
                 self._turn(active, owner, before)
-                for submission in active:
-                    submission.hand_out(self.early)
+                hand_out(active, self.early)
                 active = [submission for submission in active if submission.pending]
             self.decoder.reset()  # it may still hold requests that were given up
 
@@ -230,6 +232,9 @@ class InProcessEngine:
         """Admit what fits, and decode the next tokens. `before` is the version of jobs that the weights changed for."""
         start, prefilled, tokens = time.perf_counter(), self.decoder.prefilled, 0
         try:
+            if [submission for submission in active if submission.drop_cancelled()]:
+                with torch.cuda.stream(self._stream):
+                    self.decoder.drop_cancelled()
             if before is not None:
                 self._continue(before)
             if self._loading is None or self._loading.in_flight != "drain":
@@ -251,7 +256,7 @@ class InProcessEngine:
         """Let the decoder begin with what waits, first come, first served. An idle decoder gets everything at once.
         Beside others, a batch begins as a whole or not at all. The rest of one that did not fit waits until the decoder
         is idle, so that it is decoded in the same parts every time."""
-        waiting = sorted((each for each in active if each.still_waiting()), key=Submission.is_long)
+        waiting = sorted((each for each in active if each.waiting), key=Submission.is_long)
         if waiting and (not self.decoder.busy or (len(waiting) > 1 and not any(each.divided for each in waiting))):
             self._admit(waiting, owner)  # together: their prompts are then computed in one pass
             waiting = [each for each in waiting if each.waiting]

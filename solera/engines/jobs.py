@@ -27,7 +27,7 @@ class Job:
     limit: int
     """Maximum number of tokens: `sampling.max_tokens`, or less if the model's context ends earlier."""
     cancelled: bool = False
-    """Set when the request is cancelled. The decoder then drops the job before the next token."""
+    """Set when the request is cancelled. `Decoder.drop_cancelled` then drops the job."""
     earlier: list[tuple[int, int]] = field(default_factory=list)
     """If the weights changed while the job was under way: (number of tokens written until then, their version)."""
 
@@ -39,6 +39,8 @@ class Job:
         >>> job.versions(7, 2), job.versions(5, 2), job.versions(2, 2)
         (((3, 0), (2, 1), (2, 2)), ((3, 0), (2, 1)), ((2, 0),))
         """
+        if length and not self.earlier:
+            return ((length, version),)
         ends, start = dict[int, int](), 0  # a version that is sent again after a fault has one span
         for end, by in (*self.earlier, (length, version)):
             if min(end, length) > start:
@@ -81,6 +83,10 @@ class Decoder(Protocol):
 
     def advance(self) -> list[Written]:
         """Write one or more tokens for every job under way. Returns the jobs that have ended."""
+        ...
+
+    def drop_cancelled(self) -> None:
+        """Stop writing for jobs that were cancelled."""
         ...
 
     def recompute(self) -> dict[Job, int]:

@@ -62,10 +62,8 @@ class Prompts:
         self.all = dict[tuple[int, ...], Prefix]()
         self.unfinished = deque[Prefix]()
         """Each turn computes some of them, or a part of the first."""
-
-    @property
-    def page_count(self) -> int:
-        return sum(len(prefix.pages) for prefix in self.all.values())
+        self.page_count = 0
+        """Pages of all prompts."""
 
     def new(self, prompts: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Those that nobody has asked for before."""
@@ -82,6 +80,7 @@ class Prompts:
                 self.pages.give(prefix.pages)
             raise
         self.all |= added
+        self.page_count += sum(len(prefix.pages) for prefix in added.values())
         self.unfinished.extend(prefix for prefix in added.values() if not prefix.is_computed)
 
     def compute_more(self) -> list["Seat"]:
@@ -116,13 +115,13 @@ class Prompts:
             self.unfinished = deque(prefix for prefix in self.unfinished if prefix.held_up)
         return gone
 
-    def leave(self, prompt: tuple[int, ...]) -> list[int]:
+    def leave(self, prompt: tuple[int, ...], prefix: Prefix) -> list[int]:
         """A job has ended. Returns the pages of its prompt if no other continues it."""
-        prefix = self.all[prompt]
         prefix.jobs -= 1
         if prefix.jobs:
             return []
         del self.all[prompt]
+        self.page_count -= len(prefix.pages)
         return prefix.pages
 
     def _compute(self, prefixes: list[Prefix]) -> None:

@@ -32,7 +32,10 @@ class Seats:
 
     def __init__(self, slots: int) -> None:
         self._seats: list[Seat | None] = [None] * slots
-        self.taken_S: Mask = np.zeros(slots, np.bool_)
+        self.taken_S: Mask
+        self.stops_S: Mask
+        self.taken_S, self.stops_S = np.zeros((2, slots), np.bool_)
+        """Whether somebody has it, and whether stop strings may end that response."""
         self.began_S, self.limit_S, self.pages_S, self.counted_S, self.chunk_S = np.zeros((5, slots), np.int64)
         """When it got its slot, in tokens that every row has been given since the first. Most tokens of its response,
         pages of the response, and tokens that were counted. The last chunk before it got its slot: flags of that chunk
@@ -43,6 +46,11 @@ class Seats:
 
     def __iter__(self) -> Iterator[tuple[int, Seat]]:
         return ((slot, seat) for slot, seat in enumerate(self._seats) if seat is not None)
+
+    def with_stops(self) -> list[tuple[int, Seat]]:
+        """Those that stop strings may end."""
+        slots = np.flatnonzero(self.taken_S & self.stops_S).tolist()
+        return [(slot, seat) for slot in slots if (seat := self._seats[slot]) is not None]
 
     @property
     def taken(self) -> int:
@@ -58,6 +66,7 @@ class Seats:
             self._seats[slot] = seat
         where = list(slots)
         self.taken_S[where], self.began_S[where], self.chunk_S[where] = True, now, chunk
+        self.stops_S[where] = [bool(seat.job.sampling.stop) for seat in seats]
         self.limit_S[where] = [seat.job.limit for seat in seats]
         self.pages_S[where] = self.counted_S[where] = 0
 
@@ -75,7 +84,8 @@ class Seats:
     def reorder(self, order: Sequence[int]) -> None:
         """Slot n gets what slot `order[n]` has."""
         self._seats[: len(order)] = [self._seats[slot] for slot in order]
-        for array in (self.taken_S, self.began_S, self.limit_S, self.pages_S, self.counted_S, self.chunk_S):
+        numbers = self.began_S, self.limit_S, self.pages_S, self.counted_S, self.chunk_S
+        for array in (self.taken_S, self.stops_S, *numbers):
             array[: len(order)] = array[list(order)]
 
     def tokens_S(self, now: int) -> Numbers:

@@ -112,7 +112,6 @@ class Rows:
 
     def advance(self) -> list[Written]:
         """One chunk of tokens. What ended in earlier ones is read while the GPU writes on."""
-        self._drop_cancelled()
         if self.prompts.unfinished:
             self._enqueue(self.prompts.compute_more())
             self._seat()
@@ -179,16 +178,16 @@ class Rows:
     def _add_pages(self, count_S: Numbers) -> None:
         """Give so many pages to each row."""
         added = list[tuple[int, int, int]]()
-        for slot in np.flatnonzero(count_S).tolist():
+        slots = np.repeat(np.arange(len(count_S)), count_S).tolist()
+        for slot, page in zip(slots, self.pages.take(len(slots)), strict=True):
             seat = self.seats[slot]
             assert seat is not None
-            column, pages = len(seat.prefix.pages) + len(seat.pages), self.pages.take(int(count_S[slot]))
-            added += [(slot, column + n, page) for n, page in enumerate(pages)]
-            seat.pages += pages
+            added.append((slot, len(seat.prefix.pages) + len(seat.pages), page))
+            seat.pages.append(page)
         self.seats.pages_S += count_S
         if added:
-            slots, columns, pages_ = sent(added, self.memory.page_table.device).T
-            self.memory.page_table[slots, columns] = pages_
+            slot_A, column_A, page_A = sent(added, self.memory.page_table.device).T
+            self.memory.page_table[slot_A, column_A] = page_A
 
     def _give_way(self, slot: int) -> None:
         """The row in this slot waits until there is room, and begins again."""
@@ -230,7 +229,7 @@ class Rows:
         self.prompts.compute_again(responses)
         return written
 
-    def _drop_cancelled(self) -> None:
+    def drop_cancelled(self) -> None:
         """Nobody waits for these any more."""
         gone = self.prompts.drop_cancelled() + [seat for seat in self.waiting if seat.job.cancelled]
         if gone:
@@ -240,7 +239,7 @@ class Rows:
 
     def _cut_at_stops(self) -> list[Written]:
         """Jobs whose text holds a stop string now. They end with the token that completes it."""
-        looking = [(slot, seat) for slot, seat in self.seats if seat.job.sampling.stop]
+        looking = self.seats.with_stops()
         if not looking:
             return []
         spell = self.decoder.spell
@@ -295,7 +294,7 @@ class Rows:
         for seat in seats:
             self.free_requests.append(seat.request)
             self.looked.pop(seat.request, None)
-            pages += seat.pages + self.prompts.leave(seat.job.token_ids)
+            pages += seat.pages + self.prompts.leave(seat.job.token_ids, seat.prefix)
         self.pages.give(pages)
 
     def _seat(self) -> bool:

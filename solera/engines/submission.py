@@ -1,12 +1,15 @@
 """Requests passed from an event loop to the engine's thread, and their results passed back."""
 
 import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
 
 from solera.engines.jobs import FEW, Job
 from solera.records import Completion
 from solera.tasks.event_loop import call_in
 
 Outcome = Completion | Exception
+Answer = tuple["asyncio.Future[Completion]", Outcome]
 
 
 class Submission:
@@ -21,7 +24,10 @@ class Submission:
         """Whether the decoder admitted only some of them."""
         self.pending: set[Job] = set()
         """Jobs without a result."""
-        self.ready: list[tuple[Job, Outcome]] = []
+        self.some_cancelled = False
+        """Set in the event loop's thread, after `Job.cancelled` of a job. The engine's thread need not look at all jobs
+        to find out."""
+        self._ready: list[Answer] = []
         """Results that have not been passed back yet."""
 
     def seal(self) -> None:
@@ -30,10 +36,14 @@ class Submission:
         self.waiting = sorted(self.answers, key=lambda job: order[job.kind])
         self.pending = set(self.waiting)
 
-    def still_waiting(self) -> bool:
-        """Whether jobs wait for admission. Cancelled ones are dropped."""
+    def drop_cancelled(self) -> bool:
+        """Forget jobs that were cancelled since the last call. Returns whether there were any."""
+        if not self.some_cancelled:
+            return False
+        self.some_cancelled = False  # first: one that is cancelled from now on is found next time
         self.waiting = [job for job in self.waiting if not job.cancelled]
-        return bool(self.waiting)
+        self.pending = {job for job in self.pending if not job.cancelled}
+        return True
 
     def is_long(self) -> bool:
         """Whether it asks for more than a few tokens. Others go first: the proof of a sync waits for them."""
@@ -41,21 +51,30 @@ class Submission:
 
     def settle(self, job: Job, outcome: Outcome) -> None:
         self.pending.discard(job)
-        self.ready.append((job, outcome))
+        self._ready.append((self.answers.pop(job), outcome))
 
-    def hand_out(self, early: bool) -> None:
-        """Pass results back: as they come (`early`), or all together."""
-        if self.pending and any(job.cancelled for job in self.pending):
-            self.pending = {job for job in self.pending if not job.cancelled}
-        if not self.ready or (self.pending and not early):
-            return
-        ready, self.ready = self.ready, []
-        call_in(self.loop, self._set, ready)
+    def take_ready(self, early: bool) -> list[Answer]:
+        """Results to pass back now: those that have come (`early`), or all together."""
+        if self.pending and not early:
+            return []
+        ready, self._ready = self._ready, []
+        return ready
 
-    def _set(self, outcomes: list[tuple[Job, Outcome]]) -> None:
-        """Set the futures. Runs in the event loop's thread."""
-        for job, outcome in outcomes:
-            set_outcome(self.answers.pop(job), outcome)
+
+def hand_out(submissions: Iterable[Submission], early: bool) -> None:
+    """Pass results back. Each event loop is woken once, which takes as long as setting many futures."""
+    ready = defaultdict[asyncio.AbstractEventLoop, list[Answer]](list)
+    for submission in submissions:
+        ready[submission.loop] += submission.take_ready(early)
+    for loop, answers in ready.items():
+        if answers:
+            call_in(loop, _set, answers)
+
+
+def _set(answers: list[Answer]) -> None:
+    """Runs in the event loop's thread."""
+    for answer, outcome in answers:
+        set_outcome(answer, outcome)
 
 
 def set_outcome(answer: "asyncio.Future[Completion]", outcome: Outcome) -> None:

@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from solera.errors import SoleraError
 
@@ -28,23 +27,24 @@ class Counts:
     def __init__(self, path: Path | None = None) -> None:
         self._lock = threading.Lock()
         if path is None:
-            self._values: npt.NDArray[np.int64] = np.zeros(len(NAMES), np.int64)
+            self._values = np.zeros(len(NAMES), np.int64).data  # single numbers take less time than in an array
             return
         if not path.exists():
             path.write_bytes(bytes(8 * len(NAMES)))  # not sparse: a full disk is noticed here, not at some later token
         _refuse_damaged(path)
-        self._values = np.memmap(path, "<i8", "r+", shape=(len(NAMES),))
+        self._values = np.memmap(path, "<i8", "r+", shape=(len(NAMES),)).data
 
     @classmethod
     def read(cls, path: Path) -> "Counts":
         """The numbers of a run as they are now."""
         _refuse_damaged(path)
         counts = cls()
-        counts._values[:] = np.fromfile(path, "<i8")
+        counts._values[:] = np.fromfile(path, "<i8").data
         return counts
 
     def __getitem__(self, name: str) -> int:
-        return int(self._values[NAMES.index(name)])
+        value: int = self._values[NAMES.index(name)]
+        return value
 
     def add(self, name: str, tokens: int) -> None:
         with self._lock:

@@ -142,7 +142,9 @@ class Ledger:
             self._add_counted.run(self._connection, rows)
             self._add_their_rewards(enumerate(new.values(), first), now)
             for step in steps:
-                renamed = [use._replace(rollout_id=number.get(use.rollout_id, use.rollout_id)) for use in step]
+                renamed = [
+                    use._replace(rollout_id=number[use.rollout_id]) if use.rollout_id in number else use for use in step
+                ]
                 self._add_step(renamed, counted_from=first)
         left = {id_: i for id_, i in number.items() if id_ not in times}
         self._remember((i, new[id_]) for id_, i in left.items())

@@ -304,7 +304,7 @@ class Episode:
     def _wrote(self, sequence: Sequence) -> bool:
         """Whether every token attributed to the policy comes from a completion that `generate` returned, whole, after
         the tokens it was given, and with its log-probabilities and versions."""
-        if len(self.turns) == 1 == len(sequence.spans) and self._is_answer(sequence):
+        if len(self.turns) == 1 and self._is_answer(sequence):
             return True
         mask_T, version_T, logp_T = sequence.mask_T, sequence.version_T, sequence.behaviour_logp_T
         covered_T = np.zeros_like(mask_T)
@@ -320,11 +320,12 @@ class Episode:
 
     def _is_answer(self, sequence: Sequence) -> bool:
         """Check the usual case, a prompt and one response. This takes a tenth of the time of the full check."""
-        ((given, completion),), ((start, _, version),) = self.turns, sequence.spans
+        ((given, completion),), spans = self.turns, sequence.spans
         return (
-            start == len(given)
-            and completion.versions == ((len(sequence.token_ids_T) - start, version),)
-            and sequence.span_logp is completion.behaviour_logp_T
+            sequence.span_logp is completion.behaviour_logp_T
+            and bool(spans)
+            and spans[0].start == len(given)  # they are as long as the rest of the text: nothing is between them
+            and completion.versions == tuple([(stop - start, version) for start, stop, version in spans])
             and sequence.token_ids_T.tobytes() == array_of(given).tobytes() + completion.token_ids_T.tobytes()
         )
 

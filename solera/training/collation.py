@@ -179,7 +179,10 @@ def _of_drawn(drawn: list[Member], groups: int, now: int) -> dict[str, float]:
 def _mean_age(member: Member, now: int) -> float:
     """The mean age of a response's tokens. Several versions may have written them."""
     assert member.age is not None
-    return now - float(member.rollout.version_T.mean()) if member.rollout.mixed else member.age
+    if not member.rollout.mixed:
+        return member.age
+    spans = [span for sequence in member.rollout.sequences for span in sequence.spans]
+    return now - sum([version * (stop - start) for start, stop, version in spans]) / member.length
 
 
 def _of_rewards(compared: list[Member], flat_P: list[bool]) -> dict[str, float]:

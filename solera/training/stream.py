@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -115,8 +114,6 @@ class Stream:
         """Problems to attempt first. They were under way when the run was interrupted that this one resumes."""
         self._open: dict[int, OpenGroup] = {}
         """By admission, which is the problem's position in the stream."""
-        self._running = 0
-        """Attempts under way."""
         self._last_version = -1
         """Of the engine, when groups were admitted last."""
         self._next_batch = 0
@@ -128,6 +125,10 @@ class Stream:
         self._changed = threading.Condition()
         """Guards the fields above. The event loop's thread admits groups and ends attempts. The main thread stores and
         draws."""
+        self._running = 0
+        """Attempts under way. Only the event loop's thread uses this and the next field."""
+        self._will_admit = False
+        """Whether groups are about to be admitted, because attempts have ended."""
         self._outcomes = Outcomes()
         self._closed = Counter[str]()
         self._waited: list[Waited] = []
@@ -181,9 +182,10 @@ class Stream:
         rollouts, tokens = stored(attempted)
         if rollouts:
             self.store.add(rollouts)
+        ungraded = {rollout.admission for rollout in rollouts if not rollout.rewards}
         with self._changed:
             for number, group in ended.items():
-                group.graded = all(r.rewards for r in rollouts if r.admission == number)
+                group.graded = number not in ungraded
                 group.attempted = None
         return tokens
 
@@ -216,12 +218,13 @@ class Stream:
         """Admit as many groups as the bound and the engine have room for. Runs in the event loop's thread."""
         with self._changed:
             numbers = [self._next() for _ in range(self._admissible())]
-            if numbers:
-                self._last_version = self.engine.version
+            if not numbers:
+                return 0
+            self._last_version = self.engine.version
             self._open |= {number: OpenGroup(time.perf_counter()) for number in numbers}
-            self._running += len(numbers) * self.members
-        for number in numbers:
-            self._tasks.add(task := asyncio.get_running_loop().create_task(self._write(number)))
+        self._running += len(numbers) * self.members
+        for number, seeds in zip(numbers, attempt_seeds(self.seed, numbers, self.members), strict=True):
+            self._tasks.add(task := asyncio.get_running_loop().create_task(self._write(number, seeds)))
             task.add_done_callback(self._tasks.discard)
         return len(numbers)
 
@@ -258,12 +261,11 @@ class Stream:
         numbers = sorted(self._open)
         return next((place for place, n in enumerate(numbers) if self._open[n].ended is None), len(numbers))
 
-    async def _write(self, number: int) -> None:
+    async def _write(self, number: int, seeds: list[int]) -> None:
         """Attempt one group. The first error that is not an episode's own ends the run."""
         group, attempts = self._open[number], list[asyncio.Task[Attempted]]()
         try:
-            prompt = self.task.prompt(number)
-            company, seeds = Company(), attempt_seeds(self.seed, number, self.members)
+            prompt, company = self.task.prompt(number), Company()
             attempts += [self._attempt(prompt, seed, company, member) for member, seed in enumerate(seeds)]
             attempted = [await each for each in attempts]
         except BaseException as error:
@@ -281,16 +283,25 @@ class Stream:
             self._changed.notify_all()
 
     def _attempt(self, prompt: Prompt, seed: int, company: Company, member: int) -> "asyncio.Task[Attempted]":
-        trying = attempt(self.task, self.engine, prompt, self.sampling, seed, self.guard)
-        each = asyncio.get_running_loop().create_task(trying, context=company.member(member))
-        each.add_done_callback(partial(company.leave, member))
-        each.add_done_callback(self._ended)
-        return each
+        trying = self._try(prompt, seed, company, member)
+        return asyncio.get_running_loop().create_task(trying, context=company.member(member))
 
-    def _ended(self, each: "asyncio.Task[Attempted]") -> None:
-        """An attempt has ended: its slot is free."""
-        with self._changed:
-            self._running -= 1
+    async def _try(self, prompt: Prompt, seed: int, company: Company, member: int) -> Attempted:
+        try:
+            return await attempt(self.task, self.engine, prompt, self.sampling, seed, self.guard)
+        finally:
+            company.leave(member)
+            self._free_slot()
+
+    def _free_slot(self) -> None:
+        """Many attempts end at once. Others are admitted when all of these have made way."""
+        self._running -= 1
+        if not self._will_admit:
+            self._will_admit = True
+            asyncio.get_running_loop().call_soon(self._admit_freed)
+
+    def _admit_freed(self) -> None:
+        self._will_admit = False
         self._admit()
 
     def close(self) -> None:

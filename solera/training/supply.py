@@ -18,9 +18,9 @@ PATIENCE = 2.0
 """Seconds that a run waits at its end for a batch that it will not use."""
 
 
-def attempt_seeds(seed: int, number: int, members: int) -> list[int]:
-    """The seed of each member of the group for problem `number`."""
-    return stream_seeds(stream_seeds(seed, np.array([number])), np.arange(members)).tolist()
+def attempt_seeds(seed: int, numbers: Sequence[int] | range, members: int) -> list[list[int]]:
+    """For each of these problems, the seeds of the members of its group."""
+    return stream_seeds(stream_seeds(seed, np.array(numbers))[:, None], np.arange(members)).tolist()
 
 
 def stored(attempted: Mapping[int, Sequence[Attempted]]) -> tuple[list[Rollout], int]:
@@ -224,11 +224,10 @@ class LockStep:
 
     def _attempts(self, first: int, groups: int) -> list[tuple[Prompt, int]]:
         """Each problem of the stream with the seed of each member of its group."""
-        index_P = np.arange(first, first + groups)
-        seed_PG = stream_seeds(stream_seeds(self.seed, index_P)[:, None], np.arange(self.members))
+        numbers = range(first, first + groups)
         return [
             (prompt, seed)
-            for index, seed_G in zip(index_P.tolist(), seed_PG.tolist(), strict=True)
+            for index, seed_G in zip(numbers, attempt_seeds(self.seed, numbers, self.members), strict=True)
             for prompt in [self.task.prompt(index)]
             for seed in seed_G
         ]

@@ -10,6 +10,7 @@ from solera.engines.decoding import PlainDecoder, decode
 from solera.engines.in_process import InProcessEngine
 from solera.engines.jobs import Job
 from solera.engines.sampling import sample
+from solera.engines.submission import Submission, hand_out
 from solera.errors import BadRequestError, SoleraError
 from solera.learner.learner import Weights
 from solera.models.language_model import LanguageModel
@@ -288,3 +289,29 @@ def test_weights_that_give_no_probabilities_are_named(engine, model, temperature
         next(iter(model.parameters().values())).fill_(float("inf"))
     with pytest.raises(SoleraError, match=r"weights of version 0 a log-probability is no number: they have diverged$"):
         ask(engine, ragged_requests(2, 2, Sampling(temperature, 4)))
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_event_loop_is_woken_once_for_the_results_of_several_submissions(monkeypatch, early):
+    """One job of the last submission is still being written."""
+
+    async def hand() -> tuple[int, list[bool]]:
+        loop, woken = asyncio.get_running_loop(), list[object]()
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *call: woken.append(call) or wake(*call))
+        submissions, answers = [Submission(loop) for _ in range(3)], list[asyncio.Future]()
+        for seed, submission in enumerate(submissions * 2):
+            answers.append(loop.create_future())
+            submission.answers[Job((2, 3), Sampling(1.0, 4), seed, 4)] = answers[-1]
+        for submission in submissions:
+            submission.seal()
+        jobs = [job for submission in submissions for job in submission.waiting]
+        for job, submission in zip(jobs[:-1], [each for each in submissions for _ in range(2)], strict=False):
+            submission.settle(job, SoleraError(str(job.seed)))
+        hand_out(submissions, early)
+        await asyncio.sleep(0)
+        for seed, answer in enumerate(answers):
+            assert not answer.done() or str(answer.exception()) == str(seed)
+        return len(woken), [answer.done() for answer in answers]
+
+    assert asyncio.run(hand()) == (1, [True, True, early, True, True, False])

@@ -333,6 +333,7 @@ def test_a_long_prompt_that_nobody_wants_any_more_is_not_computed(planned, parts
     decoder.advance()
     for job in long:
         job.cancelled = True
+    decoder.drop_cancelled()
     while decoder.busy:
         assert {each.job for each in decoder.advance()}.isdisjoint(long)
     assert len(parts) == 1

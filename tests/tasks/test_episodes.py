@@ -150,11 +150,18 @@ async def says_it_wrote_what_was_given(prompt, generate):
     return Rollout(prompt.key, (Sequence(ids, (Span(2, 3, 3), Span(3, 4, 4), Span(4, 5, 4)), logp),), (), "me")
 
 
+async def says_it_wrote_a_token_earlier(prompt, generate):
+    written = await generate(prompt.token_ids)
+    ids = np.array([*prompt.token_ids, *ids_of(written)], np.int32)
+    return Rollout(prompt.key, (Sequence(ids, (Span(1, 2, 3), Span(2, 3, 4)), written.behaviour_logp_T),), (), "me")
+
+
 @pytest.mark.parametrize(
     "episode",
     [
         other_text_between, without_the_first_turn, without_the_text_between, another_prompt, longer_prompt,
         another_token, cut_short, other_probabilities, other_versions, never_written, says_it_wrote_what_was_given,
+        says_it_wrote_a_token_earlier,
     ],
 )  # fmt: skip
 def test_a_rollout_of_something_else_is_refused(episode):
