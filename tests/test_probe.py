@@ -81,16 +81,17 @@ def test_an_update_is_judged_by_the_formula(parts):
     w, w_k = (np.exp(logp - alpha).reshape(5, 6) for logp in (after, before))
     r = np.array([rollout.reward for rollout in rollouts]).reshape(5, 6)
     gains = ((w - w_k) * (r - r.mean(1, keepdims=True))).sum(1) / 5
-    error = gains.std(ddof=1) / 5**0.5
     sigma = (r.var(1, ddof=1).mean() + 1e-4) ** 0.5
     beyond = ((w - 1) * (r - r.mean(1, keepdims=True))).sum(1).mean() / 5
     tv, tv_k = np.maximum(1 - w, 0).mean(), np.maximum(1 - w_k, 0).mean()
     low, high = found["improvement/low"], found["improvement/high"]
-    spread = gains - gains.mean()
-    freedom = min(4, 10 / ((spread**4).mean() / (spread**2).mean() ** 2 - 2 / 4))
+    worse, better = np.append(gains, min(0, *gains)), np.append(gains, max(0, *gains))
+    widths = worse.mean() - low, high - better.mean()
+    errors = [many.std(ddof=1) / 6**0.5 for many in (worse, better)]
     assert found["improvement/estimate"] == pytest.approx(gains.mean(), abs=1e-5)
-    assert (low + high) / 2 == pytest.approx(gains.mean(), abs=1e-5)
-    assert integrated((high - low) / 2 / error, freedom) == pytest.approx(0.95, abs=4e-3)
+    assert [integrated(width / error, 5) for width, error in zip(widths, errors, strict=True)] == pytest.approx(
+        [0.95, 0.95], abs=1e-4
+    )
     assert found["improvement/tight"] == pytest.approx(beyond / sigma - (1 - sigma) / sigma * tv - tv_k, abs=1e-4)
     assert found["improvement/theorem1"] == pytest.approx(
         beyond / sigma - 2 * (1 - sigma) / sigma * tv - 2 * tv_k, abs=1e-4
