@@ -116,7 +116,8 @@ def interval_of_mean(value_P: Tensor) -> tuple[float, float] | None:
 
     Often a few prompts make up most of a change, and a probe may have missed one of them. So the upper end is that of
     Student's t interval with one more prompt, as good as the best of the probe, and the lower end that with one more,
-    as bad as the worst. A prompt that does not change is always possible: the first is at least 0, the second at most.
+    as bad as the worst. A prompt that does not change is always possible: the first gains at least 0, the second at
+    most 0.
     """
     if len(value_P) < 2:
         return None
