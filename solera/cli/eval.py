@@ -1,6 +1,5 @@
 """`solera eval`: evaluate models on held-out problems, and print a table or write JSON."""
 
-import contextlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,11 +137,11 @@ def composed(config: Config, options: EvalOptions) -> Config:
 def _evaluate(models: list[str], config: Config, options: EvalOptions) -> Any:
     from rich.console import Console
 
-    from solera.report.console import Attempting, results_console
+    from solera.report.console import Attempting, loading, results_console
     from solera.report.evaluation import show
 
     notes, console = Console(stderr=True), results_console(PIPE_WIDTH)
-    with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
+    with loading(notes):
         from solera.run.evaluating import evaluate_models
     with Attempting(notes) as progress:
         result = evaluate_models(models, config, options.k, options.checkpoints, notes, progress)

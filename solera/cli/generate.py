@@ -1,6 +1,5 @@
 """`solera generate`: generate responses and store them, so that rewards can be added later."""
 
-import contextlib
 import shlex
 import sys
 from collections.abc import Callable
@@ -165,14 +164,15 @@ def _check_task(config: Config, options: GenerateOptions) -> None:
 def _generate(order: Order, target: Path | None) -> int:
     from rich.console import Console
 
+    from solera.report.console import Attempting, loading
+
     notes = Console(stderr=True)
-    with notes.status("loading torch and transformers") if notes.is_terminal else contextlib.nullcontext():
+    with loading(notes):
         from solera.run import generating
 
     def say(sentence: str) -> None:
         notes.print(f"note: {sentence}", highlight=False, soft_wrap=True)
 
-    from solera.report.console import Attempting
     from solera.run.interruption import Interruption
 
     stopping = "stopping after the current responses; press Ctrl-C again to stop at once"

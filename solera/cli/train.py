@@ -1,6 +1,5 @@
 """`solera train`: start or resume a run from a TOML file and options."""
 
-import contextlib
 import shlex
 import sys
 from collections.abc import Callable
@@ -108,10 +107,10 @@ def _help() -> str:
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:
-    from solera.report.console import StandardOutput
+    from solera.report.console import StandardOutput, loading
 
     console = StandardOutput()
-    with console.status("loading torch and transformers") if console.is_terminal else contextlib.nullcontext():
+    with loading(console):
         from solera.run import running
     try:
         result = start(running, console)

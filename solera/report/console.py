@@ -1,9 +1,11 @@
 """What the user sees during a run: a line at each evaluation and, on a terminal, a progress bar with numbers."""
 
+import gc
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -41,6 +43,19 @@ class StandardOutput(Console):
         """Stop printing. Rich would exit the process at once, in the middle of a step."""
         self.reader_left = self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def loading(console: Console) -> Iterator[None]:
+    """While torch and transformers are imported: say so on a terminal. Garbage is not collected, because that would
+    take a sixth of the time. Later collections skip what was imported."""
+    gc.disable()
+    try:
+        with console.status("loading torch and transformers") if console.is_terminal else nullcontext():
+            yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def results_console(piped: int) -> Console:

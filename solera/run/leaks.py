@@ -12,7 +12,8 @@ from solera.run.resuming import settings_of
 from solera.store.database import place_in
 from solera.store.reading import reading
 from solera.tasks.held_out import BY_RULE, HeldOut
-from solera.tasks.jsonl import normal, split_rows, text_of
+from solera.tasks.jsonl import normal, split_rows
+from solera.tasks.prompting import text_of
 
 
 @dataclass(frozen=True)

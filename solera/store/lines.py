@@ -15,7 +15,7 @@ from solera.errors import SoleraError, kind_of
 from solera.protocols import Codec
 from solera.records import AUTHORS, NO_VERSION, Prompt, Reward, Rollout, Sampling, Segment, Sequence, Span
 from solera.tasks.episodes import FAILED
-from solera.tasks.jsonl import canonical, check_prompt, read_object, text_of
+from solera.tasks.jsonl import canonical, check_prompt, read_object
 from solera.tasks.keys import HELD_OUT, HeldOutError, KeyOf
 from solera.tasks.prompting import encode_prompt, refuse_unknown
 
@@ -87,7 +87,6 @@ class LineReader:
         try:
             check_prompt(data["prompt"])
             ids = encode_prompt(self.codec, self.template, data["prompt"])
-            refuse_unknown(self.codec, ids, text_of(data["prompt"]))
             if not ids:
                 raise SoleraError("has no tokens")
             key = self.key_of(data["prompt"])

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from solera.errors import SoleraError
 from solera.protocols import Codec
 from solera.records import Prompt
-from solera.tasks.prompting import encode_problem
+from solera.tasks.prompting import encode_prompt
 from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 8
@@ -65,7 +65,7 @@ class Countdown:
     def _prompt(self, problem: str) -> Prompt:
         text = statement(problem)
         try:
-            ids = encode_problem(self.codec, self.template, text)
+            ids = encode_prompt(self.codec, self.template, text)
         except SoleraError as error:
             raise SoleraError(f"task countdown: its prompt {error}: use another --model") from error
         return Prompt(f"countdown/{problem}", ids, {"prompt": text, "answer": problem})

@@ -19,7 +19,7 @@ from solera.records import Prompt
 from solera.streams import stream_seed
 from solera.tasks.final import after_thinking, boxed_answer, tagged_answer
 from solera.tasks.judges import Judges, NoVerdictError, judges
-from solera.tasks.prompting import encode_problem
+from solera.tasks.prompting import encode_prompt
 from solera.tasks.single_turn import GENERATED_COLUMNS
 
 HELD_OUT_SHARE = 4
@@ -113,7 +113,7 @@ class Gym:
 
     def _prompt(self, position: int, question: str) -> Prompt | None:
         try:
-            ids = encode_problem(self._codec, self._template, question)
+            ids = encode_prompt(self._codec, self._template, question)
         except SoleraError:  # reported if no problem can be used
             return None
         if self._longest is not None and len(ids) > self._longest:
@@ -126,7 +126,7 @@ class Gym:
         lengths, refused = [], list[SoleraError]()
         for question in self._fetch(0):
             try:
-                lengths.append(len(encode_problem(self._codec, self._template, question)))
+                lengths.append(len(encode_prompt(self._codec, self._template, question)))
             except SoleraError as error:
                 refused.append(error)
         if not lengths:

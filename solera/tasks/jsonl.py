@@ -21,9 +21,10 @@ from solera.folder.beginning import digest_of
 from solera.protocols import Codec
 from solera.records import Prompt
 from solera.tasks.graders import COMPARING, answer_of
-from solera.tasks.prompting import encode_prompt, refuse_unknown
+from solera.tasks.prompting import Wording, encode_all, refuse_unknown, text_of, word_prompt
 from solera.tasks.sources import Lines, find_splits, one_split
 
+CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -52,8 +53,8 @@ class Jsonl:
         assert task.prompt is not None
         self._seed = seed
         training, held_out = read_split(task, graders)
-        self._training = [(row, _encode(row, task, codec, longest)) for row in training]
-        self._held_out = [(row, _encode(row, task, codec, longest)) for row in held_out]
+        self._training = _encode(training, task, codec, longest)
+        self._held_out = _encode(held_out, task, codec, longest)
         rows = training + held_out
         self._places = {row.key: row.place for row in reversed(rows)}
         self.columns = columns_of(rows)
@@ -78,34 +79,39 @@ class Jsonl:
 def every_prompt(task: TaskConfig, codec: Codec, longest: int | None, held_out: bool) -> list[Prompt]:
     """Yield each training row once, in the order of the file, or each held-out row. Answers are not checked."""
     rows = split_rows(task)[1 if held_out else 0]
-    return [_prompt(row, _encode(row, task, codec, longest)) for row in rows]
+    return [_prompt(row, ids) for row, ids in _encode(rows, task, codec, longest)]
 
 
-def _encode(row: DatasetRow, task: TaskConfig, codec: Codec, longest: int | None) -> np.ndarray:
+def _encode(
+    rows: list[DatasetRow], task: TaskConfig, codec: Codec, longest: int | None
+) -> list[tuple[DatasetRow, np.ndarray]]:
+    """The rows with the tokens of their prompts, which are encoded together."""
     assert task.prompt is not None
-    prompt, field = row.data[task.prompt], f"{row.place}: field {task.prompt!r}"
+    wordings, encoded = list[Wording](), list[tuple[DatasetRow, np.ndarray]]()
     try:
-        ids = encode_prompt(codec, task.template, prompt)
-        refuse_unknown(codec, ids, text_of(prompt))
+        for row in rows:
+            wordings.append(word_prompt(codec, task.template, row.data[task.prompt]))
+        for row, wording, ids in zip(rows, wordings, encode_all(codec, wordings), strict=True):
+            refuse_unknown(codec, ids, wording.problem)
+            _refuse_length(len(ids), longest)
+            encoded.append((row, np.array(ids, np.int32)))
     except SoleraError as error:
-        raise SoleraError(f"{field} {error}") from error
-    if not ids:
-        raise SoleraError(f"{field} has no tokens: the model needs a prompt to start from")
-    if longest is not None and len(ids) > longest:
+        raise SoleraError(f"{row.place}: field {task.prompt!r} {error}") from error
+    return encoded
+
+
+def _refuse_length(tokens: int, longest: int | None) -> None:
+    if not tokens:
+        raise SoleraError("has no tokens: the model needs a prompt to start from")
+    if longest is not None and tokens > longest:
         raise SoleraError(
-            f"{field} has {len(ids)} tokens; with sampling.max_tokens the model has room for {longest}: shorten "
-            "it, or lower sampling.max_tokens"
+            f"has {tokens} tokens; with sampling.max_tokens the model has room for {longest}: shorten it, or lower "
+            "sampling.max_tokens"
         )
-    return np.array(ids, np.int32)
 
 
 def columns_of(rows: list[DatasetRow]) -> frozenset[str]:
     return frozenset(column for row in rows for column in row.data)
-
-
-def text_of(prompt: Any) -> str:
-    """All text in a prompt, which may be text or messages."""
-    return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
 def normal(text: str) -> str:
@@ -313,7 +319,7 @@ def _check_answer(row: DatasetRow, column: str, graders: frozenset[str]) -> None
 
 def canonical(value: Any) -> bytes:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True).encode()
+        return CANONICAL.encode(value).encode()
     except UnicodeEncodeError:
         raise SoleraError("holds half of a surrogate pair, which is no character") from None
     except RecursionError:

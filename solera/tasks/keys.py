@@ -10,7 +10,8 @@ from solera.config import TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError
 from solera.tasks import countdown, gym
 from solera.tasks.arithmetic import is_held_out
-from solera.tasks.jsonl import normal, prompt_digest, split_rows, text_of
+from solera.tasks.jsonl import normal, prompt_digest, split_rows
+from solera.tasks.prompting import text_of
 
 KeyOf = Callable[[Any], str]
 """From text or chat messages to a key. Error messages continue after the name of the field."""

@@ -133,9 +133,9 @@ def _final_number(text: str, finished: bool = True, wanted: Fraction | None = No
     return (None if value in refuted else value), complete
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 16)
 def answer_number(answer: str) -> Fraction | None:
-    """The number of an expected answer. Cached, because every response to a problem needs it."""
+    """The number of an expected answer. Cached, because the check of the data and every response need it."""
     return final_number(answer)[0]
 
 

@@ -1,7 +1,8 @@
 """Turn the text of a problem into the tokens of a prompt."""
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from solera.errors import SoleraError
 from solera.protocols import Codec
@@ -9,19 +10,47 @@ from solera.protocols import Codec
 PLACE = "{prompt}"
 
 
-def encode_problem(codec: Codec, template: str, problem: str) -> tuple[int, ...]:
-    """Apply the template to a problem: as a user message if the model has a chat template, else as plain text."""
-    text = template.replace(PLACE, problem)
-    ids = codec.chat([{"role": "user", "content": text}]) if codec.chats else codec.encode(text)
-    refuse_unknown(codec, ids, text)
-    return ids
+class Wording(NamedTuple):
+    """A prompt as the model reads it."""
+
+    text: str
+    problem: str
+    """The text without what a chat template adds."""
+    chats: bool
+    """Whether a chat template wrote the text. The tokenizer then adds nothing to it."""
+
+
+def word_prompt(codec: Codec, template: str | None, prompt: Any) -> Wording:
+    """Word a prompt: chat messages, or text with its template, if any. With a template, text is a user message if the
+    model has a chat template."""
+    if isinstance(prompt, str):
+        prompt = template.replace(PLACE, prompt) if template else prompt
+        if not template or not codec.chats:
+            return Wording(prompt, prompt, False)
+        prompt = [{"role": "user", "content": prompt}]
+    return Wording(codec.chat_text(prompt), text_of(prompt), True)
 
 
 def encode_prompt(codec: Codec, template: str | None, prompt: Any) -> tuple[int, ...]:
     """Encode text (with its template, if any) or chat messages."""
-    if not isinstance(prompt, str):
-        return codec.chat(prompt)
-    return encode_problem(codec, template, prompt) if template else codec.encode(prompt)
+    wording = word_prompt(codec, template, prompt)
+    ids = codec.encode_after((), wording.text) if wording.chats else codec.encode(wording.text)
+    refuse_unknown(codec, ids, wording.problem)
+    return ids
+
+
+def encode_all(codec: Codec, wordings: Sequence[Wording]) -> list[tuple[int, ...]]:
+    """Encode many prompts, in this order. Unknown text is not refused."""
+    encoded = {
+        chats: iter(codec.encode_each([wording.text for wording in wordings if wording.chats == chats], not chats))
+        for chats in (True, False)
+    }
+    return [next(encoded[wording.chats]) for wording in wordings]
+
+
+def text_of(prompt: Any) -> str:
+    """All text in a prompt, which may be text or messages."""
+    return prompt if isinstance(prompt, str) else "".join(message["content"] for message in prompt)
 
 
 def refuse_unknown(codec: Codec, ids: tuple[int, ...], text: str) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from solera.models import codec as codec_module
@@ -51,3 +51,20 @@ def test_tokens_beyond_the_tokenizers_own_are_found_once(byte_level, monkeypatch
     for beyond in range(300, 330):
         assert codec.decode(np.array([0, beyond], np.int32)) == codec.decode(np.array([0], np.int32))
     assert len(spelt) < 1000
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("padded", [True, False])
+def test_many_texts_are_encoded_as_each_alone(byte_level, whole, padded, monkeypatch):
+    """Also by a tokenizer that pads a batch to its longest text, and by one that adds tokens around a text."""
+    monkeypatch.setattr(codec_module, "AT_ONCE", 7)
+    fast = byte_level.backend_tokenizer
+    fast.post_processor = processors.TemplateProcessing("<end> $A <end>", special_tokens=[("<end>", END)])
+    if padded:
+        fast.enable_padding(pad_id=3)
+    codec, rng = TokenizerCodec(byte_level, (END,)), np.random.default_rng(0)
+    texts = ["".join(rng.choice(list(" the日本<end>½"), length)) for length in (0, 1, 40, *rng.integers(0, 20, 30))]
+    wanted = [tuple(fast.encode(text, add_special_tokens=whole).ids) for text in texts]
+    assert codec.encode_each(texts, whole) == wanted
+    assert (wanted[0] == (END, END)) == whole  # what is added is seen
+    assert codec.encode_each([], whole) == []

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from solera.models import loading
-from solera.tasks.prompting import encode_problem
+from solera.tasks.prompting import encode_prompt
 
 FOLDER = Path(os.environ.get("SOLERA_SMOLLM2", "nowhere"))
 pytestmark = pytest.mark.skipif(not (FOLDER / "config.json").is_file(), reason="SmolLM2-135M-Instruct is not here")
@@ -28,7 +28,7 @@ def test_its_tied_head_is_one_parameter_and_its_size_is_right(smollm2):
 
 def test_its_chat_template_opens_the_assistants_turn_and_its_end_token_closes_it(smollm2):
     _, codec = smollm2
-    ids = encode_problem(codec, "{prompt} Answer briefly.", "What is 2+2?")
+    ids = encode_prompt(codec, "{prompt} Answer briefly.", "What is 2+2?")
     text = codec.decode(np.array(ids, np.int32))
     assert text.endswith("<|im_start|>user\nWhat is 2+2? Answer briefly.<|im_end|>\n<|im_start|>assistant\n")
     (end,) = codec.end_token_ids

@@ -22,8 +22,14 @@ class Letters:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(map(ord, text))
 
-    def chat(self, messages) -> tuple[int, ...]:
-        return self.encode("".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>")
+    def encode_each(self, texts, whole) -> list[tuple[int, ...]]:
+        return [self.encode(text) for text in texts]
+
+    def encode_after(self, given, text) -> tuple[int, ...]:
+        return self.encode(text)
+
+    def chat_text(self, messages) -> str:
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
 
     def decode(self, token_ids_T) -> str:
         return "".join(chr(token) for token in token_ids_T if token != END)

@@ -16,8 +16,8 @@ class Chatting(Letters):
 class Trimming(Chatting):
     """Many a chat template takes a message without the space around it."""
 
-    def chat(self, messages):
-        return super().chat([message | {"content": message["content"].strip()} for message in messages])
+    def chat_text(self, messages):
+        return super().chat_text([message | {"content": message["content"].strip()} for message in messages])
 
 
 @pytest.mark.parametrize("codec", [Letters(), Chatting()], ids=["text", "chat"])

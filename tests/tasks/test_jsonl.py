@@ -11,16 +11,18 @@ from solera.objectives.table import resolve_config
 from solera.tasks.jsonl import Jsonl, read_object
 from tests.tasks.parts import Letters
 
+LETTERS = Letters()
+
 
 @pytest.fixture
 def problems(tmp_path):
-    def make(rows, seed=0, longest=None, graders=frozenset(), held_out=None, **task):
+    def make(rows, seed=0, longest=None, graders=frozenset(), held_out=None, codec=LETTERS, **task):
         write(tmp_path / "data.jsonl", rows)
         if held_out is not None:
             write(tmp_path / "test.jsonl", held_out)
             task["held_out_path"] = str(tmp_path / "test.jsonl")
         config = resolve_task(TaskConfig("jsonl", path=str(tmp_path / "data.jsonl"), **task))
-        return Jsonl(config, Letters(), seed, longest, graders)
+        return Jsonl(config, codec, seed, longest, graders)
 
     return make
 
@@ -124,6 +126,39 @@ def test_a_file_that_changed_is_read_again(problems):
 def test_a_prompt_that_leaves_no_room_is_refused(problems):
     with pytest.raises(SoleraError, match=r"data.jsonl:2: field 'prompt' has 9 tokens; .* room for 4: shorten it"):
         problems([{"prompt": "four"}, {"prompt": "nine char"}], held_out=[{"prompt": "x"}], longest=4)
+
+
+def test_texts_and_messages_of_one_file_keep_their_tokens(problems):
+    """They are encoded in two batches: the tokenizer adds tokens to text, but not to what a chat template wrote."""
+
+    class Adding(Letters):
+        chats = True
+
+        def encode_each(self, texts, whole):
+            return [(ord("^"), *self.encode(text)) if whole else self.encode(text) for text in texts]
+
+    def message(text):
+        return [{"role": "user", "content": text}]
+
+    rows = [{"prompt": prompt, "n": n} for n, prompt in enumerate(["a", message("b"), "c", message("d"), "e"])]
+    wanted = ["^a", "<user>b<assistant>", "^c", "<user>d<assistant>", "^e"]
+    task = problems(rows, held_out=[{"prompt": message("x")}], codec=Adding())
+    for index in range(5):
+        prompt = task.prompt(index)
+        assert "".join(map(chr, prompt.token_ids)) == wanted[prompt.data["n"]]
+    assert "".join(map(chr, task.held_out(1)[0].token_ids)) == "<user>x<assistant>"
+
+
+def test_the_row_that_a_chat_template_refuses_is_named(problems):
+    class Strict(Letters):
+        def chat_text(self, messages):
+            if len(messages) > 1:
+                raise SoleraError("is refused by the model's chat template: one message only")
+            return super().chat_text(messages)
+
+    rows = [{"prompt": [{"role": "user", "content": "a"}] * length} for length in (1, 1, 2, 1)]
+    with pytest.raises(SoleraError, match=r"data.jsonl:3: field 'prompt' is refused by the model's chat template: one"):
+        problems(rows, held_out=[{"prompt": "x"}], codec=Strict())
 
 
 def test_answers_are_checked_where_a_grader_needs_them(problems):
