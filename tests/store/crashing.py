@@ -18,6 +18,7 @@ from solera.store.database import Place, place_of
 from solera.store.ledger import Ledger
 
 GROUP = 4
+PATIENCE = 30.0
 
 
 def rollouts(key: str, rewards: tuple[Reward, ...]) -> list[Rollout]:
@@ -79,11 +80,26 @@ def live(role: int, place: Place, folder: Path, life: int) -> int:
     return child
 
 
+def sizes(folder: Path) -> list[int]:
+    files = [folder / role.__name__ for role in ROLES]
+    return [file.stat().st_size if file.exists() else 0 for file in files]
+
+
+def wait_for_notes(folder: Path, before: list[int]) -> None:
+    """Until every process has noted something, on a busy machine too."""
+    deadline = time.monotonic() + PATIENCE
+    while any(now == then for now, then in zip(sizes(folder), before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
 def main(url: str, folder: str, lives: int, seed: int) -> None:
     place, rng, failures = place_of(url or None, Path(folder)), random.Random(seed), 0
     Ledger(place).close()
     for life in range(lives):
+        before = sizes(Path(folder))
         children = [live(role, place, Path(folder), life) for role in range(len(ROLES))]
+        if life % 2:  # the others may be killed before they have done anything
+            wait_for_notes(Path(folder), before)
         for child in rng.sample(children, len(children)):
             time.sleep(rng.uniform(0.02, 0.12))
             os.kill(child, signal.SIGKILL)

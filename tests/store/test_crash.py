@@ -44,7 +44,7 @@ def test_three_writers_killed_at_random_moments(survived, place):
     graded, late = noted(survived, "collect"), noted(survived, "grade_later")
     assert set(graded) <= members.keys()
     assert {line.split()[0] for line in late} <= members.keys()
-    assert len(graded) > LIVES // 4 and len(late) > LIVES // 4  # they got something done, on a busy machine too
+    assert len(graded) >= LIVES // 2 and len(late) >= LIVES // 2  # in every second life, something was done
 
     given = Counter(id_ for id_, _, _ in rewards)
     assert set(given.values()) == {1}
@@ -58,5 +58,5 @@ def test_three_writers_killed_at_random_moments(survived, place):
     learned = Counter(id_ for id_, _ in uses)
     assert set(learned.values()) == {1}  # nothing was learned from twice
     assert {int(id_) for line in noted(survived, "learn") for id_ in line.split()} <= learned.keys()
-    assert len(noted(survived, "learn")) > LIVES // 2
+    assert len(noted(survived, "learn")) >= LIVES // 2
     assert all(uses_ == learned[id_] for id_, _, _, uses_ in rollouts)
