@@ -42,7 +42,7 @@ def test_estimates_by_hand():
         (0.25 + 0.4802 - 1.96 * math.sqrt(0.1875 / 4 + 3.8416 / 64)) / 1.9604
     )
     half = 1.96 * math.sqrt((0.125**2 + 0.375**2 * 2 + 0.625**2) / 3 / 4)
-    assert (found["avg@4"].low, found["avg@4"].high) == pytest.approx((0.375 - half, 0.375 + half))
+    assert (found["avg@4"].low, found["avg@4"].high) == pytest.approx((0, 0.375 + half))  # 0.375 − half is below 0
     assert found["pass@2"].value == pytest.approx((5 / 6 + 1) / 4)
 
 
@@ -92,7 +92,8 @@ def test_json_holds_the_counts_of_every_problem():
 def test_attempts_without_a_reward_are_said_and_leave_gaps():
     gap = examined("gap", [1, 0], [3, 0], graded=[3, 0], k=(4,))
     assert gap.estimates()["pass@4"] is None
-    assert gap.estimates()["avg@4"].low is None
+    assert gap.estimates()["avg@4"].low == pytest.approx(1 / 4.8416)  # Wilson, one of one
+    assert gap.estimates()["reward sampled"].low is None
     text = shown_text(Evaluation(Config(), (gap,)))
     assert "gap: 5 attempts without a reward: not counted" in text
     assert "–" in text
