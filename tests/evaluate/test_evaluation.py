@@ -128,7 +128,12 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
         "-90.0 points (-109.6 to -70.4), lower: the interval excludes 0; 0 problems solved only by the former" in down
     )
     assert "former, 0 only by the latter" in up and "former, 9 only by the latter" in down
-    assert "undecided: the interval includes 0" in shown_text(Evaluation(Config(), (WEAK, STRONG)))
+    sampled = shown_text(Evaluation(Config(), (WEAK, STRONG)))
+    assert "undecided: the interval includes 0" in sampled
+    # Greedy, one problem was lost and three gained. By sampling, the second problem was solved for the first time.
+    assert sampled.count("solved") == 2
+    assert "3 problems solved only by the former, 1 only by the latter" in sampled
+    assert "1 problem solved at least once only by the former, 0 only by the latter" in sampled
     assert "too few for an interval" in shown_text(Evaluation(Config(), (examined("a", [1]), examined("b", [0]))))
 
 
