@@ -87,8 +87,9 @@ def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
 
 
 def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:
-    """The mean over problems that have a value, with its interval. A `share` is a value between 0 and 1. If it is 0 or 1
-    for every problem, the interval is Wilson's. Otherwise it is the normal interval, cut off at 0 and 1 for a share.
+    """The mean over problems that have a value, with its interval. A `share` is a value between 0 and 1. If it is 0
+    or 1 for every problem, the interval is Wilson's. Otherwise it is the normal interval, cut off at 0 and 1 for a
+    share.
 
     >>> estimate([1.0, 1.0, None, 0.5], share=True).high
     1.0
