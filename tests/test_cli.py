@@ -200,6 +200,7 @@ def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.splitlines()[0] == "run    out/mine"  # so that one can look at it while it trains
     assert next(line for line in done.stdout.splitlines() if line.startswith("step")).split()[1] == "0/3"
     rows = [json.loads(line) for line in (tmp_path / "out" / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4
