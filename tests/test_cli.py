@@ -98,6 +98,7 @@ def test_version():
             ["train", "data.jsonl"],
             "data.jsonl is data, not a TOML config; to train on it: solera train --task",
         ),
+        (["train", "."], ". is a folder, not a TOML config; to resume a run: solera train --resume .; for a model:"),
         (["bench", "--json", "no/such/a.json"], "--json no/such/a.json: cannot write a file to no/such"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
         (["train", "--report.wandb", "project"], "pip install wandb"),
