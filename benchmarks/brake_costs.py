@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from solera.bench.options import WARM_UP, BenchOptions
+from solera.bench.options import BenchOptions
 from solera.bench.ours import Watching, configure
 from solera.config import Config, DiagnoseConfig, override
 from solera.engines import in_process
@@ -88,7 +88,7 @@ def measure(config: Config) -> tuple[list[dict[str, float]], Spent]:
 
 
 def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
-    counted = list(pairwise(rows[:-1]))[WARM_UP:]
+    counted = list(pairwise(rows[:-1]))[BenchOptions.warm_up :]
     step = median(row["moment"] - before["moment"] - row["time/diagnose"] for before, row in counted)
     cost = {name: median(seconds[1:]) for name, seconds in spent.items()}
     every = DiagnoseConfig().every
@@ -112,5 +112,5 @@ if __name__ == "__main__":
             steps=max(steps, 2 * v),
         )  # fmt: skip
         # no overlap: otherwise the time of one part would include that of another
-        config = override(override(configure(options, v), "diagnose", every=1), "collect", overlap=False)
+        config = override(override(configure(options, v, "lock_step"), "diagnose", every=1), "collect", overlap=False)
         report(v, *measure(override(config, "evaluate", problems=100)))

@@ -727,7 +727,20 @@ def assert_updates_are_equal(learners: list[Learner], tokens: list[int], first: 
     """To the bit, with other data in each update."""
     for seed, count in enumerate(tokens, first):
         made = [weights_after(learner, seed, count) for learner in learners]
-        assert all(torch.equal(made[0], other) for other in made[1:]), f"update {seed} of {count} tokens"
+        assert all(torch.equal(made[0], other) for other in made[1:]), f"update {seed} of {count}: {apart(learners)}"
+
+
+def apart(learners: list[Learner]) -> str:
+    """The scales of their losses, and by how much weights differ from those of the last one. A pass whose gradients
+    were not finite is computed again with a smaller scale, which changes the last bits in float16."""
+    *others, plain = (learner.model.parameters() for learner in learners)
+    unlike = {
+        name: float((weight - plain[name]).detach().abs().max())
+        for several in others
+        for name, weight in several.items()
+        if not torch.equal(weight, plain[name])
+    }
+    return f"scales {[learner.compute_weights.loss_scale for learner in learners]}, largest differences {unlike}"
 
 
 def replayed_sizes(learner: Learner) -> set[int]:

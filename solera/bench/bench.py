@@ -29,8 +29,9 @@ from solera.run.forking import Processes
 Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Measured peak of bfloat16 matrix products, in operations per second."""
+STREAM = {"stream": ", stream", "drain": ", stream, drain"}
 LINES = (
-    "whole step", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
+    "whole step", "mean", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
     "tokens/s decoding", "tokens/s overall", "of peak", "memory",
 )  # fmt: skip
 
@@ -97,8 +98,8 @@ def _variants(
 
 
 def _manner(options: BenchOptions, v: int, mode: Mode) -> str:
-    if mode == "stream":
-        return ", stream"
+    if mode != "lock_step":
+        return STREAM[mode]
     if v == 1 or options.overlap is None:
         return ""
     return ", overlap" if options.overlap else ", no overlap"
@@ -145,16 +146,34 @@ def _table(rounds: Measured) -> Table:
     for line, *values in zip(LINES, *(_column(several) for several in rounds.values()), strict=True):
         if any(values):
             table.add_row(line, *values)
+    if any(gains := [_gain(name, rounds) for name in rounds]):
+        table.add_row("tokens/s, of lock-step's", *gains)
     for other in (name for name in rounds if name.startswith("TRL")):
         table.add_row(f"of {other}'s step", *(_ratio(several, rounds[other]) for several in rounds.values()))
     return table
+
+
+def _gain(name: str, rounds: Measured) -> str:
+    """Median and range over rounds of a streaming variant's tokens/s, divided by those of lock-step with the same v."""
+    lock_step = rounds.get(name.partition(STREAM["stream"])[0])
+    if STREAM["stream"] not in name or lock_step is None:
+        return ""
+    return _range([_overall(a) / _overall(b) for a, b in zip(rounds[name], lock_step, strict=False)])
+
+
+def _overall(one: dict[str, Any]) -> float:
+    """Tokens generated per second of the measured steps."""
+    return sum(step["tokens/generated"] for step in one["steps"]) / sum(step["whole"] for step in one["steps"])
 
 
 def _ratio(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> str:
     """Median and range of the ratios over rounds. One side may have fewer rounds, if it failed in a later one."""
     if "parameters" not in ours[0]:
         return ""
-    ratios = [_median(a, "whole") / _median(b, "whole") for a, b in zip(ours, theirs, strict=False)]
+    return _range([_median(a, "whole") / _median(b, "whole") for a, b in zip(ours, theirs, strict=False)])
+
+
+def _range(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.3f} ({min(ratios):.3f}–{max(ratios):.3f})"
 
 
@@ -167,8 +186,9 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
     if "time/learn" not in steps[0]:
         return [
             _spread(whole),
+            f"{statistics.fmean(whole):.4f}",
             f"{max(whole):.4f}",
-            *[""] * (len(LINES) - 3),
+            *[""] * (len(LINES) - 4),
             memory if several[0]["peak"] else "",
         ]
     decode, generate, learn, sync, proof, diagnose = (
@@ -179,6 +199,7 @@ def _column(several: list[dict[str, Any]]) -> list[str]:
     tokens = sum(step["tokens/generated"] for step in steps)
     return [
         _spread(whole),
+        f"{statistics.fmean(whole):.4f}",
         f"{max(whole):.4f}",
         f"{statistics.median(generate):.3f}",
         f"{statistics.fmean(decode):.3f}",

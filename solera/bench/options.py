@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 import tyro
 
+from solera.config import Config, with_settings
 from solera.errors import SoleraError
 from solera.folder.files import writable
 from solera.models.source import obtain
 
 Size = Literal["tiny", "1.5b"]
-Mode = Literal["lock_step", "stream"]
+Mode = Literal["lock_step", "stream", "drain"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,17 @@ class BenchOptions:
     new_tokens: int = 8
     """Maximum number of tokens in a response."""
     steps: int = 20
-    """Measured steps per round, after two warm-up steps."""
+    """Measured steps per round."""
+    warm_up: int = 2
+    """Steps at the start of a round that are not measured. With `--graphs`, updates are recorded in some of the
+    first steps."""
     rounds: int = 1
     """How often each variant runs. Variants run in turn, each time in a new process."""
     v: tuple[int, ...] = (1,)
     """Sync periods to measure."""
     mode: tuple[Mode, ...] = ("lock_step",)
-    """Ways to generate: `lock_step`, `stream`, or both. `stream` generates while learning, with
-    `collect.max_age = 2 * v`."""
+    """Ways to generate, one or more. `stream` generates while learning, with `collect.max_age = 2 * v`, and responses
+    under way are continued after a sync (`sync.in_flight = "keep"`). `drain` also streams, but lets them end first."""
     overlap: bool | None = None
     """Generate the next batch while learning from the current one, between two syncs. Unset: the default for this
     device."""
@@ -62,12 +66,17 @@ class BenchOptions:
     """Maximum GPU memory for our side, in GiB. Unset: all free memory."""
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Number format of our side, as `model.compute` of a run."""
+    settings: tuple[str, ...] = ()
+    """More settings of our side, as KEY=VALUE: sampling.temperature=0.5 engine.max_rows=2048. Each replaces what the
+    other options say."""
     compile: Annotated[bool, tyro.conf.arg(help_behavior_hint="")] = True
     """`--no_compile` does not compile our layers. By default they are compiled on a GPU, as in a run."""
     trl_step: str | None = None
     """Script that runs TRL's step: benchmarks/trl_step.py in the repository. Unset: measure only ours."""
     trl_python: str | None = None
     """Python interpreter that has TRL installed. Unset: this one."""
+    trl_steps: int | None = None
+    """Measured steps per round of TRL, after two that are not. Unset: as many as ours."""
     trl_rows: int = 128
     """Responses in one forward and backward pass of TRL."""
     trl_options: tuple[str, ...] = ()
@@ -78,14 +87,10 @@ class BenchOptions:
     """File for the numbers of every measured step."""
 
 
-WARM_UP = 2
-"""Steps at the start of a round that are not measured."""
-
-
 def check(options: BenchOptions) -> BenchOptions:
     """Raise a one-line error for options that cannot be measured."""
-    for name in ("prompts", "group", "new_tokens", "steps", "rounds", "threads", "trl_rows"):
-        if getattr(options, name) < 1:
+    for name in ("prompts", "group", "new_tokens", "steps", "warm_up", "rounds", "threads", "trl_rows", "trl_steps"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
             raise SoleraError(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if options.group < 2:
         raise SoleraError("--group is 1; it must be at least 2, as one response has no baseline")
@@ -95,9 +100,10 @@ def check(options: BenchOptions) -> BenchOptions:
     if twice := [v for v in options.v if options.v.count(v) > 1]:
         raise SoleraError(f"--v is {' '.join(map(str, options.v))}: {twice[0]} is there twice (--rounds repeats)")
     if not options.mode or len(set(options.mode)) < len(options.mode):
-        raise SoleraError(f"--mode is {' '.join(options.mode) or 'empty'}; give lock_step, stream or both, each once")
-    if options.overlap is not None and "stream" in options.mode:
-        raise SoleraError("--overlap has no effect on --mode stream: measure them in two calls")
+        raise SoleraError(f"--mode is {' '.join(options.mode) or 'empty'}; give lock_step, stream or drain, each once")
+    with_settings(Config(), options.settings, "--settings")
+    if options.overlap is not None and options.mode != ("lock_step",):
+        raise SoleraError("--overlap has no effect on streaming: measure them in two calls")
     for name in ("problems", "trl_step"):
         path = getattr(options, name)
         if path is not None and not Path(path).is_file():

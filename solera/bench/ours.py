@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from solera.bench.options import WARM_UP, BenchOptions, Mode
+from solera.bench.options import BenchOptions, Mode
 from solera.config import (
     CheckpointConfig,
     CollectConfig,
@@ -25,6 +25,7 @@ from solera.config import (
     SamplingConfig,
     SyncConfig,
     TaskConfig,
+    with_settings,
 )
 from solera.folder.paths import METRICS
 from solera.report.sinks import JsonLines
@@ -39,34 +40,37 @@ PARTS = ("time/decode", "time/generate", "time/learn", "time/sync", "time/proof"
 
 
 def configure(options: BenchOptions, v: int, mode: Mode) -> Config:
-    """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model."""
+    """On-policy GRPO (except for `v`) without KL, at a learning rate that hardly changes the model, and with the
+    settings that the options add."""
     task = TaskConfig() if options.problems is None else TaskConfig("jsonl", path=options.problems)
     learn = LearnConfig(lr=1e-6, warmup=0, memory=options.memory, graphs=options.graphs)
     if options.micro_batch is not None:
         learn = dataclasses.replace(learn, micro_batch_tokens=options.micro_batch)
-    return resolved(
-        Config(
-            run=RunConfig(
-                steps=options.steps + WARM_UP + 1,
-                threads=options.threads,
-                device=options.device,
-                gpu_memory=options.gpu_memory,
-            ),
-            model=ModelConfig(options.model, compute=options.compute, compile=options.compile),
-            lora=LoraConfig(options.lora),
-            task=task,
-            reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
-            sampling=SamplingConfig(max_tokens=options.new_tokens),
-            collect=CollectConfig(
-                prompts=options.prompts, group_size=options.group, mode=mode, overlap=options.overlap
-            ),
-            objective=ObjectiveConfig("grpo", zero_variance_mask=False if options.unmasked else None),
-            learn=learn,
-            sync=SyncConfig(period=v),
-            evaluate=EvaluateConfig(every=0, problems=8),
-            checkpoint=CheckpointConfig(every=0),
-        )
+    config = Config(
+        run=RunConfig(
+            steps=options.steps + options.warm_up + 1,
+            threads=options.threads,
+            device=options.device,
+            gpu_memory=options.gpu_memory,
+        ),
+        model=ModelConfig(options.model, compute=options.compute, compile=options.compile),
+        lora=LoraConfig(options.lora),
+        task=task,
+        reward=RewardConfig(functions=("number",)) if options.problems else RewardConfig(),
+        sampling=SamplingConfig(max_tokens=options.new_tokens),
+        collect=CollectConfig(
+            prompts=options.prompts,
+            group_size=options.group,
+            mode="lock_step" if mode == "lock_step" else "stream",
+            overlap=options.overlap,
+        ),
+        objective=ObjectiveConfig("grpo", zero_variance_mask=False if options.unmasked else None),
+        learn=learn,
+        sync=SyncConfig(period=v, in_flight="drain" if mode == "drain" else SyncConfig.in_flight),
+        evaluate=EvaluateConfig(every=0, problems=8),
+        checkpoint=CheckpointConfig(every=0),
     )
+    return resolved(with_settings(config, options.settings, "--settings"))
 
 
 class Watching(JsonLines):
@@ -96,7 +100,7 @@ def measure(options: BenchOptions, v: int, mode: Mode) -> dict[str, Any]:
         loop.supply.close()
         store.close()
         sink.close()
-    counted = list(itertools.pairwise(sink.rows))[WARM_UP - 1 : options.steps + WARM_UP - 1]
+    counted = list(itertools.pairwise(sink.rows))[options.warm_up - 1 : options.steps + options.warm_up - 1]
     steps = [{**dict.fromkeys(PARTS, 0.0), **row, "whole": row["moment"] - before["moment"]} for before, row in counted]
     return {
         "v": v,

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from solera.bench.options import WARM_UP, BenchOptions
+from solera.bench.options import BenchOptions
 from solera.errors import SoleraError
 from solera.models.source import EMBEDDED
 from solera.tasks.arithmetic import draw_pair
@@ -32,6 +32,8 @@ print(json.dumps({"marks": marks, "peak": peak, "types": types.pop().replace("to
 """Marks the end of each step. TRL's own `step_time` leaves out the optimiser step."""
 
 
+WARM_UP = 2
+"""Steps at the start that are not measured."""
 VLLM = ("use_vllm=true", 'vllm_mode="colocate"')
 """Fields of TRL's GRPOConfig that make it generate with vLLM in its own process."""
 
@@ -48,7 +50,7 @@ def measure(options: BenchOptions, folder: Path, fields: tuple[str, ...] = ()) -
         options.trl_python or sys.executable, "-c", WHOLE_STEPS, Path(options.trl_step).resolve(), model, problems,
         "--device", "cuda" if on_gpu else "cpu", "--prompts", options.prompts, "--group", options.group,
         "--new-tokens", options.new_tokens, "--micro-batch", min(options.trl_rows, responses) if on_gpu else responses,
-        "--steps", options.steps + WARM_UP, *given,
+        "--steps", (options.trl_steps or options.steps) + WARM_UP, *given,
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(

@@ -41,8 +41,8 @@ from solera.records import Completion, Manifest, Sampling, TensorSpec
 from solera.sharded.rank import STARTING
 
 AHEAD = 8
-"""For so many slots, one more request waits in the actor. A free slot would otherwise wait until the controller has
-the answer and sends another request."""
+"""For so many slots, one more request waits in the actor of a continuous decoder. A free slot would otherwise wait
+until the controller has the answer and sends another request."""
 CLOSING = 15.0
 """Seconds in which an engine must end its server."""
 
@@ -106,8 +106,16 @@ class Hello(NamedTuple):
     pid: int
     dtype: str
     slots: int
+    ahead: int
+    """Requests that it takes beyond its slots."""
     gpu: str
     """Where it computes (`gpu_of`)."""
+
+
+def ahead_of(engine: InProcessEngine | VllmEngine) -> int:
+    """How many requests may wait in the actor. Plain decoding would begin with the rest of a burst only when it is
+    idle, and a server would have to drain them at a sync."""
+    return engine.slots // AHEAD if isinstance(engine, InProcessEngine) and engine.model.takes_plans else 0
 
 
 class Answer(NamedTuple):
@@ -154,7 +162,8 @@ class EngineActor:
         node_id = ray.get_runtime_context().get_node_id()
         gpu = gpu_of(self.engine.model.device) if isinstance(self.engine, InProcessEngine) else ""
         self._address = address_of_node(ray)
-        return Hello(self._address, node_id, os.getpid(), self.engine.dtype, self.engine.slots, gpu)
+        dtype, slots, ahead = self.engine.dtype, self.engine.slots, ahead_of(self.engine)
+        return Hello(self._address, node_id, os.getpid(), dtype, slots, ahead, gpu)
 
     async def meet(self, key: str, host: str, port: int, on_gpu: bool, timeout: float) -> SoleraError | None:
         """Join a group of a sender and this engine. Returns why that is not possible, or `None`."""
@@ -464,8 +473,7 @@ def open_engine(
                 ray.kill(actor)
         raise (error if said is None else EngineError(said)) from error
     engine = RemoteEngine(ray, actor, hello, timeout, sampled, transport)
-    ahead = engine.slots // AHEAD if isinstance(spec, EngineSpec) else 0  # a server would have to drain them too
-    return Opened(f"engine {number} ({engine.place})", engine, ahead)
+    return Opened(f"engine {number} ({engine.place})", engine, hello.ahead)
 
 
 def _why_not(ray: Any, number: int, error: BaseException, spec: Spec) -> str | None:

@@ -20,6 +20,7 @@ from solera.config.reading import (
     places,
     read_toml,
     typed_fields,
+    with_settings,
 )
 from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
 from solera.config.sections import (
@@ -111,5 +112,6 @@ __all__ = [
     "staleness_of",
     "task_parts",
     "typed_fields",
+    "with_settings",
     "writes",
 ]

@@ -6,7 +6,7 @@ import json
 import operator
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,25 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def with_settings(config: Config, settings: Iterable[str], option: str) -> Config:
+    """Apply settings such as `learn.lr=1e-4`. A value that is not TOML is a text. `option` names them in errors.
+
+    >>> config = with_settings(Config(), ["sync.in_flight=drain", "sync.period=2"], "--settings")
+    >>> config.sync.in_flight, config.sync.period
+    ('drain', 2)
+    """
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not re.fullmatch(DOTTED, key.strip()):
+            raise SoleraError(f"{option} {setting}: must be KEY=VALUE, such as sync.period=2")
+        try:
+            tables = tomllib.loads(setting)
+        except ValueError:
+            tables = tomllib.loads(f"{key} = {_toml(value.strip())}")
+        config = overlay(config, tables, lambda *_, here=f"{option} {setting}": here)
+    return config
 
 
 def override(config: Config, section: str, **values: Any) -> Config:

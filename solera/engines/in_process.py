@@ -151,10 +151,10 @@ class InProcessEngine:
         if limit < 1:
             return self._nothing(sampling)
         loop, job = asyncio.get_running_loop(), Job(token_ids, sampling, seed, limit)
-        if self._asking is None or self._asking.loop is not loop:
-            self._asking = Submission(loop)
-            loop.call_soon(self._submit, self._asking)  # runs after every task that is ready now has asked
         asked, answer = self._asking, loop.create_future()
+        if asked is None or asked.loop is not loop:
+            asked = self._asking = Submission(loop)  # read once: another thread's loop may ask at the same time
+            loop.call_soon(self._submit, asked)  # runs after every task that is ready now has asked
         asked.answers[job] = answer
         try:
             return await answer
@@ -232,17 +232,20 @@ class InProcessEngine:
         """Admit what fits, and decode the next tokens. `before` is the version of jobs that the weights changed for."""
         start, prefilled, tokens = time.perf_counter(), self.decoder.prefilled, 0
         try:
-            if [submission for submission in active if submission.drop_cancelled()]:
+            if cancelled := [job for submission in active for job in submission.drop_cancelled()]:
                 with torch.cuda.stream(self._stream):
                     self.decoder.drop_cancelled()
+                for job in cancelled:
+                    owner.pop(job, None)
             if before is not None:
                 self._continue(before)
             if self._loading is None or self._loading.in_flight != "drain":
                 self._begin(active, owner)
             begun = time.perf_counter()
             for each in self._advance():
-                owner.pop(each.job).settle(each.job, self._completion(each))
                 tokens += len(each.token_ids_T)
+                if (submission := owner.pop(each.job, None)) is not None:  # else it was cancelled when it had ended
+                    submission.settle(each.job, self._completion(each))
         except Exception as error:  # handed to whoever waits, or they would wait for ever
             self.decoder.reset()
             for job, submission in owner.items():

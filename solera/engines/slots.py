@@ -222,8 +222,9 @@ class Rows:
             if alive and step:
                 begun.append((seat, step))
         # The last token of the prompt, then the response. The row computes its newest token itself.
-        last_R = [seat.job.token_ids[-1] for seat, _ in begun]
-        token_RT = np.column_stack([last_R, token_BT[[seat.request for seat, _ in begun]]]).astype(np.int64, copy=False)
+        last_R, longest = [seat.job.token_ids[-1] for seat, _ in begun], max((step for _, step in begun), default=1)
+        token_RT = token_BT[[seat.request for seat, _ in begun], : longest - 1]
+        token_RT = np.column_stack([last_R, token_RT]).astype(np.int64, copy=False)
         for (seat, step), token_T in zip(begun, token_RT, strict=True):
             responses.setdefault(seat.job.token_ids, []).append(Stretch(token_T[:step], seat.pages))
         self.prompts.compute_again(responses)

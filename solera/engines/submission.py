@@ -36,14 +36,17 @@ class Submission:
         self.waiting = sorted(self.answers, key=lambda job: order[job.kind])
         self.pending = set(self.waiting)
 
-    def drop_cancelled(self) -> bool:
-        """Forget jobs that were cancelled since the last call. Returns whether there were any."""
+    def drop_cancelled(self) -> list[Job]:
+        """Forget jobs that were cancelled since the last call, and return those that had no result."""
         if not self.some_cancelled:
-            return False
+            return []
         self.some_cancelled = False  # first: one that is cancelled from now on is found next time
-        self.waiting = [job for job in self.waiting if not job.cancelled]
-        self.pending = {job for job in self.pending if not job.cancelled}
-        return True
+        cancelled = [job for job in self.pending if job.cancelled]
+        self.pending.difference_update(cancelled)
+        self.waiting = [job for job in self.waiting if job in self.pending]
+        for job in cancelled:
+            del self.answers[job]
+        return cancelled
 
     def is_long(self) -> bool:
         """Whether it asks for more than a few tokens. Others go first: the proof of a sync waits for them."""

@@ -18,7 +18,7 @@ PATIENCE = 2.0
 """Seconds that a run waits at its end for a batch that it will not use."""
 
 
-def attempt_seeds(seed: int, numbers: Sequence[int] | range, members: int) -> list[list[int]]:
+def attempt_seeds(seed: int, numbers: Sequence[int], members: int) -> list[list[int]]:
     """For each of these problems, the seeds of the members of its group."""
     return stream_seeds(stream_seeds(seed, np.array(numbers))[:, None], np.arange(members)).tolist()
 

@@ -134,6 +134,21 @@ def test_both_peers_get_the_same_random_model_and_a_ratio_each(tmp_path, interpr
     assert 0.2 <= min(quick) < 0.4 <= min(slow)
 
 
+def test_streaming_is_compared_with_lock_step_under_further_settings(tmp_path):
+    path, modes = tmp_path / "steps.json", ["--mode", "lock_step", "stream", "drain"]
+    settings = ["--settings", "task.level=1", "sampling.temperature=0.5"]
+    done = bench(*SMALL, "--v", "2", *modes, "--warm_up", "4", *settings, "--json", path)
+    assert done.returncode == 0, done.stderr
+    rounds = {name: several[0]["steps"] for name, several in json.loads(path.read_text())["rounds"].items()}
+    assert list(rounds) == ["Solera, v = 2", "Solera, v = 2, stream", "Solera, v = 2, stream, drain"]
+    lengths = [step["response/length"] for steps in rounds.values() for step in steps]
+    assert len(lengths) == 9 and max(lengths) <= 3  # a sum of one-digit numbers has two digits at most, and an end
+    speeds = [sum(s["tokens/generated"] for s in steps) / sum(s["whole"] for s in steps) for steps in rounds.values()]
+    (line,) = (line for line in done.stdout.splitlines() if "of lock-step's" in line)
+    shown = [float(ratio) for ratio in re.findall(r"([0-9.]+) \(", line)]
+    assert shown == pytest.approx([speeds[1] / speeds[0], speeds[2] / speeds[0]], abs=6e-4)
+
+
 def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tmp_path, interpreter):
     script, path, problems = tmp_path / "broken.py", tmp_path / "steps.json", tmp_path / "problems.jsonl"
     callbacks = tmp_path / "without" / "transformers" / "trainer_callback.py"
@@ -168,6 +183,12 @@ def test_what_was_measured_on_problems_of_a_file_is_shown_though_a_peer_fails(tm
         ({"problems": "nowhere.jsonl"}, "--problems: nowhere.jsonl: no such file"),
         ({"trl_step": "nowhere.py"}, "--trl_step: nowhere.py: no such file"),
         ({"trl_vllm": True}, "--trl_vllm measures TRL's step: give the script"),
+        ({"warm_up": 0}, "--warm_up is 0; it must be at least 1"),
+        ({"trl_steps": 0}, "--trl_steps is 0; it must be at least 1"),
+        ({"mode": ("stream", "stream")}, "--mode is stream stream; give lock_step, stream or drain, each once"),
+        ({"mode": ("drain",), "overlap": True}, "--overlap has no effect on streaming"),
+        ({"settings": ("sync.period",)}, "--settings sync.period: must be KEY=VALUE"),
+        ({"settings": ("sync.perio=2",)}, "--settings sync.perio=2: unknown field sync.perio; did you mean period?"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(wrong, said):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from solera.cluster.bundles import Bundles
-from solera.cluster.engines import ActorPool, EngineSpec
+from solera.cluster.engines import ActorPool, EngineSpec, ahead_of
 from solera.config import Transport
 from solera.engines.in_process import InProcessEngine
 from solera.errors import BadRequestError
@@ -102,6 +102,15 @@ def test_an_actor_holds_the_weights_that_were_sent_and_writes_what_an_engine_in_
         for one, other in zip(there, expected, strict=True):
             assert (one.token_ids_T == other.token_ids_T).all() and one.versions == other.versions
             assert np.allclose(one.behaviour_logp_T, other.behaviour_logp_T, atol=1e-5)
+
+
+def test_requests_wait_in_an_actor_only_if_its_engine_can_take_them_one_by_one(pool):
+    """Plain decoding takes the rest of a burst only when it is idle: of 72 requests, 8 would wait for all others."""
+    model, codec = SOURCE.load(torch.device("cpu"))
+    both = (model, model.copy(torch.float32).with_plans())
+    engines = [InProcessEngine(each, codec.end_token_ids, 64, torch.float32) for each in both]
+    assert list(map(ahead_of, engines)) == [0, 8]
+    assert [member.limit for member in pool.members] == [64, 64]
 
 
 def test_a_text_that_the_model_cannot_read_is_refused_and_the_engine_goes_on(pool):

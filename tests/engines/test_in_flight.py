@@ -1,8 +1,10 @@
 """New weights while responses are being written: each token belongs to the version that wrote it."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -108,6 +110,50 @@ def test_drain_ends_responses_with_the_weights_that_began_them(tiny, plans):
     assert_each_span_is_of_its_version(written, versions)
     assert all(len(completion.versions) == 1 for _, completion in written)
     assert len({version for _, completion in written for _, version in completion.versions}) > 1
+
+
+@pytest.mark.parametrize("plans", [False, True], ids=["plain", "continuous"])
+def test_requests_that_are_given_up_while_weights_arrive_disturb_no_other(tiny, plans, monkeypatch):
+    """Of several lengths, some with stop strings, with little room. Tokens are spelt as letters."""
+    monkeypatch.setattr("solera.engines.pages.PAGE", 16)
+    rng, versions, got = random.Random(0), some_versions(tiny), list[tuple[tuple[int, ...], Sampling, Completion]]()
+    model = versions[0].copy(torch.float32)
+
+    def spell(token_ids_T) -> str:
+        return "".join(chr(97 + token) for token in token_ids_T)
+
+    engine = InProcessEngine(model.with_plans() if plans else model, (END,), 16, torch.float32, early=True, spell=spell)
+    slowly(engine, 0.001).load(sent(0, versions[0]))
+
+    async def ask(prompt: tuple[int, ...], seed: int) -> None:
+        sampling = replace(LONG, max_tokens=rng.choice([3, 20, 60, 100]), stop=rng.choice([(), ("ee", "jd")]))
+        await asyncio.sleep(0.3 * rng.random())
+        try:
+            limit = rng.choice([None, 0.1 * rng.random()])
+            got.append((prompt, sampling, await asyncio.wait_for(engine.generate(prompt, sampling, seed), limit)))
+        except TimeoutError:
+            pass
+
+    async def ask_all() -> None:
+        await asyncio.gather(*(ask(prompt, seed) for prompt, _, seed in ragged_requests(20, 3, LONG)))
+
+    with EventLoop() as events:
+        begun = events.begin(ask_all())
+        for version, in_flight in ((1, "keep"), (2, "drain"), (3, "abort")):
+            time.sleep(0.07)
+            engine.load(sent(version, versions[version]), in_flight)
+        begun.result()
+    assert 20 < len(got) < 60
+    assert_each_span_is_of_its_version([(prompt, completion) for prompt, _, completion in got], versions)
+    for _, sampling, completion in got:
+        text = spell(completion.token_ids_T)
+        assert not any(stop in text[:-1] for stop in sampling.stop)
+        ended = completion.token_ids_T[-1] == END or text.endswith(sampling.stop)
+        assert completion.finish_reason == ("stop" if ended else "length")
+        assert ended or len(text) == sampling.max_tokens
+    while engine.decoder.busy:
+        time.sleep(0.01)
+    assert not plans or engine.decoder.pages.taken == 0
 
 
 def test_random_numbers_of_a_response_do_not_change_with_the_weights(tiny):

@@ -1,6 +1,9 @@
 """The in-process engine: what it samples, what it says it sampled with, and what it does not compute twice."""
 
 import asyncio
+import gc
+import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -315,3 +318,65 @@ def test_an_event_loop_is_woken_once_for_the_results_of_several_submissions(monk
         return len(woken), [answer.done() for answer in answers]
 
     assert asyncio.run(hand()) == (1, [True, True, early, True, True, False])
+
+
+class Interrupted(asyncio.SelectorEventLoop):
+    """Between two lines of the first request in this loop, something else happens."""
+
+    def __init__(self, meanwhile) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    def call_soon(self, callback, *given, context=None):
+        if getattr(callback, "__name__", "") == "_submit" and (meanwhile := self.meanwhile):
+            self.meanwhile = None
+            meanwhile()
+        return super().call_soon(callback, *given, context=context)
+
+
+def test_event_loops_of_two_threads_may_ask_at_the_same_time(engine):
+    asked = ragged_requests(2, 1)
+    expected = [each.token_ids_T.tolist() for each in ask(engine, asked)]
+    other, answers = asyncio.new_event_loop(), list[Future]()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+
+    def ask_in_the_other() -> None:
+        answers.append(asyncio.run_coroutine_threadsafe(engine.generate(*asked[1]), other))
+        answers[0].result(30)
+
+    with asyncio.Runner(loop_factory=lambda: Interrupted(ask_in_the_other)) as runner:
+        first = runner.run(asyncio.wait_for(engine.generate(*asked[0]), 30))
+    other.call_soon_threadsafe(other.stop)
+    thread.join()
+    other.close()
+    assert [first.token_ids_T.tolist(), answers[0].result().token_ids_T.tolist()] == expected
+
+
+def test_a_request_that_was_given_up_leaves_nothing_behind_while_others_are_written(engine, monkeypatch):
+    """In a streaming run, the engine is never idle. The decoder forgets the last one when another request joins."""
+    goes_on, advance = threading.Event(), engine.decoder.advance
+    monkeypatch.setattr(engine.decoder, "advance", lambda: advance() if goes_on.wait(0.001) else [])
+    first, *others = ragged_requests(5, 1)
+
+    def given_up() -> int:
+        gc.collect()
+        return sum(isinstance(each, Job) and each.cancelled for each in gc.get_objects())
+
+    async def run() -> int:
+        long = asyncio.ensure_future(engine.generate(*first))
+        for request in others:
+            short = asyncio.ensure_future(engine.generate(*request))
+            await asyncio.sleep(0.02)
+            short.cancel()
+            await asyncio.gather(short, return_exceptions=True)
+            del short
+        for _ in range(100):
+            await asyncio.sleep(0.02)
+            if (left := given_up()) <= 1:
+                break
+        goes_on.set()
+        await long
+        return left
+
+    assert asyncio.run(run()) <= 1
