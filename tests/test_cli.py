@@ -98,6 +98,7 @@ def test_version():
             ["train", "data.jsonl"],
             "data.jsonl is data, not a TOML config; to train on it: solera train --task",
         ),
+        (["train", "."], ". is a folder, not a TOML config; to resume a run: solera train --resume .; for a model:"),
         (["bench", "--json", "no/such/a.json"], "--json no/such/a.json: cannot write a file to no/such"),
         (["train", "--run.device", "cuda"], "torch finds no GPU"),
         (["train", "--report.wandb", "project"], "pip install wandb"),
@@ -200,6 +201,7 @@ def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "held-out accuracy" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.splitlines()[0] == "run    out/mine"  # so that one can look at it while it trains
     assert next(line for line in done.stdout.splitlines() if line.startswith("step")).split()[1] == "0/3"
     rows = [json.loads(line) for line in (tmp_path / "out" / "mine" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 4

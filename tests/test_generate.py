@@ -61,6 +61,7 @@ def test_from_prompts_without_answers_to_a_trained_model(tmp_path, prompts):
     done = solera(*words(prompts, tmp_path / "out", "--samples", "8", "--export", "answers.jsonl"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "240 responses to 30 prompts" in done.stdout
+    assert done.stdout.rstrip().endswith("add --task jsonl --task.path PROBLEMS.jsonl")
     assert solera("data", "verify", "out", cwd=tmp_path).stdout == "240 rollouts checked: no faults\n"
     lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert Counter(Counter(line["prompt"] for line in lines).values()) == {8: 30}

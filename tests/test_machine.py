@@ -133,6 +133,7 @@ def test_what_is_written_on_a_full_disk_is_named_and_leaves_nothing(disk, capfd,
         ["data", "export", "run", "disk/out.jsonl"],
         ["eval", "run", "--problems", "4", "--json", "disk/out.json"],
         ["data", "import", "run", "bad.jsonl", "--skip-bad", "disk/bad.jsonl"],
+        ["data", "stats", "run", "--plot", "disk/store.png"],
     ):
         assert main(arguments) == 1
         said = capfd.readouterr().err.splitlines()[-1]

@@ -310,8 +310,9 @@ def test_what_is_not_known_is_refused_with_a_suggestion(refused_file):
 def test_files_that_cannot_be_read(refused, tmp_path):
     (tmp_path / "loop.toml").symlink_to("loop.toml")
     (tmp_path / "folder.toml").mkdir()
-    for name in ("nowhere.toml", "folder.toml", "loop.toml", "/proc/self/mem", "no/such/file.toml", "x" * 300, "a\0b"):
+    for name in ("nowhere.toml", "loop.toml", "/proc/self/mem", "no/such/file.toml", "x" * 300, "a\0b"):
         assert "cannot be read" in refused("train", name)
+    assert "folder.toml is a folder" in refused("train", "folder.toml")
 
 
 def test_windows_files_are_read_as_any_other(tmp_path, monkeypatch, refused_file):

@@ -290,7 +290,7 @@ def length(rollout, row):
         ({"rewards": "exact"}, r"such as rewards=\['exact'\]"),
         ({"rewards": 1.0}, "rewards must be a list of functions or names"),
         ({"rewards": [1.0]}, "rewards contains a float; each must be a reward function or the name of one"),
-        ({"rewards": ["exakt"]}, "'exakt' is not one of the graders"),
+        ({"rewards": ["exakt"]}, "'exakt' is not one of the graders .*; did you mean exact"),
         ({"objective": "gropo"}, "objective.name is 'gropo'.*did you mean grpo"),
         ({"objective": length}, r"not a function: wrap it in solera.custom_objective\(term\)"),
         ({"objective": 3}, "objective must be a name or the result of solera.custom_objective, not a int"),

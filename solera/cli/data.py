@@ -108,7 +108,8 @@ def _stats(chosen: Namespace) -> int:
     found = statistics(place_in(chosen.run))
     width = max([12, *(len(line.name) for lines in found.values() for line in lines)])
     for kind, lines in found.items():
-        print(f"{kind:{width}}" + "".join(f"{name:>10}" for name in RolloutCounts._fields[1:]))
+        title = "age now" if kind == "age" else kind
+        print(f"{title:{width}}" + "".join(f"{name:>10}" for name in RolloutCounts._fields[1:]))
         for line in lines:
             print(f"{line.name:{width}}" + "".join(f"{_shown(value):>10}" for value in line[1:]))
         print()

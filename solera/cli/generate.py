@@ -32,6 +32,8 @@ from solera.tasks.jsonl import split_rows
 
 SAY_EVERY = 10.0
 """Seconds between two progress lines if there is no terminal for a progress bar."""
+ANSWERS_MAY_LACK = ("jsonl", "mixture")
+"""Tasks whose files need answers for training, but not for generating."""
 HELP = """Generate several responses to each prompt and save them in a store, with their log-probabilities and without
 rewards. People or programs can add rewards later. Then a training run can learn from them. MODEL is a Hugging Face
 folder, a hub name, `embedded`, or a run's folder; a run's task and sampling settings become the defaults below.
@@ -221,6 +223,11 @@ def _tell(order: Order, written: Written) -> None:
     )
     if (order.out / GENERATED).is_file():
         print(f"train   {shlex.join(_training(order))}")
+        if order.config.task.name in ANSWERS_MAY_LACK:
+            print(
+                "        this measures accuracy on two-digit sums; to measure it on problems of yours, with answers, "
+                "add --task jsonl --task.path PROBLEMS.jsonl"
+            )
 
 
 def _training(order: Order) -> list[str]:
@@ -229,7 +236,7 @@ def _training(order: Order) -> list[str]:
     command = ["solera", "train", "--store.data", str(order.out), "--draw.policy", "offline"]
     if order.author.path != default.model.path:
         command += ["--model", order.author.path]
-    if config.task.name not in (default.task.name, "jsonl", "mixture"):
+    if config.task.name not in (default.task.name, *ANSWERS_MAY_LACK):
         command += ["--task", config.task.name, *(["--task.path", config.task.path] if config.task.path else [])]
     if config.sampling != default.sampling:
         command += ["--sampling.max_tokens", str(config.sampling.max_tokens)]

@@ -130,11 +130,13 @@ def _sweep(chosen: argparse.Namespace) -> int:
 
 def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> bool:
     """Write the report on all cells. Return whether all wanted runs are finished."""
-    from solera.sweep.report import state_words, write
+    from solera.sweep.report import state_words, summary, write
     from solera.sweep.results import collect
 
     results = collect(plan)
-    console.print(f"{state_words(results)}\nreport {write(results)}")
+    page = write(results)
+    for line in (*summary(results), state_words(results), f"report {page}"):
+        console.print(line, markup=False)
     for cell, gain in results.gains().items():
         console.print(
             f"gain of {gain.active:.1f} active runs: {gain.factor:.2f} times the batches per second of one run ({cell})"

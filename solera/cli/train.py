@@ -1,5 +1,6 @@
 """`solera train`: start or resume a run from a TOML file and options."""
 
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -45,6 +46,9 @@ def run(arguments: list[str]) -> int:
     if file and file.suffix.lower() in DATA:
         command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])
         raise SoleraError(f"{file} is data, not a TOML config; to train on it: {command}")
+    if file and os.path.isdir(file):  # Path.is_dir raises if the name is too long
+        resume, model = (shlex.join(["solera", "train", option, str(file)]) for option in ("--resume", "--model"))
+        raise SoleraError(f"{file} is a folder, not a TOML config; to resume a run: {resume}; for a model: {model}")
     base = configuration.load(file) if file else configuration.Config()
     config, marker = base, tyro.conf.FlagConversionOff
     if arguments:

@@ -33,17 +33,17 @@ class Evaluator:
         if not self.on_engine:
             self.refresh()
         attempts = self.exam.attempt(self.sampling, self.samples)
-        accuracy = estimate(attempts.rate_P(), yes_or_no=self.samples == 1)
-        reward = estimate(attempts.reward_P(), yes_or_no=False)
+        accuracy = estimate(attempts.rate_P(), share=True)
+        reward = estimate(attempts.reward_P(), share=False)
         assert accuracy is not None and reward is not None  # an exam without a graded attempt is refused
         metrics = {"eval/pass@1": accuracy.value, "eval/reward": reward.value, "eval/alike": attempts.alike}
         if accuracy.low is not None and accuracy.high is not None:
             metrics |= {"eval/pass@1_low": accuracy.low, "eval/pass@1_high": accuracy.high}
-        if self.samples > 1 and (several := estimate(attempts.pass_at_P(self.samples), yes_or_no=False)):
+        if self.samples > 1 and (several := estimate(attempts.pass_at_P(self.samples), share=True)):
             metrics[f"eval/pass@{self.samples}"] = several.value
         if len(tasks := attempts.tasks()) > 1:
             for name, part in tasks.items():
-                if own := estimate(part.rate_P(), yes_or_no=self.samples == 1):
+                if own := estimate(part.rate_P(), share=True):
                     metrics[f"eval/pass@1/{name}"] = own.value
         if self.on_engine:
             metrics["eval/version"] = self.exam.engine.version

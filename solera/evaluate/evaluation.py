@@ -52,9 +52,9 @@ class Examined:
         return values
 
     def estimates(self) -> dict[str, MeanEstimate | None]:
-        """Each quantity's mean over problems with its interval. A single attempt per problem is a yes-or-no outcome."""
-        yes_or_no = {GREEDY, "avg@1"}
-        return {name: estimate(value_P, name in yes_or_no) for name, value_P in self.quantities().items()}
+        """Each quantity's mean over problems with its interval. Only rewards can be outside 0 to 1."""
+        rewards = {"reward greedy", "reward sampled"}
+        return {name: estimate(value_P, name not in rewards) for name, value_P in self.quantities().items()}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A value is `None` for a problem without one: none of its attempts was graded, or
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solera.errors import SoleraError
 
@@ -56,7 +56,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def wilson(passed: int, problems: int) -> MeanEstimate:
-    """Share of problems that passed, each answered once, with Wilson's score interval; p = passed/P:
+    """Share of problems that passed, each of them yes or no, with Wilson's score interval; p = passed/P:
 
     (p + z²/2P ± z·√(p(1−p)/P + z²/4P²)) / (1 + z²/P).   It stays within [0, 1] and keeps a width at p = 0 and 1.
 
@@ -86,13 +86,23 @@ def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
     return MeanEstimate(mean, mean - half, mean + half, problems)
 
 
-def estimate(value_P: Sequence[float | None], yes_or_no: bool) -> MeanEstimate | None:
-    """The mean over problems that have a value, with Wilson's interval for yes-or-no outcomes and the normal interval
-    otherwise."""
+def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:
+    """The mean over problems that have a value, with its interval. A `share` is a value between 0 and 1. If it is 0
+    or 1 for every problem, the interval is Wilson's. Otherwise it is the normal interval, cut off at 0 and 1 for a
+    share.
+
+    >>> estimate([1.0, 1.0, None, 0.5], share=True).high
+    1.0
+    """
     known_P = [value for value in value_P if value is not None]
     if not known_P:
         return None
-    return wilson(round(sum(known_P)), len(known_P)) if yes_or_no else mean_over_problems(known_P)
+    if share and all(value in (0.0, 1.0) for value in known_P):
+        return wilson(round(sum(known_P)), len(known_P))
+    found = mean_over_problems(known_P)
+    if not share or found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
 
 
 def paired(first_P: Sequence[float | None], second_P: Sequence[float | None]) -> Difference | None:

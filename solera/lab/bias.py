@@ -13,6 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from solera.diagnosis.exact import Groups, Space, divergences, groups, policy_gradient, response_logp, space_of
+from solera.errors import counted
 from solera.lab.drawing import COLOURS, FAINT, INK, canvas, name_below, sheet, short
 from solera.lab.objectives import named
 from solera.lab.options import LabOptions
@@ -20,6 +21,8 @@ from solera.lab.problem import Data, Track, cosine, estimate, written_by
 from solera.objectives.objective import Objective
 
 RATE, PROBLEMS, MOST_GROUPS = 0.5, 5, 1000
+APART = 0.2
+"""Largest distance of two lags in the plot, in rows. Without it, equal values would hide each other."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ def tables(measured: dict[str, Any]) -> list[Table]:
         table.add_row(name, *(" ".join(f"{cell:>4}" for cell in row) for row in cells))
     how = "every group enumerated" if measured["exact"] else f"{MOST_GROUPS} groups drawn"
     table.caption = (
-        f"groups of {measured['group_size']}, {how}; medians over {measured['problems']} problems; –: no gradient is "
-        "left in at least half of them"
+        f"groups of {measured['group_size']}, {how}; medians over {counted(measured['problems'], 'problem')}; "
+        "–: no gradient is left in at least half of them"
     )
     return [table]
 
@@ -120,11 +123,13 @@ def _typical(measured: dict[str, Any], objective: str, lag: int, key: str) -> fl
 def draw(measured: dict[str, Any]) -> Any:
     names = list(dict.fromkeys(row["objective"] for row in measured["rows"]))
     figure, panels = canvas(1, 2, "Each objective's gradient on data of a given lag", height=1.2 + 0.2 * len(names))
+    middle = (len(measured["tv"]) - 1) / 2
     for i, (lag, tv) in enumerate(measured["tv"].items()):
+        row_N = [place + (i - middle) * min(APART, 0.3 / middle if middle else 0) for place in range(len(names))]
         for panel, key in zip(panels, ("cosine", "noise"), strict=True):
             values = [_typical(measured, name, lag, key) for name in names]
             drawn = [float("nan") if value is None else value for value in values]
-            panel.plot(drawn, range(len(names)), "o", color=COLOURS[i % len(COLOURS)], markersize=5, alpha=0.8,
+            panel.plot(drawn, row_N, "o", color=COLOURS[i % len(COLOURS)], markersize=5, alpha=0.8,
                        label=f"lag {lag} (TV {tv:.2f})")  # fmt: skip
     panels[0].set(title="Direction: cosine with ∇J")
     panels[1].set(title="Noise of one group over the mean gradient", xlim=(0, None))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import track
 
 from solera.errors import SoleraError
-from solera.folder.files import write_whole
+from solera.folder.files import appearing, write_whole
 from solera.lab.options import LabOptions
 
 
@@ -30,7 +30,8 @@ def run(options: LabOptions, console: Console) -> None:
         for table in experiment.tables(found[name]):
             console.print(table)
         plot = folder / f"{name}.png"
-        experiment.draw(found[name]).savefig(plot)
+        with appearing(plot) as unfinished:
+            experiment.draw(found[name]).savefig(unfinished)
         console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
         write_whole(numbers, json.dumps(found))
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from solera.errors import counted
 from solera.evaluate.attempts import Attempts
-from solera.evaluate.evaluation import Evaluation, Examined
+from solera.evaluate.evaluation import GREEDY, Evaluation, Examined
 from solera.evaluate.statistics import Difference, MeanEstimate
 
 BREAKABLE = 24
@@ -149,9 +149,10 @@ def _sentence(name: str, difference: Difference) -> str:
     word = "higher" if estimate.value > 0 else "lower"
     verdict = f"{word}: the interval excludes 0" if difference.excludes_zero else "undecided: the interval includes 0"
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))
-    if name.startswith("reward"):
+    if name.startswith("reward") or (name.startswith("pass@") and name != GREEDY):  # avg@n has the counts of pass@k
         return f"{value} ({limits}), {verdict}"
-    solved = f"{counted(difference.only_second, 'problem')} solved only by the former"
+    often = "" if name in (GREEDY, "avg@1") else " at least once"
+    solved = f"{counted(difference.only_second, 'problem')} solved{often} only by the former"
     return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by the latter"
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from solera.folder.files import appearing
 from solera.report.plot import COLOURS, INK
 from solera.store.statistics import RolloutCounts, Statistics
 
@@ -10,6 +11,8 @@ TITLES = {
     "origin": "Origin", "age": "Age now (batches)", "reward": "Reward",
     "uses": "Number of uses",
 }  # fmt: skip
+FEWEST_ROWS = 5
+"""Each panel has room for at least so many bars."""
 
 
 def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
@@ -22,7 +25,8 @@ def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
     if any(found.values()):
         figure.legend(*panel.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=2)
     figure.suptitle(f"{name}: rollouts in the store", color=INK)
-    figure.savefig(target)
+    with appearing(target) as unfinished:
+        figure.savefig(unfinished)
     return target
 
 
@@ -32,6 +36,6 @@ def _bars(panel: Any, lines: list[RolloutCounts]) -> None:
     panel.barh(names, used, color=COLOURS[0], label="used")
     unused = [line.rollouts - line.used for line in lines]
     panel.barh(names, unused, left=used, color=COLOURS[0], alpha=0.35, label="never used")
-    panel.invert_yaxis()
+    panel.set_ylim(max(len(lines), FEWEST_ROWS) - 0.5, -0.5)  # from top to bottom; one bar does not fill the panel
     panel.set_xlim(0, 1.05 * max((line.rollouts for line in lines), default=1))
     panel.spines[["top", "right"]].set_visible(False)

@@ -4,6 +4,7 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from solera.folder.files import appearing
 from solera.folder.paths import METRICS, PLOT
 from solera.report.panels import PANELS, Panel
 from solera.report.sinks import read_metrics
@@ -33,7 +34,8 @@ def dash(index: int) -> Dash:
 def plot_run(folder: Path) -> Path:
     """Draw `metrics.jsonl` of a run's folder into its `plot.png`."""
     target = folder / PLOT
-    draw(read_metrics(folder / METRICS), folder.name).savefig(target)
+    with appearing(target) as unfinished:
+        draw(read_metrics(folder / METRICS), folder.name).savefig(unfinished)
     return target
 
 

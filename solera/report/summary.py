@@ -98,7 +98,7 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "updates judged": _verdicts(run),
             "tokens generated": run.total("tokens/generated"),
             "tokens trained on": run.total("tokens/trained"),
-            "tokens effective": run.total("tokens/effective") or None,
+            "tokens effective": round(run.total("tokens/effective")) or None,
             "tokens wasted": _wasted(run),
         },
     }

@@ -102,6 +102,8 @@ def train(
     refuse_taken(place_of(config.store.url, new_folder(config)))
     folder = make_run_folder(config, beginning, own.names())
     with alone(folder):
+        if config.report.progress:
+            console.print(f"run    {folder}", highlight=False, soft_wrap=True, markup=False)
         for sentence in remarks:
             parts.say(sentence)
         return _train(parts, read, folder, console)

@@ -45,6 +45,8 @@ MEASURE_WORDS = {
     "best": "best accuracy of all evaluations",
     "mean": "mean accuracy over all evaluations",
 }
+MOST_LINES = 40
+"""Most cells that the terminal shows."""
 FEW = {1: "there is no spread to judge by", 2: "a difference must be 9 times its spread over seeds to count"}
 """Numbers of seeds that are too few to compare cells, and why. With 2 seeds, the 95 % quantile t(1) is 12.7, and
 12.7/√2 is 9."""
@@ -99,6 +101,32 @@ def state_words(results: Results) -> str:
     if seeds not in FEW:
         return told
     return f"{told} {counted(seeds, 'seed')} can show that the cells run, but not which is better: {FEW[seeds]}."
+
+
+def summary(results: Results) -> list[str]:
+    """For the terminal: one line for each cell with a finished run, in the order of the report's tables, with its
+    accuracy and its difference from its baseline."""
+    measure, compared = results.plan.measure, {one.cell: one for one in results.comparisons()}
+    cells = [cell for panel in results.plan.panels().values() for cell in results.ranked(panel) if results.of(cell)]
+    if not cells:
+        return []
+    shown = cells[:MOST_LINES]
+    figures = [_figure(COLUMNS[measure], results.spread(cell, measure)) for cell in shown]
+    wide, right = max(len(cell.name) for cell in shown), max(map(len, figures))
+    head = f"{MEASURE_WORDS[measure]}, mean ± standard deviation over seeds; difference from the baseline in points"
+    lines = [
+        f"{cell.name:{wide}}  {figure:>{right}}  {_difference(compared.get(cell))}".rstrip()
+        for cell, figure in zip(shown, figures, strict=True)
+    ]
+    more = [f"and {counted(len(cells) - len(shown), 'more cell')} in the report"] if len(cells) > len(shown) else []
+    return [f"{head[0].upper()}{head[1:]}:", *lines, *more]
+
+
+def _difference(one: Comparison | None) -> str:
+    if one is None:
+        return ""
+    _, _, verdict, mean, interval, _, _ = _comparison_row(one)
+    return f"{mean}{'' if interval == '–' else f' ({interval})'}, {verdict}"
 
 
 def _failed(results: Results) -> list[Block]:

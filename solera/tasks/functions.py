@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from solera.config import alike
 from solera.errors import SoleraError, one_line
 from solera.tasks.graders import GRADERS, JUDGED, is_grader
 
@@ -50,9 +51,11 @@ def check_spec(spec: str) -> None:
     if is_grader(spec):
         return
     if not is_spec(spec):
+        known = (*GRADERS, *JUDGED)
+        hint = alike(spec, known, 1)
         raise SoleraError(
-            f"reward.functions: {spec!r} is not one of the graders {', '.join((*GRADERS, *JUDGED))}; write "
-            "your own function as package.module:function or file.py:function"
+            f"reward.functions: {spec!r} is not one of the graders {', '.join(known)}"
+            f"{f'{hint} Write' if hint else '; write'} your own function as package.module:function or file.py:function"
         )
     check_file(spec, "reward.functions")
 

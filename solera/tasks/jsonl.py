@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from solera.config import TaskConfig, task_parts
-from solera.errors import SoleraError, kind_of
+from solera.errors import SoleraError, counted, kind_of
 from solera.folder.beginning import digest_of
 from solera.protocols import Codec
 from solera.records import Prompt
@@ -140,7 +140,7 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[DatasetR
     if not held_out:
         raise SoleraError(
             f"{task.path}: task.held_out_share = {task.held_out_share} holds out none of its "
-            f"{len(training)} rows: raise it, or give task.held_out_path"
+            f"{counted(len(training), 'row')}: raise it, or give task.held_out_path"
         )
     if not training and (count := _count(task)):
         by_share = task.held_out_path is None and "test" not in find_splits(str(task.path))

@@ -71,7 +71,7 @@ def test_in_out_and_rewards(folder, tmp_path):
     assert shown[:1] == [["origin", *head]] and ["model:teacher", "3", "1", "2", "1.000", "0", "0"] in shown
     of_self = next(line for line in shown if line[:1] == ["self"])
     assert of_self[1:4] + of_self[5:] == ["32", "8", "0", "32", "32"]
-    assert [line[:2] for line in shown[shown.index(["age", *head]) + 1 :][:2]] == [["2-3", "32"], ["none", "3"]]
+    assert [line[:2] for line in shown[shown.index(["age", "now", *head]) + 1 :][:2]] == [["2-3", "32"], ["none", "3"]]
     assert [line[:2] for line in shown[shown.index(["uses", *head]) + 1 :][:2]] == [["0", "3"], ["1", "32"]]
     assert (folder / "store.png").read_bytes().startswith(b"\x89PNG")
     assert solera("verify", folder).stdout == "35 rollouts checked: no faults\n"

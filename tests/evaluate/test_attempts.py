@@ -110,17 +110,17 @@ def test_metrics_of_one_attempt_a_problem():
 
 
 def test_metrics_of_several_attempts_a_problem():
-    """Shares 1, ½, 0: mean ½ ± 1.96·√(¼/3); solved at least once: two of three."""
-    script = [[(1.0,), (1.0,)], [(0.0,), (1.0,)], [(0.0,), (0.0,)]]
-    half = 1.96 * np.sqrt(0.25 / 3)
+    """Shares 1, ½, 0, ½: mean ½ ± 1.96·√(½/3/4); solved at least once: three of four."""
+    script = [[(1.0,), (1.0,)], [(0.0,), (1.0,)], [(0.0,), (0.0,)], [(1.0,), (0.0,)]]
+    half = 1.96 * np.sqrt(0.5 / 12)
     assert Evaluator(exam(script)[1], HOT, 2, every=0).evaluate() == pytest.approx(
         {
             "eval/pass@1": 0.5,
             "eval/pass@1_low": 0.5 - half,
             "eval/pass@1_high": 0.5 + half,
             "eval/reward": 0.5,
-            "eval/alike": 2 / 6,
-            "eval/pass@2": 2 / 3,
+            "eval/alike": 2 / 8,
+            "eval/pass@2": 3 / 4,
         }
     )
 

@@ -42,7 +42,7 @@ def test_estimates_by_hand():
         (0.25 + 0.4802 - 1.96 * math.sqrt(0.1875 / 4 + 3.8416 / 64)) / 1.9604
     )
     half = 1.96 * math.sqrt((0.125**2 + 0.375**2 * 2 + 0.625**2) / 3 / 4)
-    assert (found["avg@4"].low, found["avg@4"].high) == pytest.approx((0.375 - half, 0.375 + half))
+    assert (found["avg@4"].low, found["avg@4"].high) == pytest.approx((0, 0.375 + half))  # 0.375 − half is below 0
     assert found["pass@2"].value == pytest.approx((5 / 6 + 1) / 4)
 
 
@@ -92,7 +92,8 @@ def test_json_holds_the_counts_of_every_problem():
 def test_attempts_without_a_reward_are_said_and_leave_gaps():
     gap = examined("gap", [1, 0], [3, 0], graded=[3, 0], k=(4,))
     assert gap.estimates()["pass@4"] is None
-    assert gap.estimates()["avg@4"].low is None
+    assert gap.estimates()["avg@4"].low == pytest.approx(1 / 4.8416)  # Wilson, one of one
+    assert gap.estimates()["reward sampled"].low is None
     text = shown_text(Evaluation(Config(), (gap,)))
     assert "gap: 5 attempts without a reward: not counted" in text
     assert "–" in text
@@ -127,7 +128,12 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
         "-90.0 points (-109.6 to -70.4), lower: the interval excludes 0; 0 problems solved only by the former" in down
     )
     assert "former, 0 only by the latter" in up and "former, 9 only by the latter" in down
-    assert "undecided: the interval includes 0" in shown_text(Evaluation(Config(), (WEAK, STRONG)))
+    sampled = shown_text(Evaluation(Config(), (WEAK, STRONG)))
+    assert "undecided: the interval includes 0" in sampled
+    # Greedy, one problem was lost and three gained. By sampling, the second problem was solved for the first time.
+    assert sampled.count("solved") == 2
+    assert "3 problems solved only by the former, 1 only by the latter" in sampled
+    assert "1 problem solved at least once only by the former, 0 only by the latter" in sampled
     assert "too few for an interval" in shown_text(Evaluation(Config(), (examined("a", [1]), examined("b", [0]))))
 
 

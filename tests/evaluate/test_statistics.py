@@ -94,9 +94,28 @@ def test_the_interval_of_a_mean_at_its_edges():
 
 
 def test_an_estimate_leaves_out_problems_without_a_value():
-    assert estimate([1.0, None, 0.0, 1.0], yes_or_no=True) == wilson(2, 3)
-    assert estimate([0.5, None, 0.0], yes_or_no=False) == mean_over_problems([0.5, 0.0])
-    assert estimate([None, None], yes_or_no=True) is None
+    assert estimate([1.0, None, 0.0, 1.0], share=True) == wilson(2, 3)
+    assert estimate([0.5, None, 0.0], share=False) == mean_over_problems([0.5, 0.0])
+    assert estimate([None, None], share=True) is None
+
+
+def test_a_share_of_yes_and_no_has_wilsons_interval_and_any_other_stays_between_0_and_1():
+    """498 of 500, by hand: ((0.996 + 0.0038416) ± 1.96·√(0.996·0.004/500 + 0.00384160²/1.96²)) / 1.0076832."""
+    found = estimate([1.0] * 498 + [0.0] * 2, share=True)
+    assert (found.low, found.high) == pytest.approx((0.985534, 0.998902), abs=1e-6)
+    assert estimate([1.0] * 500, share=True).low == pytest.approx(500 / 503.8416)  # not 1: other problems may differ
+    high = [1.0] * 9 + [0.5]  # 0.95, s² = (9·0.0025 + 0.2025)/9 = 0.025, half-width 1.96·√0.0025 = 0.098
+    assert estimate(high, share=True).high == 1.0
+    assert estimate(high, share=True).low == pytest.approx(0.852)
+    assert estimate([1 - value for value in high], share=True).low == 0.0
+    assert estimate([1 - value for value in high], share=True).high == pytest.approx(0.148)
+    assert estimate([1.5], share=False).high is None
+    assert estimate([0.5], share=True).high is None
+
+
+def test_a_mean_reward_may_be_outside_0_to_1():
+    assert estimate([1.0, 1.0, 1.0], share=False).low == 1.0  # a reward of 1 is not a yes
+    assert estimate([1.0] * 9 + [0.5], share=False).high == pytest.approx(1.048)
 
 
 def test_a_paired_difference_by_hand():

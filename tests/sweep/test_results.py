@@ -122,6 +122,24 @@ def test_comparisons_are_paired_and_corrected(results):
     assert by_name["rloo+v1"].against.name == "grpo+v1"
 
 
+def test_the_terminal_shows_each_cell_and_how_it_compares(results, plan, monkeypatch):
+    """rloo+v9 is 0.61 above grpo+v9, with s = 0.01 and t(2) = 4.3027: ± 4.3027·0.01/√3 = 0.0248. r.-+v9 has 0.2, 0.5
+    and 0.26, whose standard deviation is √((0.12² + 0.18² + 0.06²)/2) = 0.1587."""
+    head, *lines = report.summary(results)
+    assert head.startswith("Accuracy of the last weights, mean ± standard deviation")
+    by_name = {line.split()[0]: line for line in lines}
+    assert [name for name in by_name if name.endswith("v9")] == ["rloo+v9", "r.-+v9", "grpo+v9"]  # best first
+    assert by_name["rloo+v9"] == "rloo+v9   91.0 ± 1.0 %  +61.0 (+58.5 to +63.5), higher"
+    assert by_name["r.-+v9"].startswith("r.-+v9   32.0 ± 15.9 %  +2.0 (")
+    assert by_name["grpo+v9"] == "grpo+v9   30.0 ± 0.0 %"
+    monkeypatch.setattr(report, "MOST_LINES", 4)
+    assert report.summary(results)[-1] == "and 2 more cells in the report"
+    assert len(report.summary(results)) == 6
+    for run in plan.runs():
+        (run.folder / "model").rmdir()
+    assert report.summary(collect(plan)) == []
+
+
 def test_holm_can_take_a_verdict_back(results, plan):
     """Differences m − 0.01, m, m + 0.01 with ν = 2: p = 1 − t/√(2 + t²) is 0.03 where t² = 2·0.97²/(1 − 0.97²)."""
     m = 0.01 / math.sqrt(3) * math.sqrt(2 * 0.97**2 / (1 - 0.97**2))
