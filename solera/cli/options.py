@@ -54,7 +54,8 @@ def parse(
     """Return `default` with the options of the command line applied.
 
     `flags` is tyro's marker for how booleans are written. `first` is the ending of a file that must come before the
-    options; if it comes later, the error shows the corrected command.
+    options; if it comes later, the error shows the corrected command. `--help SECTION` shows the options of one section
+    of a config.
     """
     import tyro
 
@@ -62,6 +63,8 @@ def parse(
     helps = bool({"-h", "--help"} & set(arguments))
     if helps:
         _explain(type(default))
+        if section := _section(default, arguments, command):
+            default, arguments, description = section, ["--help"], ""
     else:
         _refuse(default, arguments, command, flags, first)
     shown = Capture()
@@ -76,8 +79,22 @@ def parse(
             options = shlex.join(arguments)
             raise SoleraError(f"these options cannot be parsed: {options} (see solera {command} --help)") from None
         usage, _, options = shown.getvalue().partition("\n\n")
-        print(f"{usage}\n\n{wrapped(description)}\n\n{options}", end="")
+        print("\n\n".join(filter(None, [usage, wrapped(description), options])), end="")
         raise
+
+
+def _section(default: Any, arguments: list[str], command: str) -> Any:
+    """The section of `default` that is named after `--help`, or None."""
+    from solera.config import perhaps
+
+    place = next(n for n, argument in enumerate(arguments) if argument in {"-h", "--help"})
+    named = next(iter(arguments[place + 1 :]), "-")
+    sections = {name: hint for name, hint in type(default).__annotations__.items() if dataclasses.is_dataclass(hint)}
+    if named.startswith("-") or not sections:
+        return None
+    if named not in sections:
+        raise SoleraError(f"--help {named}: unknown section{perhaps(named, sections)} (see solera {command} --help)")
+    return dataclasses.make_dataclass("Section", [(named, sections[named])])(getattr(default, named))
 
 
 def _refuse(default: Any, arguments: list[str], command: str, flags: Any, first: str) -> None:

@@ -24,10 +24,13 @@ the resolved config, the metrics, the store of all rollouts, a plot, a report an
   solera train                                    embedded model, 20 seconds
   solera train recipes/demo.toml --run.seed 7     a recipe with another seed
   solera train --sync.period 1 --learn.passes 4   four passes, data on-policy
+  solera train --help sync                        options of one section
   solera train --resume runs/NAME                 resume from last checkpoint
   solera train --resume runs/NAME --run.steps 500 extend it, finished or not
   solera train --resume runs/NAME --from 40       go back to step 40; later
                                                   checkpoints are removed
+
+Sections: {sections}.
 
 A resumed run can change only these settings: {safe}.
 
@@ -105,9 +108,9 @@ def _step(text: str | None) -> int | None:
 
 
 def _help() -> str:
-    from solera.config import SAFE
+    from solera.config import SAFE, Config
 
-    return HELP.format(safe=", ".join(SAFE))
+    return HELP.format(safe=", ".join(SAFE), sections=", ".join(Config.__annotations__))
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:

@@ -1,6 +1,8 @@
 """Help as a person reads it in a terminal of 80 columns."""
 
+import dataclasses
 import random
+import re
 
 import pytest
 import tyro
@@ -8,6 +10,7 @@ import tyro
 from solera.bench.options import BenchOptions
 from solera.cli.generate import GenerateOptions
 from solera.cli.values import _known, complaint
+from solera.config import SyncConfig
 from solera.lab.options import LabOptions
 from solera.store.drawing import apportion
 from tests.command import solera
@@ -38,6 +41,19 @@ def test_a_description_is_as_wide_as_the_terminal_and_stands_between_usage_and_o
         first, second, *_ = shown.split("\n\n")[1].splitlines()
         assert len(first) <= columns < len(f"{first} {second.split()[0]}")
     assert narrow.index("with all its fields.") < narrow.index("options ─")
+
+
+def test_help_can_be_asked_for_one_section():
+    whole, shown = (solera("train", "recipes/demo.toml", *asked).stdout for asked in (["--help"], ["-h", "sync"]))
+    assert "Sections: run, model, lora, task, reward," in whole
+    assert set(re.findall(r"--([a-z_]+\.[a-z_]+)", shown)) == {
+        f"sync.{field.name}" for field in dataclasses.fields(SyncConfig)
+    }
+    assert shown.startswith("usage: solera train [FILE.toml] [-h] [OPTIONS]\n\n╭─ options")
+    assert "on-policy. (default: 10)" in " ".join(shown.replace("│", " ").split())
+    wrong = solera("train", "--help", "snyc")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "solera: --help snyc: unknown section; did you mean sync? (see solera train --help)\n"
 
 
 def test_the_help_of_a_field_is_one_paragraph():
