@@ -6,7 +6,7 @@ A value is `None` for a problem without one: none of its attempts was graded, or
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from solera.errors import SoleraError
 
@@ -55,24 +55,41 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return (ways - math.comb(n - c, k)) / ways
 
 
-def wilson(passed: int, problems: int) -> MeanEstimate:
-    """Share of problems that passed, each of them yes or no, with Wilson's score interval; p = passed/P:
+def wilson(share: float, problems: float) -> tuple[float, float]:
+    """Wilson's score interval for the share p of n problems that passed:
 
-    (p + z²/2P ± z·√(p(1−p)/P + z²/4P²)) / (1 + z²/P).   It stays within [0, 1] and keeps a width at p = 0 and 1.
+    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n).   It stays within [0, 1] and keeps a width at p = 0 and 1.
 
-    >>> wilson(0, 10).low, round(wilson(0, 10).high, 4)
+    >>> low, high = wilson(0.0, 10)
+    >>> low, round(high, 4)
     (0.0, 0.2775)
     """
-    share, scale = passed / problems, 1 + Z * Z / problems
-    centre = share + Z * Z / (2 * problems)
+    centre, scale = share + Z * Z / (2 * problems), 1 + Z * Z / problems
     half = Z * math.sqrt(share * (1 - share) / problems + (Z / (2 * problems)) ** 2)
-    low = 0.0 if passed == 0 else (centre - half) / scale  # exactly 0; the formula would give a tiny number
-    high = 1.0 if passed == problems else (centre + half) / scale
-    return MeanEstimate(share, low, high, problems)
+    low = 0.0 if share == 0 else (centre - half) / scale  # exactly 0; the formula would give a tiny number
+    return low, 1.0 if share == 1 else (centre + half) / scale
+
+
+def share_over_problems(value_P: Sequence[float]) -> MeanEstimate:
+    """Mean m of values between 0 and 1, with Wilson's interval for n = P·m(1−m)/s² problems, and at least P.
+
+    If each value is 0 or 1, n is P. Values in between vary less, so m is known as well as from more yes-or-no outcomes.
+    Without any spread, n is P.
+
+    >>> estimated = share_over_problems([1.0, 1.0, 0.5, 1.0])  # s² = 1/16, n = 4 · (7/64) / (1/16) = 7
+    >>> (estimated.low, estimated.high) == wilson(0.875, 7)
+    True
+    """
+    found = mean_over_problems(value_P)
+    problems, mean = found.problems, found.value
+    variance = _variance(value_P, mean)
+    effective = max(problems, problems * mean * (1 - mean) / variance) if variance else problems
+    low, high = wilson(mean, effective)
+    return MeanEstimate(mean, low, high, problems)
 
 
 def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
-    """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for anything averaged within problems. One problem has no interval.
+    """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for values without limits. One problem has no interval.
 
     >>> mean_over_problems([0.5]).low is None
     True
@@ -81,28 +98,21 @@ def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
     mean = math.fsum(value_P) / problems
     if problems == 1:
         return MeanEstimate(mean, None, None, problems)
-    variance = math.fsum((value - mean) ** 2 for value in value_P) / (problems - 1)
-    half = Z * math.sqrt(variance / problems)
+    half = Z * math.sqrt(_variance(value_P, mean) / problems)
     return MeanEstimate(mean, mean - half, mean + half, problems)
 
 
-def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:
-    """The mean over problems that have a value, with its interval. A `share` is a value between 0 and 1. If it is 0
-    or 1 for every problem, the interval is Wilson's. Otherwise it is the normal interval, cut off at 0 and 1 for a
-    share.
+def _variance(value_P: Sequence[float], mean: float) -> float:
+    """s² = Σ(x − m)²/(P − 1); 0 for one problem."""
+    return math.fsum((value - mean) ** 2 for value in value_P) / max(1, len(value_P) - 1)
 
-    >>> estimate([1.0, 1.0, None, 0.5], share=True).high
-    1.0
-    """
+
+def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:
+    """The mean over problems that have a value, with its interval. A `share` is a value between 0 and 1."""
     known_P = [value for value in value_P if value is not None]
     if not known_P:
         return None
-    if share and all(value in (0.0, 1.0) for value in known_P):
-        return wilson(round(sum(known_P)), len(known_P))
-    found = mean_over_problems(known_P)
-    if not share or found.low is None or found.high is None:
-        return found
-    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+    return share_over_problems(known_P) if share else mean_over_problems(known_P)
 
 
 def paired(first_P: Sequence[float | None], second_P: Sequence[float | None]) -> Difference | None:

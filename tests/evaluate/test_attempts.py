@@ -110,9 +110,10 @@ def test_metrics_of_one_attempt_a_problem():
 
 
 def test_metrics_of_several_attempts_a_problem():
-    """Shares 1, ½, 0, ½: mean ½ ± 1.96·√(½/3/4); solved at least once: three of four."""
+    """Shares 1, ½, 0, ½: s² = ½/3, as of 4·¼/s² = 6 yes-or-no outcomes. Wilson's interval is then ½ ± z/2/√(6 + z²).
+    Solved at least once: three of four."""
     script = [[(1.0,), (1.0,)], [(0.0,), (1.0,)], [(0.0,), (0.0,)], [(1.0,), (0.0,)]]
-    half = 1.96 * np.sqrt(0.5 / 12)
+    half = 0.98 / np.sqrt(6 + 3.8416)
     assert Evaluator(exam(script)[1], HOT, 2, every=0).evaluate() == pytest.approx(
         {
             "eval/pass@1": 0.5,

@@ -41,8 +41,9 @@ def test_estimates_by_hand():
     assert found["pass@1 greedy"].low == pytest.approx(
         (0.25 + 0.4802 - 1.96 * math.sqrt(0.1875 / 4 + 3.8416 / 64)) / 1.9604
     )
-    half = 1.96 * math.sqrt((0.125**2 + 0.375**2 * 2 + 0.625**2) / 3 / 4)
-    assert (found["avg@4"].low, found["avg@4"].high) == pytest.approx((0, 0.375 + half))  # 0.375 − half is below 0
+    # s² = (0.125² + 2·0.375² + 0.625²)/3 = 11/48, as of 4·(15/64)/s² = 45/11 yes-or-no outcomes
+    for limit in (found["avg@4"].low, found["avg@4"].high):
+        assert (0.375 - limit) ** 2 == pytest.approx(1.96**2 * limit * (1 - limit) * 11 / 45)
     assert found["pass@2"].value == pytest.approx((5 / 6 + 1) / 4)
 
 

@@ -4,10 +4,11 @@ import math
 from fractions import Fraction
 from itertools import combinations
 
+import numpy as np
 import pytest
 
 from solera.errors import SoleraError
-from solera.evaluate.statistics import estimate, mean_over_problems, paired, pass_at_k, wilson
+from solera.evaluate.statistics import estimate, mean_over_problems, paired, pass_at_k, share_over_problems, wilson
 
 
 @pytest.mark.parametrize(
@@ -58,24 +59,21 @@ def test_pass_at_k_refuses_what_cannot_be(arguments, says):
 
 def test_wilson_by_hand():
     """8 of 10: ((0.8 + 0.19208) ± 1.96·√(0.016 + 0.009604)) / 1.38416 with 1.96² = 3.8416."""
-    found = wilson(8, 10)
-    assert (found.value, found.problems) == (0.8, 10)
-    assert found.low == pytest.approx((0.99208 - 1.96 * math.sqrt(0.025604)) / 1.38416, abs=1e-12)
-    assert found.low == pytest.approx(0.490157, abs=1e-6)
-    assert found.high == pytest.approx(0.943319, abs=1e-6)
+    low, high = wilson(0.8, 10)
+    assert low == pytest.approx((0.99208 - 1.96 * math.sqrt(0.025604)) / 1.38416, abs=1e-12)
+    assert (low, high) == pytest.approx((0.490157, 0.943319), abs=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 3, 10, 500])
 def test_wilsons_limits_are_where_the_share_is_z_standard_errors_away(n):
     """Both limits p solve (c/n − p)² = z²·p(1 − p)/n; for none and all right they have a closed form."""
     for c in {0, 1, n // 3, n - 1, n}:
-        found = wilson(c, n)
-        for limit in (found.low, found.high):
+        low, high = wilson(c / n, n)
+        for limit in (low, high):
             assert (c / n - limit) ** 2 == pytest.approx(3.8416 * limit * (1 - limit) / n, abs=1e-12)
-        assert 0 <= found.low <= c / n <= found.high <= 1
-    assert (wilson(0, n).low, wilson(n, n).high) == (0.0, 1.0)
-    assert wilson(0, n).high == pytest.approx(3.8416 / (n + 3.8416))
-    assert wilson(n, n).low == pytest.approx(n / (n + 3.8416))
+        assert 0 <= low <= c / n <= high <= 1
+    assert wilson(0, n) == (0.0, pytest.approx(3.8416 / (n + 3.8416)))
+    assert wilson(1, n) == (pytest.approx(n / (n + 3.8416)), 1.0)
 
 
 def test_the_interval_of_a_mean_by_hand():
@@ -94,23 +92,46 @@ def test_the_interval_of_a_mean_at_its_edges():
 
 
 def test_an_estimate_leaves_out_problems_without_a_value():
-    assert estimate([1.0, None, 0.0, 1.0], share=True) == wilson(2, 3)
+    assert estimate([1.0, None, 0.0, 1.0], share=True) == share_over_problems([1.0, 0.0, 1.0])
     assert estimate([0.5, None, 0.0], share=False) == mean_over_problems([0.5, 0.0])
     assert estimate([None, None], share=True) is None
 
 
-def test_a_share_of_yes_and_no_has_wilsons_interval_and_any_other_stays_between_0_and_1():
+def test_a_share_of_yes_and_no_has_wilsons_interval():
     """498 of 500, by hand: ((0.996 + 0.0038416) ± 1.96·√(0.996·0.004/500 + 0.00384160²/1.96²)) / 1.0076832."""
-    found = estimate([1.0] * 498 + [0.0] * 2, share=True)
+    found = share_over_problems([1.0] * 498 + [0.0] * 2)
     assert (found.low, found.high) == pytest.approx((0.985534, 0.998902), abs=1e-6)
-    assert estimate([1.0] * 500, share=True).low == pytest.approx(500 / 503.8416)  # not 1: other problems may differ
-    high = [1.0] * 9 + [0.5]  # 0.95, s² = (9·0.0025 + 0.2025)/9 = 0.025, half-width 1.96·√0.0025 = 0.098
-    assert estimate(high, share=True).high == 1.0
-    assert estimate(high, share=True).low == pytest.approx(0.852)
-    assert estimate([1 - value for value in high], share=True).low == 0.0
-    assert estimate([1 - value for value in high], share=True).high == pytest.approx(0.148)
-    assert estimate([1.5], share=False).high is None
-    assert estimate([0.5], share=True).high is None
+    assert share_over_problems([1.0] * 500).low == pytest.approx(500 / 503.8416)  # not 1: other problems may differ
+
+
+def test_a_share_that_varies_less_counts_as_more_problems():
+    """Nine of 1 and one of ½: m = 0.95, s² = (9·0.0025 + 0.2025)/9 = 0.025, n = 10·0.0475/0.025 = 19."""
+    found = share_over_problems([1.0] * 9 + [0.5])
+    assert (found.value, found.problems) == (0.95, 10)
+    for limit in (found.low, found.high):
+        assert (0.95 - limit) ** 2 == pytest.approx(3.8416 * limit * (1 - limit) / 19, abs=1e-12)
+    mirrored = share_over_problems([0.0] * 9 + [0.5])
+    assert (mirrored.low, mirrored.high) == pytest.approx((1 - found.high, 1 - found.low))
+
+
+@pytest.mark.parametrize("values", [[0.5], [0.5] * 4])
+def test_a_share_without_spread_is_not_certain(values):
+    """(½ + z²/2P ± z·√(¼/P + z²/4P²)) / (1 + z²/P) = ½ ± z/2/√(P + z²)."""
+    found, half = share_over_problems(values), 0.98 / math.sqrt(len(values) + 3.8416)
+    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
+
+
+@pytest.mark.parametrize(("hard", "chance", "attempts"), [(0.01, 0.5, 16), (0.05, 0.5, 4), (1.0, 0.03, 4)])
+def test_the_interval_of_a_share_contains_the_truth_in_19_of_20_cases(hard, chance, attempts):
+    """Problems that are always solved, and hard ones. The normal interval contains the truth of the first in 90 %.
+    The standard error of 1,500 evaluations is 0.6 points."""
+    rng, truth = np.random.default_rng(0), 1 - hard + hard * chance
+    chance_EP = np.where(rng.random((1500, 500)) < hard, chance, 1.0)
+    inside = 0
+    for value_P in (rng.binomial(attempts, chance_EP) / attempts).tolist():
+        found = share_over_problems(value_P)
+        inside += found.low <= truth <= found.high
+    assert 0.935 < inside / 1500 < 0.97
 
 
 def test_a_mean_reward_may_be_outside_0_to_1():
