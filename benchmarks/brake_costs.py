@@ -108,8 +108,8 @@ if __name__ == "__main__":
     prompts, tokens, steps = map(int, sys.argv[3:6] or (64, 256, 12))
     for v in (1, 10):
         options = BenchOptions(
-            sys.argv[1], sys.argv[2] if sys.argv[2] != "-" else None, prompts, new_tokens=tokens, threads=8,
-            steps=max(steps, 2 * v),
+            model=sys.argv[1], problems=sys.argv[2] if sys.argv[2] != "-" else None, prompts=prompts, new_tokens=tokens,
+            threads=8, steps=max(steps, 2 * v),
         )  # fmt: skip
         # no overlap: otherwise the time of one part would include that of another
         config = override(override(configure(options, v, "lock_step"), "diagnose", every=1), "collect", overlap=False)
