@@ -30,6 +30,7 @@ Measured = dict[str, list[dict[str, Any]]]
 PEAK_FLOPS = {"NVIDIA H200": 790e12}
 """Measured peak of bfloat16 matrix products, in operations per second."""
 STREAM = {"stream": ", stream", "drain": ", stream, drain"}
+"""Ends of the names of streaming variants."""
 LINES = (
     "whole step", "mean", "slowest", "generate", "engine decodes", "learn", "sync", "sync: proof", "diagnose", "rest",
     "tokens/s decoding", "tokens/s overall", "of peak", "memory",

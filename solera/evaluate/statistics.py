@@ -80,9 +80,7 @@ def share_over_problems(value_P: Sequence[float]) -> MeanEstimate:
     >>> (estimated.low, estimated.high) == wilson(0.875, 7)
     True
     """
-    found = mean_over_problems(value_P)
-    problems, mean = found.problems, found.value
-    variance = _variance(value_P, mean)
+    problems, (mean, variance) = len(value_P), _mean_and_variance(value_P)
     effective = max(problems, problems * mean * (1 - mean) / variance) if variance else problems
     low, high = wilson(mean, effective)
     return MeanEstimate(mean, low, high, problems)
@@ -94,17 +92,17 @@ def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
     >>> mean_over_problems([0.5]).low is None
     True
     """
-    problems = len(value_P)
-    mean = math.fsum(value_P) / problems
+    problems, (mean, variance) = len(value_P), _mean_and_variance(value_P)
     if problems == 1:
         return MeanEstimate(mean, None, None, problems)
-    half = Z * math.sqrt(_variance(value_P, mean) / problems)
+    half = Z * math.sqrt(variance / problems)
     return MeanEstimate(mean, mean - half, mean + half, problems)
 
 
-def _variance(value_P: Sequence[float], mean: float) -> float:
-    """s² = Σ(x − m)²/(P − 1); 0 for one problem."""
-    return math.fsum((value - mean) ** 2 for value in value_P) / max(1, len(value_P) - 1)
+def _mean_and_variance(value_P: Sequence[float]) -> tuple[float, float]:
+    """m and s² = Σ(x − m)²/(P − 1), which is 0 for one problem."""
+    mean = math.fsum(value_P) / len(value_P)
+    return mean, math.fsum((value - mean) ** 2 for value in value_P) / max(1, len(value_P) - 1)
 
 
 def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:
