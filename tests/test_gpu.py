@@ -42,6 +42,7 @@ from solera.models import loading
 from solera.models.attention import PackedTexts, Text
 from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
+from solera.models.lookup import sums_in_order
 from solera.models.memory import free_bytes, limited
 from solera.objectives.table import resolve
 from solera.records import Completion, Group, Reward, Rollout, Sampling, Sequence
@@ -746,6 +747,23 @@ def apart(learners: list[Learner]) -> str:
 def replayed_sizes(learner: Learner) -> set[int]:
     recorded = learner.compute_weights.recorded
     return set() if recorded is None else set(recorded.passes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("vocabulary", "places"), [(11, 20_544), (11, 900), (50_000, 20_544)])
+def test_an_embeddings_gradient_is_summed_in_a_fixed_order(vocabulary, places, dtype):
+    """With few tokens, torch's own kernel gives other bits from time to time. Expected: sums in float64."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    token_N = torch.randint(vocabulary, (places,), device="cuda", generator=generator)
+    grad_NH = torch.randn(places, 192, device="cuda", generator=generator).to(dtype)
+    first, *others = (sums_in_order(grad_NH, token_N, vocabulary, unused=3) for _ in range(20))
+    expected = torch.zeros(vocabulary, 192, dtype=torch.float64, device="cuda").index_add_(0, token_N, grad_NH.double())
+    expected[3] = 0
+    assert all(torch.equal(first, other) for other in others)
+    rounding = torch.finfo(dtype).eps + 20 * torch.finfo(torch.float32).eps  # of the result, and of 2,000 additions
+    assert (first - expected).abs().max() < rounding * expected.abs().max()
+    torch_own = [torch.ops.aten.embedding_dense_backward(grad_NH, token_N, vocabulary, 3, False) for _ in range(20)]
+    print(f"of 20 gradients of torch's own kernel {sum(not torch.equal(torch_own[0], o) for o in torch_own)} differ")
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "lean", "lora"])

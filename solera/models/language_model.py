@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from solera.errors import SoleraError, one_line
-from solera.models import attention, siblings, wide
+from solera.models import attention, lookup, siblings, wide
 from solera.models.adapter import MARK, Adapter
 from solera.models.attention import PackedTexts, Plan, Text
 
@@ -30,6 +30,7 @@ class LanguageModel:
         self.device: torch.device = module.device
         self.body: nn.Module = module.base_model
         self.head = module.get_output_embeddings()
+        lookup.put_in_order(module.get_input_embeddings())
         named = dict(module.named_parameters())
         self._parameters = {name: p for name, p in named.items() if MARK in name} or named
         text_config = module.config.get_text_config()

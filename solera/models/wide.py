@@ -51,34 +51,9 @@ class Wide(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-class Lookup(torch.autograd.Function):
-    """`token [N], weight [V, H] -> [N, H]` in float32. The gradient of a token that occurs often is summed in float32,
-    as a GPU does by itself. A CPU would sum it in bfloat16, where 256 + 1 is 256."""
-
-    @staticmethod
-    def forward(ctx: Any, token_N: Tensor, weight_VH: Tensor) -> Tensor:
-        ctx.save_for_backward(token_N)
-        ctx.vocabulary, ctx.dtype = len(weight_VH), weight_VH.dtype
-        return nn.functional.embedding(token_N, weight_VH).float()
-
-    @staticmethod
-    def backward(ctx: Any, grad_NH: Tensor) -> tuple[None, Tensor]:
-        (token_N,) = ctx.saved_tensors
-        summed_VH = torch.ops.aten.embedding_dense_backward(grad_NH, token_N, ctx.vocabulary, -1, False)
-        return None, summed_VH.to(ctx.dtype)
-
-
-class WideEmbedding(nn.Embedding):
-    """An embedding with 16-bit weights that returns float32."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).float() if input.is_cuda else Lookup.apply(input, self.weight)
-
-
 def widen(body: nn.Module, embedding: nn.Module, attentions: list[nn.Module]) -> None:
     """Make a model with bfloat16 weights compute in float32 from its embedding on."""
-    if type(embedding) is nn.Embedding:
-        embedding.__class__ = WideEmbedding
+    embedding.is_wide = True  # type: ignore[assignment]
     embedding.register_forward_hook(_in_float32)
     for part in body.modules():
         if type(part) is nn.Linear:
