@@ -4,6 +4,7 @@ import asyncio
 import copy
 import dataclasses
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -144,13 +145,15 @@ class Watched(ContinuousDecoder):
     def __init__(self, *given, **options) -> None:
         super().__init__(*given, **options)
         self.seen = list[tuple[int, int]]()
+        self.bundled = list[bool]()
 
     def _room(self) -> int:
         return self.room
 
-    def steps(self, memory, rows, kind, tokens) -> None:
+    def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
         self.seen.append((self.rows.taken, torch.cuda.memory_allocated()))
-        super().steps(memory, rows, kind, tokens)
+        self.bundled.append(bundled)
+        super().steps(memory, rows, kind, tokens, bundled)
 
 
 def with_long_context(model: LanguageModel) -> LanguageModel:
@@ -158,11 +161,11 @@ def with_long_context(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def many_jobs(count: int, sampling: Sampling) -> list[Job]:
-    """Prompts of up to 150 tokens, each for four jobs."""
+def many_jobs(count: int, sampling: Sampling, group: int = 4) -> list[Job]:
+    """Prompts of up to 150 tokens, each for several jobs."""
     rng = np.random.default_rng(0)
-    prompts = [tuple(rng.integers(2, 11, int(rng.integers(1, 150))).tolist()) for _ in range(-(-count // 4))]
-    return [Job(prompts[n // 4], sampling, n, sampling.max_tokens) for n in range(count)]
+    prompts = [tuple(rng.integers(2, 11, int(rng.integers(1, 150))).tolist()) for _ in range(-(-count // group))]
+    return [Job(prompts[n // group], sampling, n, sampling.max_tokens) for n in range(count)]
 
 
 def all_written(decoder: ContinuousDecoder, jobs: list[Job]) -> Decoded:
@@ -203,6 +206,39 @@ def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, mon
     for _ in range(2):
         assert_written(all_written(decoder, jobs), expected)
     assert bool(gave_way) == (pages == 110)
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("group", [3, 8, 11])
+@pytest.mark.parametrize("pages", [4000, 110])
+def test_prompts_that_are_read_once_for_many_rows_give_what_the_cpu_gives(tiny, pages, group):
+    """Rows of a group end at different times, move, give way, and make room for others."""
+    jobs = many_jobs(90, Sampling(1.3, 150), group)
+    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
+    with_long_context(tiny)
+    expected = decode(tiny.copy(torch.float32), texts, seeds, jobs[0].sampling, (END,))
+    decoder = Watched(planned(tiny, torch.float32), (END,), 48)
+    decoder.room, decoder.worth_bundling = 64 * pages, 0
+    decoder.lengths += [1] * 1000
+    for _ in range(2):
+        assert_written(all_written(decoder, jobs), expected)
+    assert sum(decoder.bundled) > 0.8 * len(decoder.bundled)
+
+
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
+def test_prompts_that_are_read_once_are_as_exact_in_16_bits(tiny, compute):
+    """Both ways against each other, as long as they sample the same tokens. The steps of float16 are 0.001, and a
+    log-probability of bfloat16 is off by 0.01."""
+    model, jobs, results = wide_or_short(tiny, compute), many_jobs(400, Sampling(1.0, 40), 8), []
+    for worth in (0, math.inf):
+        decoder = Watched(model, (VOCABULARY + 1,), 512)
+        decoder.worth_bundling = worth
+        results.append(all_written(decoder, jobs))
+        assert any(decoder.bundled) == (worth == 0)
+    one, other = results
+    same_BT = np.cumprod(one.token_BT == other.token_BT, axis=1).astype(bool)
+    assert same_BT.mean() > 0.9
+    assert np.abs(one.logp_BT - other.logp_BT)[same_BT].max() < 0.03
 
 
 @pytest.mark.parametrize("compiled", [False, True])

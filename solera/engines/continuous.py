@@ -4,6 +4,7 @@ The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: i
 They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -22,7 +23,7 @@ from solera.engines.prefill import Numbers, Pass, PrefillGraphs
 from solera.engines.prompts import Group, Stretch
 from solera.engines.sampling import sample
 from solera.engines.slots import Rows
-from solera.engines.tables import ALIVE, Memory, RowTable, bucket
+from solera.engines.tables import ALIVE, Memory, RowTable, bucket, most_bundles
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Plan
 from solera.models.language_model import SHORT, LanguageModel
@@ -34,6 +35,9 @@ SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
 REMEMBERED = 1024
 """Responses whose lengths tell how long one usually is."""
+WORTH = 2**25
+"""Bytes of a layer's keys and values that a step must save by reading the prompt of several rows once. That takes one
+more kernel a layer, as long as an H200 takes to read about half of this."""
 
 
 class ContinuousDecoder:
@@ -65,13 +69,17 @@ class ContinuousDecoder:
         self.pages: Pages | None = None
         self.keeps_memory = keeps_memory
         self.lengths = deque[int](maxlen=REMEMBERED)
-        self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, float, float, bool], torch.cuda.CUDAGraph] = {}
         self.reset()
         # A step is many small kernels: each goes before what a learner has waiting, which hardly notices.
         self._recording = torch.cuda.Stream(model.device, priority=-1) if self.graphed else None
         if compiled and self.graphed:
             model.compile_layers()
         self.fused = FusedModel.of(model) if compiled and self.graphed else None
+        self.worth_bundling = (
+            math.inf if self.fused is None else WORTH * len(model.key_value_shapes) / bytes_per_token(model)
+        )
+        """Keys of prompts that bundles of rows must save."""
         self.prefill_graphs: PrefillGraphs | None = None
         if self.fused is not None and model.key_value_dtype in SHORT:
             self.prefill_graphs = PrefillGraphs(self.fused, PREFILL_TOKENS)
@@ -243,10 +251,11 @@ class ContinuousDecoder:
     def _sent(self, numbers: Numbers) -> Tensor:
         return sent(numbers, self.model.device)
 
-    def step(self, memory: Memory, rows: int, kind: Kind) -> None:
+    def step(self, memory: Memory, rows: int, kind: Kind, bundled: bool) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
         table = RowTable(*memory.row_table[:, :rows])
-        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step)
+        bundle_KM = memory.bundle_table[: most_bundles(rows)] if bundled else None
+        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step, bundle_KM)
         logits_SV = self.model.logits(self._hidden(table, plan))
         temperature, top_p = kind
         if logits_SV.is_cuda and temperature > 0 and top_p == 1:
@@ -276,18 +285,20 @@ class ContinuousDecoder:
         table.position.add_(alive)
         step.add_(alive)
 
-    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int) -> None:
-        """So many tokens for the first `rows` rows."""
+    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int, bundled: bool = False) -> None:
+        """So many tokens for the first `rows` rows. `bundled`: the table of bundles is right."""
         if not self.graphed:
             for _ in range(tokens):
-                self.step(memory, rows, kind)
+                self.step(memory, rows, kind, bundled)
             return
-        recorded = rows, *kind
-        graph = self._graphs.get(recorded) or self._graphs.setdefault(recorded, self._capture(memory, rows, kind))
+        recorded = rows, *kind, bundled
+        graph = self._graphs.get(recorded)
+        if graph is None:
+            graph = self._graphs[recorded] = self._capture(memory, rows, kind, bundled)
         for _ in range(tokens):
             graph.replay()
 
-    def _capture(self, memory: Memory, rows: int, kind: Kind) -> torch.cuda.CUDAGraph:
+    def _capture(self, memory: Memory, rows: int, kind: Kind, bundled: bool) -> torch.cuda.CUDAGraph:
         """Record one step. It is run before, on rows that are all dead, so that nothing is compiled while recording."""
         kept = memory.row_table.clone()
         memory.row_table[ALIVE] = 0
@@ -297,10 +308,10 @@ class ContinuousDecoder:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
-                    self.step(memory, rows, kind)
+                    self.step(memory, rows, kind, bundled)
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self.step(memory, rows, kind)
+                self.step(memory, rows, kind, bundled)
         memory.row_table.copy_(kept)
         return graph
 
