@@ -233,7 +233,8 @@ def decode_attention(
         _attend_to_prompts[(heads, bundles)](
             query_SHD, query_SHD.stride(0), pool_key, pool_value, *met, bundle_KM, page_SP, page_SP.stride(0),
             prompt_length_S, scale, cos, sin, query_norm_D, epsilon, MEMBERS=members,
-            TILE=max(16, triton.next_power_of_2(members * group)), BLOCK=64, num_warps=4, num_stages=3, **sizes,
+            TILE=max(16, triton.next_power_of_2(members * group)), BLOCK=min(64, pool_key.shape[1]), num_warps=4,
+            num_stages=3, **sizes,
         )  # fmt: skip
     _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
