@@ -33,6 +33,7 @@ class WithoutModel(ContinuousDecoder):
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]
         self.graphed = True  # the host learns a chunk late what has ended, as on a GPU
+        self.worth_bundling = 0  # and finds out which rows share a prompt
         self.rng, self.faking = np.random.default_rng(0), 0.0
 
     def _room(self) -> int:
@@ -41,7 +42,7 @@ class WithoutModel(ContinuousDecoder):
     def _compute(self, *_: object) -> None:
         """Prompts cost nothing."""
 
-    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int) -> None:
+    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int, bundled: bool = False) -> None:
         start = time.thread_time()
         table = memory.row_table[:, :rows].numpy()
         for _ in range(tokens):
