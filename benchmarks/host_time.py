@@ -33,7 +33,7 @@ class WithoutModel(ContinuousDecoder):
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]
         self.graphed = True  # the host learns a chunk late what has ended, as on a GPU
-        self.worth_bundling = 0  # and finds out which rows share a prompt
+        self.worth_bundling = self.enough_bundles = 0  # and finds out which rows share a prompt
         self.rng, self.faking = np.random.default_rng(0), 0.0
 
     def _room(self) -> int:

@@ -47,7 +47,9 @@ for number in ("fp16", "bf16", "fp32"):
             attends = constants | special | {"BUNDLED": bundled}
             compile(engine._decode_attention, types, attends, num_warps=2, num_stages=2)
         reads = constants | special | {"MEMBERS": 8, "TILE": 32, "BLOCK": 64}
-        compile(engine._attend_to_prompts, types, reads, num_warps=4, num_stages=3)
+        for group, tile in ((3, 32), (8, 64)):
+            reads |= {"GROUP": group, "TILE": tile}
+            compile(engine._attend_to_prompts, types, reads, num_warps=4, num_stages=3)
     types |= dict.fromkeys(("query_place", "query_head", "turn", "shared", "count"), "i32")
     tiles = {**heads, "QUERIES": 64, "KEYS": 64, "PRECISION": constants["PRECISION"]}
     del tiles["TILE"]

@@ -38,6 +38,9 @@ REMEMBERED = 1024
 WORTH = 2**25
 """Bytes of a layer's keys and values that a step must save by reading the prompt of several rows once. That takes one
 more kernel a layer, as long as an H200 takes to read about half of this."""
+BUSY = 128
+"""Programs of that kernel, one for each bundle and key-value head, that an H200's 132 processors need: one reads its
+prompt from beginning to end, and would take longer than eight rows that read it side by side."""
 
 
 class ContinuousDecoder:
@@ -76,12 +79,11 @@ class ContinuousDecoder:
         if compiled and self.graphed:
             model.compile_layers()
         self.fused = FusedModel.of(model) if compiled and self.graphed else None
-        self.worth_bundling = (
-            math.inf if self.fused is None else WORTH * len(model.key_value_shapes) / bytes_per_token(model)
-        )
-        """Keys of prompts that bundles of rows must save."""
+        self.worth_bundling, self.enough_bundles = math.inf, BUSY // min(heads for heads, _ in model.key_value_shapes)
+        """Keys of prompts that bundles of rows must save, and how many bundles there must be."""
         self.prefill_graphs: PrefillGraphs | None = None
         if self.fused is not None and model.key_value_dtype in SHORT:
+            self.worth_bundling = WORTH * len(model.key_value_shapes) / bytes_per_token(model)
             self.prefill_graphs = PrefillGraphs(self.fused, PREFILL_TOKENS)
 
     def reset(self) -> None:

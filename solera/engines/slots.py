@@ -142,11 +142,11 @@ class Rows:
         if changed and self.decoder.worth_bundling < math.inf:
             self.seats.changed, self.bundled_rows = False, self.rows
             bundle_KM, saved = self.seats.bundles(self.rows)
-            unused = most_bundles(self.rows) - len(bundle_KM)
-            self.bundled = saved > self.decoder.worth_bundling and unused >= 0
+            most = most_bundles(self.rows)
+            self.bundled = saved > self.decoder.worth_bundling and self.decoder.enough_bundles <= len(bundle_KM) <= most
             if self.bundled:
-                lines_KM = np.pad(bundle_KM, ((0, unused), (0, 0)), constant_values=-1)
-                self.memory.bundle_table[: len(lines_KM)] = sent(lines_KM, self.memory.bundle_table.device)
+                lines_KM = np.pad(bundle_KM, ((0, most - len(bundle_KM)), (0, 0)), constant_values=-1)
+                self.memory.bundle_table[:most] = sent(lines_KM, self.memory.bundle_table.device)
         return self.bundled
 
     def _learn(self, number: int, arriving: "Arriving") -> None:

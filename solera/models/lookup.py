@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 
 class Lookup(torch.autograd.Function):
-    """`token […], weight [V, H] -> […, H]` in `dtype`, in which gradients are summed too. Token `unused` gets none; -1
-    is no token."""
+    """`token […], weight [V, H] -> […, H]` in `dtype`, in which a CPU sums gradients. A GPU takes them in the type of
+    the weights, and sums in float32. Token `unused` gets none; -1 is no token."""
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, weight_VH: Tensor, unused: int, dtype: torch.dtype) -> Tensor:
@@ -23,7 +23,7 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, None]:
         (token,) = ctx.saved_tensors
-        grad_NH = grad.flatten(0, -2).contiguous()
+        grad_NH = grad.flatten(0, -2).to(ctx.dtype if grad.is_cuda else grad.dtype).contiguous()
         return None, sums_in_order(grad_NH, token.flatten(), ctx.vocabulary, ctx.unused).to(ctx.dtype), None, None
 
 

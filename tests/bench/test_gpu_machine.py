@@ -18,8 +18,8 @@ run = "echo $1 and $2; test -d data; test $(basename $PWD) = repository"
 run = "false; echo never"
 
 [hang]
-limit = 2
-run = "sleep 1000 & echo $! > $LOGS/../child; trap 'echo saved; exit 3' INT; wait"
+limit = 6
+run = "trap 'echo saved; exit 3' INT; sleep 1000 & echo $! > $LOGS/../child; wait"
 
 [after]
 run = "echo $MINUTES"
@@ -51,7 +51,7 @@ def test_lanes_run_side_by_side_and_a_part_beyond_its_limit_may_save_and_leaves_
         logs = {name: archive.extractfile(name).read().decode() for name in names if name.startswith("logs/")}
     left = 60 * float(logs.pop("logs/after.txt"))
     # without the last seconds of all, those of the part, and the limit of the one before it; rounded to 0.6 s
-    assert 1 <= left <= 60 - 15 - 30 - 2 + 0.3
+    assert 1 <= left <= 60 - 15 - 30 - 6 + 0.3
     assert logs == {"logs/hang.txt": "saved\n", "logs/say_this_that.txt": "this and that\n", "logs/fail.txt": ""}
     assert "sweeps/some/results/a-s0.json" in names  # a finished run that was published
     ended = {line.partition(": ")[0]: line for line in done.stdout.splitlines() if not line.startswith("=")}

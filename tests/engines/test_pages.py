@@ -380,7 +380,7 @@ class Bundling(Watched):
 
     def __init__(self, *given) -> None:
         super().__init__(*given)
-        self.worth_bundling, self.bundled = 0, list[bool]()
+        self.worth_bundling, self.enough_bundles, self.bundled = 0, 1, list[bool]()
 
     def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
         self.bundled.append(bundled)
