@@ -134,6 +134,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def run(seconds: float, out: Path, lanes: Sequence[str], mps: bool) -> None:
     chosen = [parts_of(lane) for lane in lanes]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, and all it starts, ignore it
     prepare()
     if mps:
         os.environ |= {"CUDA_MPS_PIPE_DIRECTORY": str(WORK / "mps"), "CUDA_MPS_LOG_DIRECTORY": str(WORK / "mps")}
