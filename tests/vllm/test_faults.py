@@ -303,7 +303,8 @@ def test_a_second_trainer_in_the_middle_of_a_check_is_no_stale_cache(url: str, p
 def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
     url: str, second: str, parts: Parts, tmp_path: Path
 ) -> None:
-    """The first run leaves the server to the second, and says so. With no other server it stops, and is resumed."""
+    """The first run leaves the server to the second, and says so. With no other server it stops, and is resumed. If
+    both send weights at the same moment, it can say only that a sync failed; then another one is tried."""
     other = open_server(parts, url, 8, tmp_path / "weights")
 
     def take(root: Path, over: threading.Event) -> None:
@@ -312,8 +313,9 @@ def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
             with contextlib.suppress(SoleraError):  # the first run may send its weights at the same time
                 other.load(weights_of(1, "another"))
 
-    for name, urls in (("two", [url, second]), ("one", [url])):
-        root, over = tmp_path / name, threading.Event()
+    def compete(root: Path, urls: list[str]) -> bool:
+        """Whether the first run said that there is another."""
+        over = threading.Event()
         taking = threading.Thread(target=take, args=(root, over))
         taking.start()
         try:
@@ -323,11 +325,16 @@ def test_a_second_trainer_takes_a_server_and_the_other_goes_on(
         finally:
             over.set()
             taking.join()
-        if name == "one":
+        if len(urls) == 1:
             assert said.startswith("no engine is left: ") and "\n" not in said and "continue with: " in said
             running.resume(root / "run", Console(file=StringIO()), rewards=[even_digits])
-        assert "another run uses it; give each run a server of its own" in said
         no_rollout_lost_or_used_twice(root / "run", 2 * STEPS)
+        told = "another run uses it; give each run a server of its own" in said
+        assert told or "(during the sync of version " in said
+        return told
+
+    for urls in ([url, second], [url]):
+        assert any(compete(tmp_path / f"{len(urls)}-{attempt}", urls) for attempt in range(3))
     other.close()
 
 
