@@ -30,6 +30,15 @@ def sampled_by(url: str) -> int:
     return _sum(_metrics(url), SAMPLED)
 
 
+def settled(url: str) -> int:
+    """The count of a server that samples nothing now. It counts a moment after it has answered."""
+    before, now = -1, sampled_by(url)
+    while now != before:
+        time.sleep(0.5)
+        before, now = now, sampled_by(url)
+    return now
+
+
 def _metrics(url: str) -> list[str]:
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as page:
         return page.read().decode().splitlines()

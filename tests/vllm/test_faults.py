@@ -33,7 +33,7 @@ from solera.training.delivery import CANARY_TOKENS
 from tests.command import solera
 from tests.test_account import assert_the_checkpoint_agrees
 from tests.vllm.conftest import weights_of
-from tests.vllm.counters import Checks, counters_of, sampled_by
+from tests.vllm.counters import Checks, counters_of, settled
 from tests.vllm.proxy import GENERATE, Proxy, Spoil, SwallowError, TruncateError, choice
 from tests.vllm.test_streaming import GROUP, PROMPTS, even_digits, no_rollout_lost_or_used_twice
 
@@ -415,8 +415,7 @@ def test_a_server_that_is_killed_during_a_sync_is_one(url: str, doomed: str, tmp
         if path == "/update_weights" and answer is None:
             updates[0] += 1
             if updates[0] == 2:
-                time.sleep(0.5)  # it counts a moment after it has answered
-                died[0] = sampled_by(doomed)
+                died[0] = settled(doomed)
                 signalled(doomed, signal.SIGKILL, ("server", "below"))
         return checks.watch(path, request, answer)
 

@@ -1,7 +1,6 @@
 """What a real server writes: token ids, log-probabilities, ends."""
 
 import asyncio
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from solera.records import Completion, Sampling
 from solera.run.parts import Parts
 from solera.tasks.event_loop import EventLoop
 from tests.vllm.conftest import forward_logp, model_of, weights_of
+from tests.vllm.counters import counters_of
 
 pytestmark = pytest.mark.vllm
 CLOSE = 5e-4
@@ -166,5 +166,5 @@ def test_the_servers_own_counter_has_every_token_and_not_the_checks_of_a_sync(
     written = ask(events, engine, prompt, Sampling(1.0, 20), *range(30))
     engine.load(weights_of(1))
     written += ask(events, engine, prompt, Sampling(1.0, 20), *range(10))
-    time.sleep(1.0)  # the server counts a moment after it has answered
+    counters_of([engine.http.url])  # the server counts a moment after it has answered
     assert engine.sampled == sum(len(completion.token_ids_T) for completion in written)

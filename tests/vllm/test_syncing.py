@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,18 +159,39 @@ def test_a_broadcast_brings_the_weights_too(engine: VllmEngine, parts: Parts, ev
     assert dict(engine.weights().tensors).keys() == dict(weights_of(2).tensors).keys()
 
 
-def crossing(events: EventLoop, engine: VllmEngine, parts: Parts, in_flight: InFlight) -> list[Completion]:
-    """Long responses during which the server gets version 1."""
+LONGEST = 50
+
+
+def written_during_syncs(
+    events: EventLoop, engine: VllmEngine, parts: Parts, in_flight: InFlight, most: int
+) -> list[Completion]:
+    """Responses of many lengths, one after another in 24 rows, while the server gets version 1 and later ones: `most`
+    of them, or fewer if a response has crossed a sync."""
     prompt = parts.task.prompt(3).token_ids
     engine.end_token_ids = ()
+    written: list[Completion] = []
+    first, synced = threading.Event(), threading.Event()
 
-    async def write() -> list[Completion]:
-        return await asyncio.gather(*(engine.generate(prompt, Sampling(0.7, 50), seed) for seed in range(24)))
+    async def row(number: int) -> None:
+        while not synced.is_set():
+            asked = Sampling(0.7, LONGEST - number)
+            completion = await engine.generate(prompt, asked, seed=number + 24 * len(written))
+            assert len(completion.token_ids_T) == asked.max_tokens
+            written.append(completion)
+            first.set()
 
-    begun = events.begin(write())
-    time.sleep(0.15)
-    engine.load(weights_of(1), in_flight)
-    return begun.result()
+    async def rows() -> None:
+        await asyncio.gather(*map(row, range(24)))
+
+    begun = events.begin(rows())
+    first.wait(60)
+    for version in range(1, most + 1):
+        engine.load(weights_of(version), in_flight)
+        if any(len(completion.versions) > 1 for completion in written):
+            break
+    synced.set()
+    begun.result()
+    return written
 
 
 @pytest.mark.parametrize("in_flight", ["keep", "abort"])
@@ -178,26 +199,24 @@ def test_every_span_matches_a_forward_pass_of_its_own_version(
     engine: VllmEngine, parts: Parts, events: EventLoop, in_flight: InFlight
 ) -> None:
     prompt = parts.task.prompt(3).token_ids
-    for _ in range(4):  # until the sync fell into the middle
-        engine.load(weights_of(0))
-        written = crossing(events, engine, parts, in_flight)
-        if any(len(completion.versions) > 1 for completion in written):
-            break
-    crossed = [completion for completion in written if len(completion.versions) > 1]
-    assert crossed
+    written = written_during_syncs(events, engine, parts, in_flight, most=50)
+    assert any(len(completion.versions) > 1 for completion in written)
     for completion in written:
-        assert len(completion.token_ids_T) == 50
-        assert [version for _, version in completion.versions] in ([0], [0, 1], [1])
+        versions = [version for _, version in completion.versions]
+        assert versions == sorted(set(versions))
         start = 0
         for count, version in completion.versions:
             expected_T = forward_logp(version, prompt, completion.token_ids_T, 0.7)[start : start + count]
             assert np.abs(completion.behaviour_logp_T[start : start + count] - expected_T).max() < CLOSE
             start += count
+        assert start == len(completion.token_ids_T)
 
 
 def test_drain_finishes_everything_first(engine: VllmEngine, parts: Parts, events: EventLoop) -> None:
     prompt = parts.task.prompt(3).token_ids
-    for completion in crossing(events, engine, parts, "drain"):
+    written = written_during_syncs(events, engine, parts, "drain", most=3)
+    assert len({version for completion in written for _, version in completion.versions}) > 1
+    for completion in written:
         ((_, version),) = completion.versions
         expected_T = forward_logp(version, prompt, completion.token_ids_T, 0.7)
         assert np.abs(completion.behaviour_logp_T - expected_T).max() < CLOSE
