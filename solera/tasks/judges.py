@@ -47,12 +47,12 @@ class NoVerdictError(Exception):
 class Judges:
     """Processes that call the functions of one module, started when needed."""
 
-    def __init__(self, module: str, extra: str) -> None:
+    def __init__(self, module: str, extra: str | None) -> None:
         self._idle: LifoQueue[Judge] = LifoQueue()  # one question after the other needs one process
-        count = min(MOST, os.cpu_count() or 1)
-        for _ in range(count):
+        self.count = min(MOST, os.cpu_count() or 1)
+        for _ in range(self.count):
             self._idle.put(Judge(module, extra))
-        self._threads = ThreadPoolExecutor(count, thread_name_prefix="solera-judge")
+        self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="solera-judge")
 
     def ask(self, function: str, *given: Any, limit: int = LIMIT) -> Any:
         """Return what a function returns. Arguments and value are plain data, and none of it comes from a response."""
@@ -87,15 +87,16 @@ class Judges:
 
 
 @lru_cache
-def judges(module: str, extra: str) -> Judges:
-    """The one set of processes for a module. `extra` is the extra that installs its package."""
+def judges(module: str, extra: str | None) -> Judges:
+    """The one set of processes for a module. `extra` is the extra that installs its package. `None` stands for a module
+    of Solera that runs no code from answers: it needs no sandbox."""
     return Judges(module, extra)
 
 
 class Judge:
     """One process, which answers one question at a time."""
 
-    def __init__(self, module: str, extra: str) -> None:
+    def __init__(self, module: str, extra: str | None) -> None:
         self._module = module
         self._extra = extra
         self._process: subprocess.Popen[bytes] | None = None
@@ -132,7 +133,7 @@ class Judge:
             self._end()
             what = f"{reply['missing']} is not installed" if reply["missing"] else reply["why"]
             raise SoleraError(f"{what}: pip install 'solera[{self._extra}]'")
-        if reply["unprotected"]:
+        if reply["unprotected"] and self._extra is not None:
             _warn("; ".join(reply["unprotected"]))
         return process
 

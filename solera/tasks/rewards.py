@@ -1,6 +1,5 @@
 """Compute rewards: add up graders and the user's own functions, and apply penalties for length."""
 
-import asyncio
 import logging
 import math
 from collections import Counter
@@ -18,8 +17,10 @@ from solera.config import GYM, LARGEST_REWARD, Config, RewardConfig, TaskConfig,
 from solera.errors import SoleraError, StopRunError, one_line
 from solera.protocols import Codec
 from solera.records import REWARD_RULE, Completion, Prompt, Reward, Rollout
+from solera.tasks.batching import Batcher
 from solera.tasks.calls import Call, Outcome, TookTooLongError, call_each
 from solera.tasks.company import together
+from solera.tasks.crowd import Crowd, crowd_of
 from solera.tasks.functions import OwnFunction, check_spec, given, load, load_module, part_name, where
 from solera.tasks.graders import COMPARING, GRADERS, Grader, is_grader
 from solera.tasks.gym import check_gym, gym
@@ -52,11 +53,16 @@ class Attempt(Rollout):
 
 
 class Check(NamedTuple):
-    """A grader with the two rewards it can give."""
+    """A grader with the two rewards it can give. A `crowd` is a grader that takes its time."""
 
     grader: Grader
     right: Reward
     wrong: Reward
+    crowd: Crowd | None
+
+    async def reward(self, text: str, answer: str, finished: bool) -> Reward:
+        asked = text, answer, finished
+        return self.right if (await self.crowd.grade(asked) if self.crowd else self.grader(*asked)) else self.wrong
 
 
 class Judgement(NamedTuple):
@@ -105,8 +111,8 @@ class Rewards:
             return (self.truncated,)
         text = self.codec.decode(token_ids_T)
         rewards = list(given)
-        for grader, right, wrong in self.checks:
-            rewards.append(right if grader(text, str(prompt.data.get(self.answer, "")), finished) else wrong)
+        for check in self.checks:
+            rewards.append(await check.reward(text, str(prompt.data.get(self.answer, "")), finished))
         for judgement in self.judged:
             rewards.append(await judgement.reward(text, prompt.data, finished))
         if self.batchers:
@@ -155,7 +161,7 @@ def build_rewards(
         codec,
         answer,
         tuple(
-            Check(GRADERS[name], Reward(weight, part, source), Reward(0.0, part, source))
+            Check(GRADERS[name], Reward(weight, part, source), Reward(0.0, part, source), crowd_of(name))
             for name, weight, part, source in parts
             if name in GRADERS
         ),
@@ -244,12 +250,11 @@ def overlong(limit: int, buffer: int, penalty: float, length: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A response to grade, the group that it belongs to, and the future that waits for it."""
+    """A response to grade, and the group that it belongs to."""
 
     attempt: Attempt
     prompt: Prompt
     group: object
-    answer: "asyncio.Future[Reward | None]"
 
 
 class RewardBatcher:
@@ -265,36 +270,12 @@ class RewardBatcher:
         self.prompt_column = prompt_column
         self.ranks: bool = getattr(function.call, "ranks", False)
         """Whether it compares the members of a group. It is then called for each whole group."""
-        self._pending: list[Request] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._requests = Batcher(self._judge)
         self._warned = False
 
     async def ask(self, attempt: Attempt, prompt: Prompt) -> Reward | None:
         group = await together() if self.ranks else None
-        loop = asyncio.get_running_loop()
-        request = Request(attempt, prompt, group, loop.create_future())
-        if not self._pending:
-            loop.call_soon(self._begin)  # runs after every task that is ready now has made its request
-        self._pending.append(request)
-        return await request.answer
-
-    def _begin(self) -> None:
-        requests, self._pending = self._pending, []
-        task = asyncio.get_running_loop().create_task(self._answer(requests))
-        self._running.add(task)  # otherwise the event loop might let it be garbage-collected
-        task.add_done_callback(self._running.discard)
-
-    async def _answer(self, requests: list[Request]) -> None:
-        try:
-            rewards = await self._judge(requests)
-        except Exception as error:  # passed on to the waiting tasks, which would otherwise wait forever
-            for request in requests:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-            return
-        for request, reward in zip(requests, rewards, strict=True):
-            if not request.answer.done():
-                request.answer.set_result(reward)
+        return await self._requests.ask(Request(attempt, prompt, group))
 
     async def _judge(self, requests: list[Request]) -> list[Reward | None]:
         rewards = dict[int, Reward | None]()
