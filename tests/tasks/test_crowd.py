@@ -90,14 +90,17 @@ def test_few_responses_start_no_process(new_processes):
 
 
 def test_a_killed_process_costs_no_verdict(new_processes):
+    """Its responses are graded here. Later ones are graded by another process that takes its place."""
+
     async def grade() -> None:
         asked = Crowd("number")
         await started(asked)
         for _ in range(3):
-            for process in children():
+            for process in (killed := children()):
                 os.killpg(process, signal.SIGKILL)
-            assert await verdicts(asked, MANY) == [right for *_, right in MANY]
-        assert children()
+            for _ in range(2):  # the first question finds out, the second starts a process
+                assert await verdicts(asked, MANY) == [right for *_, right in MANY]
+            assert killed and {*children()} - {*killed}
 
     asyncio.run(grade())
 
@@ -107,9 +110,11 @@ def test_processes_that_do_not_start_are_not_needed(new_processes, monkeypatch, 
 
     async def grade() -> None:
         asked = Crowd("number")
-        for _ in range(20):
+        deadline = time.monotonic() + 60
+        while not caplog.records and time.monotonic() < deadline:
             assert await verdicts(asked, MANY) == [right for *_, right in MANY]
             await asyncio.sleep(0.05)
+        assert await verdicts(asked, MANY) == [right for *_, right in MANY]
         assert not asked._running()
 
     asyncio.run(grade())
