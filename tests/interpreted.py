@@ -232,12 +232,8 @@ def writing() -> None:
     from solera.engines.tables import Memory, RowTable
 
     rows, requests, limit, vocabulary, ends = 40, 50, 12, 5000, torch.tensor([7, 4000, 11])
-    make = torch.zeros
-    memory = Memory(
-        rows, requests, limit, 0, make(7, rows, dtype=torch.int64), make(rows, 2), torch.rand(requests + 1, limit),
-        make(requests + 1, limit, dtype=torch.int32), make(requests + 1, limit),
-        make(requests + 1, dtype=torch.int64), make(requests + 1, dtype=torch.bool),
-    )  # fmt: skip
+    memory = Memory.allocate(torch.device("cpu"), rows, requests, limit, 0)
+    memory.uniform_BT.uniform_()
     table = RowTable(*memory.row_table)
     table.request.copy_(torch.randperm(requests)[:rows])
     table.position.copy_(torch.arange(rows))
