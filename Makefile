@@ -5,7 +5,7 @@ SEED ?= 0
 VLLM := 0.32.0
 BIN := .venv/bin
 
-.PHONY: demo test all-tests test-vllm test-adapters test-verifiers test-cluster test-vllm-cluster check model results clean
+.PHONY: demo test all-tests test-vllm test-adapters test-kernels test-verifiers test-cluster test-vllm-cluster check model results clean
 
 demo: .venv/base  ## train the embedded model on arithmetic, off-policy (v=10, i=1), on a CPU
 	@$(BIN)/solera train recipes/demo.toml --run.seed $(SEED)
@@ -23,6 +23,9 @@ test-vllm: .venv-vllm/ready  ## tests with a real vLLM server, in an environment
 
 test-adapters: .venv/adapters  ## tests with MCP servers and TextArena
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m adapters
+
+test-kernels: .venv/dev .venv-triton/ready  ## Triton kernels without a GPU: interpreted, and compiled for an H100
+	env -u PYTHONDONTWRITEBYTECODE PYTHONPATH=.venv-triton $(BIN)/python -m pytest -n 2 tests/test_kernels.py
 
 test-verifiers: .venv/dev .venv-verifiers/ready  ## tests with an environment of verifiers, which installs packages of its own
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest tests/adapters -m verifiers
@@ -86,6 +89,12 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check -e '.[cluster]'
 	@touch $@
 
+# Not in .venv: the other tests run as on a CPU build of torch, which comes without triton.
+.venv-triton/ready: .venv/base
+	@echo "installing triton into .venv-triton (once, 1 GB) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --upgrade --target .venv-triton triton==3.9.0
+	@touch $@
+
 # verifiers requires older versions of mcp and openai than the other extras use. It runs in a process of its own.
 .venv-verifiers/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Solera needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -95,4 +104,4 @@ model: .venv/base  ## make the embedded model anew (minutes)
 	@touch $@
 
 clean:  ## remove the virtual environment and caches; runs stay
-	rm -rf .venv .venv-vllm .venv-verifiers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-vllm .venv-triton .venv-verifiers build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,4 +1,7 @@
-"""Triton kernels without a GPU: interpreted, and compiled for one. torch brings the package on x86-64 Linux only."""
+"""Triton kernels without a GPU: interpreted, and compiled for one. `make test-kernels` installs triton for it.
+
+Elsewhere they are skipped unless torch has brought triton along, as CUDA builds do.
+"""
 
 import os
 import subprocess
