@@ -24,7 +24,6 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
-from solera.tasks.episodes import run_async
 
 
 def written(engine: InProcessEngine, prompts: list[Prompt], samples: int, sampling: Sampling) -> list[Rollout]:
@@ -34,7 +33,7 @@ def written(engine: InProcessEngine, prompts: list[Prompt], samples: int, sampli
         done: list[Completion] = await asyncio.gather(*tasks)
         return [Rollout.of(prompt, completion) for ((_, prompt), _), completion in zip(wanted, done, strict=True)]
 
-    return run_async(gather())
+    return asyncio.run(gather())
 
 
 @torch.no_grad()
