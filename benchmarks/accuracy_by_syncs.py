@@ -3,9 +3,9 @@
 python benchmarks/accuracy_by_syncs.py sweeps/adaptive
 """
 
+import argparse
 import json
 import statistics
-import sys
 from pathlib import Path
 
 from solera.report.sinks import read_metrics
@@ -33,4 +33,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sweep", type=Path, help="folder of the sweep")
+    main(parser.parse_args().sweep)

@@ -1,13 +1,13 @@
 """Measure what sync proof and update diagnosis cost, as shares of a step.
 
-python benchmarks/brake_costs.py MODEL PROBLEMS [PROMPTS NEW_TOKENS STEPS]     PROBLEMS as for `solera bench`
+python benchmarks/brake_costs.py MODEL [--problems FILE] [--prompts 64] [--new_tokens 256] [--steps 12]
 
 The benchmark judges every batch, to get enough timings of each part. It then prints shares for the default
 `diagnose.every`. The time of a step excludes diagnosis. The proof does not include copying the weights; at v = 1 they
 are shared.
 """
 
-import sys
+import argparse
 import tempfile
 import time
 from collections import defaultdict
@@ -105,11 +105,17 @@ def report(v: int, rows: list[dict[str, float]], spent: Spent) -> None:
 
 
 if __name__ == "__main__":
-    prompts, tokens, steps = map(int, sys.argv[3:6] or (64, 256, 12))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--problems", help="as for `solera bench`")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new_tokens", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=12)
+    given = parser.parse_args()
     for v in (1, 10):
         options = BenchOptions(
-            model=sys.argv[1], problems=sys.argv[2] if sys.argv[2] != "-" else None, prompts=prompts, new_tokens=tokens,
-            threads=8, steps=max(steps, 2 * v),
+            model=given.model, problems=given.problems, prompts=given.prompts, new_tokens=given.new_tokens, threads=8,
+            steps=max(given.steps, 2 * v),
         )  # fmt: skip
         # no overlap: otherwise the time of one part would include that of another
         config = override(override(configure(options, v, "lock_step"), "diagnose", every=1), "collect", overlap=False)

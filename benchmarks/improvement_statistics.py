@@ -1,6 +1,6 @@
 """Check the improvement estimate on policies so small that the true improvement can be summed exactly.
 
-python benchmarks/improvement_statistics.py [TRIPLES UPDATES SEED PROCESSES]
+python benchmarks/improvement_statistics.py [--triples 10000] [--updates 260] [--seed 0] [--processes 1]
 
 The first part draws random triples of policies (π after the update, π_k before it, α the behaviour policy). On each,
 the identity must be exact and no bound violated. The second part makes updates: it fits a policy whose parameters all
@@ -8,8 +8,8 @@ prompts share to a batch of stale data, and judges the update on probes as a run
 expected reward over all prompts. Axes: `_X` all prompts, `_P` some prompts, `_A` answers, `_F` features.
 """
 
+import argparse
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -173,9 +173,14 @@ def ratio(part: float, whole: float) -> float:
 
 
 if __name__ == "__main__":
-    count, updates, seed, processes = map(int, sys.argv[1:5] or (10_000, 260, 0, 1))
-    print(count, "triples:", triples(count, np.random.default_rng(seed)))
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("triples", 10_000), ("updates", 260), ("seed", 0), ("processes", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    print(given.triples, "triples:", triples(given.triples, np.random.default_rng(given.seed)))
+    with ProcessPoolExecutor(
+        given.processes, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)
+    ) as pool:
         for probe, group in ((64, 4), (32, 8), (32, 4), (16, 8)):
-            found = shares(updates, probe, group, seed, partial(pool.map, chunksize=4))
+            found = shares(given.updates, probe, group, given.seed, partial(pool.map, chunksize=4))
             print(f"probe of {probe} x {group}:", {name: round(share, 4) for name, share in found.items()}, flush=True)

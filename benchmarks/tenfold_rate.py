@@ -1,6 +1,6 @@
 """Does a sync rule keep the divergence at its set-point when the learning rate is raised tenfold during a run?
 
-python benchmarks/tenfold_rate.py SEEDS PROCESSES RULE...    e.g. 0,1,2,3 2 adaptive 1 10
+python benchmarks/tenfold_rate.py adaptive 1 10 --seeds 0 1 2 3 --processes 2
 
 RULE is `adaptive` or a sync period v. Model and task are the demo's. The first 20 batches use the demo's learning rate
 and bring the model to where it learns fastest. The next 160 use a tenth of it, and the last 60 the full rate again. For
@@ -8,6 +8,7 @@ every sync the script prints the divergence just before it (`tv_token` on the pr
 (rule, seed) pair runs in its own process.
 """
 
+import argparse
 import dataclasses
 import multiprocessing
 import sys
@@ -88,9 +89,13 @@ def said(shares: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    seeds, processes, rules = [int(seed) for seed in sys.argv[1].split(",")], int(sys.argv[2]), sys.argv[3:]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        running = [[pool.submit(at_syncs, rule, seed) for seed in seeds] for rule in rules]
-        for rule, several in zip(rules, running, strict=True):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rules", nargs="+", help="adaptive, or a sync period")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--processes", type=int, default=1)
+    given = parser.parse_args()
+    with ProcessPoolExecutor(given.processes, multiprocessing.get_context("spawn")) as pool:
+        running = [[pool.submit(at_syncs, rule, seed) for seed in given.seeds] for rule in given.rules]
+        for rule, several in zip(given.rules, running, strict=True):
             parts = zip(*(future.result() for future in several), strict=True)
             print(f"| {rule} | {' | '.join(said(list(chain(*part))) for part in parts)} |", flush=True)

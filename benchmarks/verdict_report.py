@@ -6,9 +6,9 @@ Prints Markdown tables. 95 % intervals come from a bootstrap over updates, becau
 true change. A run gives no verdict on a probe whose importance weights do not average 1; such probes are counted apart.
 """
 
+import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,5 +135,8 @@ def parts(updates: list[dict[str, Any]]) -> dict[str, set[int]]:
 
 
 if __name__ == "__main__":
-    found = [json.loads(line) for file in sys.argv[1:] for line in Path(file).read_text().splitlines()]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", type=Path, nargs="+", help="files of verdict_coverage.py")
+    given = parser.parse_args()
+    found = [json.loads(line) for file in given.files for line in file.read_text().splitlines()]
     print(*report(found), sep="\n")
