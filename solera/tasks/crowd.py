@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from solera.errors import SoleraError
+from solera.errors import SoleraError, one_line
 from solera.tasks.batching import Batcher
 from solera.tasks.graders import GRADERS
 from solera.tasks.judges import NoVerdictError, judges
@@ -22,6 +22,9 @@ FEW = 32
 """Fewer responses are graded here: passing them on takes about as long."""
 SHARE = 16
 """Fewest responses that are passed on together."""
+
+UNABLE = NoVerdictError, SoleraError, OSError
+"""A process died, did not start, or there is no memory for it."""
 
 Asked = tuple[str, str, bool]
 """The text of a response, the expected answer, and whether the response is finished."""
@@ -58,17 +61,20 @@ class Crowd:
 
     async def _start(self) -> bool:
         try:
-            await asyncio.gather(*(self._grade_there([]) for _ in range(self._judges.count)))
-        except SoleraError as error:
-            log.warning("solera: %s: responses are graded one after the other", error)
+            await asyncio.gather(*(self._ask([]) for _ in range(self._judges.count)))
+        except UNABLE as error:
+            log.warning("solera: %s: responses are graded one after the other", one_line(error))
             return False
         return True
 
     async def _grade_there(self, asked: list[Asked]) -> list[bool]:
         try:
-            return await self._judges.judge("grader_of_all", (self.grader,), (asked,), False)
-        except NoVerdictError:  # it was killed: the next question starts another one
+            return await self._ask(asked)
+        except UNABLE:  # it was killed: the next question starts another one
             return self._grade_here(asked)
+
+    async def _ask(self, asked: list[Asked]) -> list[bool]:
+        return await self._judges.judge("grader_of_all", (self.grader,), (asked,), False)
 
 
 def crowd_of(grader: str) -> Crowd | None:
