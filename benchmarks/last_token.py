@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Processor time from the last token of a batch until the batch is ready to be learned from, without a GPU.
+"""Time and processor time from the last token of a batch until the batch is ready to be learned from, without a GPU.
 
     python benchmarks/last_token.py --tokenizer smollm2 --problems data/gsm8k [--rounds 15] [--cores 1 8]
 

@@ -53,7 +53,7 @@ class Attempt(Rollout):
 
 
 class Check(NamedTuple):
-    """A grader with the two rewards it can give. A `crowd` is a grader that takes its time."""
+    """A grader with the two rewards it can give. A slow grader may have a `crowd`, which grades many at once."""
 
     grader: Grader
     right: Reward

@@ -53,7 +53,7 @@ def children() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words, status = (folder / "cmdline").read_bytes().split(b"\0"), (folder / "stat").read_text().split(") ")[1]
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             continue
         if crowd.__name__.encode() in words and int(status.split()[1]) == os.getpid():
             found.append(int(folder.name))
