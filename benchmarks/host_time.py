@@ -33,7 +33,6 @@ class WithoutModel(ContinuousDecoder):
     def __init__(self, *given: object, **options: object) -> None:
         super().__init__(*given, **options)  # type: ignore[arg-type]
         self.graphed = True  # the host learns a chunk late what has ended, as on a GPU
-        self.worth_bundling = self.enough_bundles = 0  # and finds out which rows share a prompt
         self.rng, self.faking = np.random.default_rng(0), 0.0
 
     def _room(self) -> int:
@@ -42,7 +41,7 @@ class WithoutModel(ContinuousDecoder):
     def _compute(self, *_: object) -> None:
         """Prompts cost nothing."""
 
-    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int, bundled: bool = False) -> None:
+    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int) -> None:
         start = time.thread_time()
         table = memory.row_table[:, :rows].numpy()
         for _ in range(tokens):

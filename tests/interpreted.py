@@ -6,7 +6,6 @@ Each check compares with torch in float64, or with what a CPU uses in the kernel
 import itertools
 import random
 import sys
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -43,8 +42,7 @@ def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tens
 
 def attention() -> None:
     """Groups with one prompt, prompts of no length, responses that have just begun, odd sizes of heads; texts of many
-    pages in segments that lie anywhere. Three tokens: the last sees the keys of those before. Prompts are read by each
-    row, or once by all that share them."""
+    pages in segments that lie anywhere. Three tokens: the last sees the keys of those before."""
     from solera.engines import kernels
 
     shapes = (
@@ -61,7 +59,7 @@ def attention() -> None:
         steps = [torch.randn(3, rows, heads * group, dim) for _ in range(3)]
         length = torch.tensor([prompts[p] for p in prompt_of])
         outs = []
-        for in_one, bundled in ((True, False), (False, False), (False, True)):
+        for in_one in (True, False):
             pages, pages_of = paged(sizes, in_one, texts)
             table = table_of([pages_of[p] for p in prompt_of], pages_of[len(prompts) :])
             if in_one:
@@ -77,24 +75,13 @@ def attention() -> None:
                 else:
                     assert len(pages._segments) > 8
                     kernels.keep(key.transpose(0, 1).contiguous().transpose(0, 1), value, *pages.pools[1], page, at)
-            bundles = bundles_of([p if prompts[p] else None for p in prompt_of]) if bundled else None
-            attend = attend_pages if in_one else partial(kernels.decode_attention, bundle_KM=bundles)
+            attend = attend_pages if in_one else kernels.decode_attention
             for step, (query, both, _) in enumerate(steps):
                 key, value = both[:, :heads], torch.cat([both, both[:, :heads]], 1)[:, -heads:]
                 outs.append(
                     attend(query, key, value, *pages.pools[1], table, length, torch.tensor(written) + step, 0.125)
                 )
-        for part in (outs[3:6], outs[6:]):
-            torch.testing.assert_close(torch.stack(part), torch.stack(outs[:3]), atol=2e-6, rtol=0)
-
-
-def bundles_of(prompt_of: list[int | None], members: int = 2) -> torch.Tensor:
-    """Rows by prompt, two to a line, lines in no order; some lines are empty."""
-    rows = {prompt: [row for row, own in enumerate(prompt_of) if own == prompt] for prompt in {*prompt_of} - {None}}
-    lines = [group[first : first + members] for group in rows.values() for first in range(0, len(group), members)]
-    lines = [line + [-1] * (members - len(line)) for line in lines] + [[-1] * members] * 2
-    random.Random(0).shuffle(lines)
-    return torch.tensor(lines)
+        torch.testing.assert_close(torch.stack(outs[3:]), torch.stack(outs[:3]), atol=2e-6, rtol=0)
 
 
 def parts() -> None:
@@ -298,8 +285,7 @@ def layers() -> None:
         shapes = model.key_value_shapes
         pools = [torch.randn(2, 7, 64, heads, dim) for heads, dim in shapes]
         results = []
-        bundles = torch.tensor([[2, 3, -1], [-1, -1, -1], [1, 0, -1]])
-        for run, bundled in ((model.hidden, None), (fused.hidden, None), (fused.hidden, bundles)):
+        for run in (model.hidden, fused.hidden):
             own = [pool.clone() for pool in pools]
             for layer, (key, value) in zip(model.attentions, own, strict=True):
                 layer.pool_key, layer.pool_value = key, value
@@ -307,7 +293,7 @@ def layers() -> None:
             for step in range(3):
                 token, plan = (
                     torch.arange(rows) * 3 + step,
-                    Decoding(table, length, torch.full((rows,), step), bundled),
+                    Decoding(table, length, torch.full((rows,), step)),
                 )
                 if run == model.hidden:
                     state = model.hidden(token[:, None], (length + step)[:, None], plan=plan)[:, -1]
@@ -315,10 +301,9 @@ def layers() -> None:
                     state = fused.hidden(token, length + step, plan)
                 states.append(state)
             results.append((torch.stack(states), torch.stack(own)))
-        (wanted, wanted_pools), *both = results
-        for got, got_pools in both:
-            torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(got_pools, wanted_pools, atol=1e-4, rtol=1e-4)
+        (wanted, wanted_pools), (got, got_pools) = results
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(got_pools, wanted_pools, atol=1e-4, rtol=1e-4)
         texts = PackedTexts.of([Text(0, 9), Text(9, 4, 0, 9), Text(13, 6, 0, 9)])
         position = torch.tensor([*range(9), *range(9, 13), *range(9, 15)])
         plan = Prefilling(texts, Places(torch.tensor([1] * 9 + [2] * 4 + [5] * 6), torch.arange(19) % 13))

@@ -4,7 +4,6 @@ import asyncio
 import copy
 import dataclasses
 import gc
-import math
 import os
 import subprocess
 import sys
@@ -145,15 +144,13 @@ class Watched(ContinuousDecoder):
     def __init__(self, *given, **options) -> None:
         super().__init__(*given, **options)
         self.seen = list[tuple[int, int]]()
-        self.bundled = list[bool]()
 
     def _room(self) -> int:
         return self.room
 
-    def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
+    def steps(self, memory, rows, kind, tokens) -> None:
         self.seen.append((self.rows.taken, torch.cuda.memory_allocated()))
-        self.bundled.append(bundled)
-        super().steps(memory, rows, kind, tokens, bundled)
+        super().steps(memory, rows, kind, tokens)
 
 
 def with_long_context(model: LanguageModel) -> LanguageModel:
@@ -161,11 +158,11 @@ def with_long_context(model: LanguageModel) -> LanguageModel:
     return model
 
 
-def many_jobs(count: int, sampling: Sampling, group: int = 4) -> list[Job]:
-    """Prompts of up to 150 tokens, each for several jobs."""
+def many_jobs(count: int, sampling: Sampling) -> list[Job]:
+    """Prompts of up to 150 tokens, each for four jobs."""
     rng = np.random.default_rng(0)
-    prompts = [tuple(rng.integers(2, 11, int(rng.integers(1, 150))).tolist()) for _ in range(-(-count // group))]
-    return [Job(prompts[n // group], sampling, n, sampling.max_tokens) for n in range(count)]
+    prompts = [tuple(rng.integers(2, 11, int(rng.integers(1, 150))).tolist()) for _ in range(-(-count // 4))]
+    return [Job(prompts[n // 4], sampling, n, sampling.max_tokens) for n in range(count)]
 
 
 def all_written(decoder: ContinuousDecoder, jobs: list[Job]) -> Decoded:
@@ -206,43 +203,6 @@ def test_responses_of_many_pages_are_those_of_the_cpu(tiny, pages, compiled, mon
     for _ in range(2):
         assert_written(all_written(decoder, jobs), expected)
     assert bool(gave_way) == (pages == 110)
-
-
-@pytest.mark.usefixtures("small_pages")
-@pytest.mark.parametrize(("group", "pages"), [(3, 4000), (8, 4000), (11, 4000), (3, 60), (8, 45), (11, 45)])
-def test_prompts_that_are_read_once_for_many_rows_give_what_the_cpu_gives(tiny, pages, group, monkeypatch):
-    """Rows of a group end at different times, move and make room for others. With memory for few pages, some give way.
-    In the end, few rows are left, and none share a prompt."""
-    jobs = many_jobs(90, Sampling(1.3, 150), group)
-    texts, seeds = [job.token_ids for job in jobs], [job.seed for job in jobs]
-    with_long_context(tiny)
-    expected = decode(tiny.copy(torch.float32), texts, seeds, jobs[0].sampling, (END,))
-    decoder = Watched(planned(tiny, torch.float32), (END,), 48)
-    decoder.room, decoder.worth_bundling, decoder.enough_bundles = 64 * pages, 0, 1
-    decoder.lengths += [1] * 1000
-    gave_way, give_way = [], Rows._give_way
-    monkeypatch.setattr(Rows, "_give_way", lambda rows, slot: gave_way.append(slot) or give_way(rows, slot))
-    for _ in range(2):
-        assert_written(all_written(decoder, jobs), expected)
-    assert any(decoder.bundled) and not all(decoder.bundled)
-    assert bool(gave_way) == (pages < 4000)
-
-
-@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16], ids=str)
-def test_prompts_that_are_read_once_are_as_exact_in_16_bits(tiny, compute):
-    """Both ways against each other, as long as they sample the same tokens."""
-    model, jobs, results = wide_or_short(tiny, compute), many_jobs(400, Sampling(1.0, 40), 8), []
-    for worth in (0, math.inf):
-        decoder = Watched(model, (VOCABULARY + 1,), 512)
-        decoder.worth_bundling, decoder.enough_bundles = worth, 1
-        results.append(all_written(decoder, jobs))
-        assert any(decoder.bundled) == (worth == 0)
-    one, other = results
-    same_BT = np.cumprod(one.token_BT == other.token_BT, axis=1).astype(bool)
-    assert same_BT.mean() > 0.9
-    apart = np.abs(one.logp_BT - other.logp_BT)[same_BT]
-    print(f"log-probabilities differ by {apart.mean():.5f} on average, by {apart.max():.4f} at most")
-    assert apart.mean() < 0.005 and apart.max() < (0.02 if compute == torch.float16 else 0.1)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -41,18 +41,11 @@ heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 128
 rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length")} | {"page_row": "i32"}
 for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}
-    types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32", "bundle_ptr": "*i64"}
-    types |= dict.fromkeys(("best_ptr", "total_ptr", "acc_ptr"), "*fp32")
+    types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
     constants = {**heads, "PRECISION": "ieee" if number == "fp32" else "tf32"}
     for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
         special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
-        for bundled in (0, 1):
-            attends = constants | special | {"BUNDLED": bundled}
-            compile(engine._decode_attention, types, attends, num_warps=2, num_stages=2)
-        reads = constants | special | {"MEMBERS": 8, "TILE": 32, "BLOCK": 64}
-        for group, tile in ((3, 32), (8, 64)):
-            reads |= {"GROUP": group, "TILE": tile}
-            compile(engine._attend_to_prompts, types, reads, num_warps=4, num_stages=3)
+        compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
     types |= dict.fromkeys(("query_place", "query_head", "turn", "shared", "count"), "i32")
     tiles = {**heads, "QUERIES": 64, "KEYS": 64, "PRECISION": constants["PRECISION"]}
     del tiles["TILE"]
@@ -94,12 +87,11 @@ from triton.compiler import ASTSource
 from solera.engines.kernels import _decode_attention as kernel, _key_blocks
 from solera.engines.pages import PAGE
 
-def programs(few, bundled=0):
+def programs(few):
     "How many programs of an H200's processor run at once."
     options = _key_blocks(few, torch.empty(1, PAGE, 3, 64, dtype=torch.float16))
     sizes = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": PAGE, "UNIT": PAGE * 3 * 64}
     constants = sizes | {"BLOCK": options.pop("BLOCK"), "PRECISION": "tf32", "ROTATE": True, "NORM": False}
-    constants |= {"BUNDLED": bundled}
     types = dict.fromkeys(("page_ptr", "prompt_length", "response_length"), "*i64")
     types |= {"scale": "fp32", "epsilon": "fp32", "page_row": "i32"}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"} | dict.fromkeys(constants, "constexpr")
@@ -118,7 +110,6 @@ def programs(few, bundled=0):
     return min(by_registers, by_memory)
 
 assert 132 * programs(few=False) >= 512 * 3
-assert 132 * programs(few=False, bundled=1) >= 512 * 3
 assert 132 * programs(few=True) >= 132 * 3
 """
 

@@ -4,7 +4,6 @@ The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: i
 They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
-import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -23,7 +22,7 @@ from solera.engines.prefill import Numbers, Pass, PrefillGraphs
 from solera.engines.prompts import Group, Stretch
 from solera.engines.sampling import sample
 from solera.engines.slots import Rows
-from solera.engines.tables import ALIVE, Memory, RowTable, bucket, most_bundles
+from solera.engines.tables import ALIVE, Memory, RowTable, bucket
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Plan
 from solera.models.language_model import SHORT, LanguageModel
@@ -35,12 +34,6 @@ SPARE_LINES = 64
 """Requests that can join a full decoder, such as the proof of a sync."""
 REMEMBERED = 1024
 """Responses whose lengths tell how long one usually is."""
-WORTH = 2**25
-"""Bytes of a layer's keys and values that a step must save by reading the prompt of several rows once. That takes one
-more kernel a layer, as long as an H200 takes to read about half of this."""
-BUSY = 128
-"""Programs of that kernel, one for each bundle and key-value head, that an H200's 132 processors need: one reads its
-prompt from beginning to end, and would take longer than eight rows that read it side by side."""
 
 
 class ContinuousDecoder:
@@ -72,18 +65,15 @@ class ContinuousDecoder:
         self.pages: Pages | None = None
         self.keeps_memory = keeps_memory
         self.lengths = deque[int](maxlen=REMEMBERED)
-        self._graphs: dict[tuple[int, float, float, bool], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
         self.reset()
         # A step is many small kernels: each goes before what a learner has waiting, which hardly notices.
         self._recording = torch.cuda.Stream(model.device, priority=-1) if self.graphed else None
         if compiled and self.graphed:
             model.compile_layers()
         self.fused = FusedModel.of(model) if compiled and self.graphed else None
-        self.worth_bundling, self.enough_bundles = math.inf, BUSY // min(heads for heads, _ in model.key_value_shapes)
-        """Keys of prompts that bundles of rows must save, and how many bundles there must be."""
         self.prefill_graphs: PrefillGraphs | None = None
         if self.fused is not None and model.key_value_dtype in SHORT:
-            self.worth_bundling = WORTH * len(model.key_value_shapes) / bytes_per_token(model)
             self.prefill_graphs = PrefillGraphs(self.fused, PREFILL_TOKENS)
 
     def reset(self) -> None:
@@ -253,11 +243,10 @@ class ContinuousDecoder:
     def _sent(self, numbers: Numbers) -> Tensor:
         return sent(numbers, self.model.device)
 
-    def step(self, memory: Memory, rows: int, kind: Kind, bundled: bool) -> None:
+    def step(self, memory: Memory, rows: int, kind: Kind) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
         table = RowTable(*memory.row_table[:, :rows])
-        bundle_KM = memory.bundle_table[: most_bundles(rows)] if bundled else None
-        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step, bundle_KM)
+        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step)
         logits_SV = self.model.logits(self._hidden(table, plan))
         temperature, top_p = kind
         if logits_SV.is_cuda and temperature > 0 and top_p == 1:
@@ -287,20 +276,18 @@ class ContinuousDecoder:
         table.position.add_(alive)
         step.add_(alive)
 
-    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int, bundled: bool = False) -> None:
-        """So many tokens for the first `rows` rows. `bundled`: the table of bundles is right."""
+    def steps(self, memory: Memory, rows: int, kind: Kind, tokens: int) -> None:
+        """So many tokens for the first `rows` rows."""
         if not self.graphed:
             for _ in range(tokens):
-                self.step(memory, rows, kind, bundled)
+                self.step(memory, rows, kind)
             return
-        recorded = rows, *kind, bundled
-        graph = self._graphs.get(recorded)
-        if graph is None:
-            graph = self._graphs[recorded] = self._capture(memory, rows, kind, bundled)
+        recorded = rows, *kind
+        graph = self._graphs.get(recorded) or self._graphs.setdefault(recorded, self._capture(memory, rows, kind))
         for _ in range(tokens):
             graph.replay()
 
-    def _capture(self, memory: Memory, rows: int, kind: Kind, bundled: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, memory: Memory, rows: int, kind: Kind) -> torch.cuda.CUDAGraph:
         """Record one step. It is run before, on rows that are all dead, so that nothing is compiled while recording."""
         kept = memory.row_table.clone()
         memory.row_table[ALIVE] = 0
@@ -310,10 +297,10 @@ class ContinuousDecoder:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
-                    self.step(memory, rows, kind, bundled)
+                    self.step(memory, rows, kind)
             torch.cuda.current_stream().wait_stream(stream)
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                self.step(memory, rows, kind, bundled)
+                self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph
 

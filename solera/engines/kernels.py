@@ -19,8 +19,7 @@ FEW_PROGRAMS = 400
 def _heads(
     base, row_of, g, d, DIM: tl.constexpr, there, norm_ptr, epsilon, cos, sin, ROTATE: tl.constexpr, NORM: tl.constexpr
 ):
-    """Vectors of some heads, `[g, d]`, normalised and rotated by their position where the model does so. All are of
-    one row, or `row_of`, `cos` and `sin` have a line for each."""
+    """Vectors of some heads of one row, `[g, d]`, normalised and rotated by their position where the model does so."""
     x = tl.load(base + row_of + g[:, None] * DIM + d[None, :], mask=there, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
@@ -31,7 +30,7 @@ def _heads(
         if NORM:
             pair = pair * scale * tl.load(norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
         pair = tl.where((d < DIM // 2)[None, :], -pair, pair)
-        x = x * cos + pair * sin
+        x = x * cos[None, :] + pair * sin[None, :]
     return x
 
 
@@ -47,81 +46,15 @@ def _see(query, keys, values, seen, scale, best, total, acc, PRECISION: tl.const
 
 
 @triton.jit
-def _join(best, total, acc, best_ptr, total_ptr, acc_ptr, line, there, d, DIM: tl.constexpr):
-    """Softmax over two sets of keys, of which the second was stored by `_attend_to_prompts`."""
-    other_best = tl.load(best_ptr + line, mask=there, other=-1e30)
-    other_total = tl.load(total_ptr + line, mask=there, other=0.0)
-    there = there[:, None] & (d < DIM)[None, :]
-    other_acc = tl.load(acc_ptr + line[:, None] * DIM + d[None, :], mask=there, other=0.0)
-    new_best = tl.maximum(best, other_best)
-    shrink = tl.exp(best - new_best)
-    other_shrink = tl.exp(other_best - new_best)
-    total = total * shrink + other_total * other_shrink
-    return new_best, total, acc * shrink[:, None] + other_acc * other_shrink[:, None]
-
-
-@triton.jit
-def _attend_to_prompts(
-    query_ptr, query_row, pool_key, pool_value, best_ptr, total_ptr, acc_ptr,
-    bundle_ptr, page_ptr, page_row, prompt_length, scale, cos_ptr, sin_ptr, query_norm, epsilon,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, MEMBERS: tl.constexpr, TILE: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """One program per bundle of rows and key-value head: the queries of all its rows against their prompt, whose keys
-    are read once. A page holds whole blocks."""
-    head = tl.program_id(0)
-    bundle = bundle_ptr + tl.program_id(1) * MEMBERS
-    leader = tl.load(bundle)
-    if leader < 0:
-        return
-    line = tl.arange(0, TILE)
-    member = line // GROUP
-    g = line % GROUP
-    row = tl.load(bundle + member, mask=member < MEMBERS, other=-1)
-    d = tl.arange(0, WIDTH)
-    real = (row >= 0)[:, None] & (d < DIM)[None, :]
-    pages = page_ptr + leader * page_row
-    here = tl.load(pages)
-    length = tl.load(prompt_length + leader).to(tl.int32)
-    cos = tl.full([TILE, WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([TILE, WIDTH], tl.float32)
-    if ROTATE:
-        cos = tl.load(cos_ptr + row[:, None] * DIM + d[None, :], mask=real, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row[:, None] * DIM + d[None, :], mask=real, other=0.0).to(tl.float32)
-    place = row[:, None] * query_row + head * GROUP * DIM
-    query = _heads(query_ptr, place, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM)
-    query = query.to(pool_key.dtype.element_ty)
-    best = tl.full([TILE], -1e30, tl.float32)
-    total = tl.zeros([TILE], tl.float32)
-    acc = tl.zeros([TILE, WIDTH], tl.float32)
-    b = tl.arange(0, BLOCK)
-    for first in range(0, length, BLOCK):
-        start = here * UNIT + ((first & (PAGE - 1)) * HEADS + head) * DIM
-        at = start + (b * (HEADS * DIM))[:, None] + d[None, :]
-        seen = b < length - first
-        there = seen[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at, mask=there, other=0.0)
-        values = tl.load(pool_value + at, mask=there, other=0.0)
-        best, total, acc = _see(query, keys, values, seen[None, :], scale, best, total, acc, PRECISION)
-        here = tl.load(pages + (first + BLOCK) // PAGE, mask=first + BLOCK < length, other=0)
-    out = row * (HEADS * GROUP) + head * GROUP + g
-    tl.store(best_ptr + out, best, mask=row >= 0)
-    tl.store(total_ptr + out, total, mask=row >= 0)
-    tl.store(acc_ptr + out[:, None] * DIM + d[None, :], acc, mask=real)
-
-
-@triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
     page_ptr, page_row, prompt_length, response_length, scale,
-    cos_ptr, sin_ptr, query_norm, key_norm, epsilon, best_ptr, total_ptr, acc_ptr,
+    cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, BUNDLED: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """One program per row and key-value head: its queries against the new token, the prompt and the response so far. If
-    rows are `BUNDLED`, `_attend_to_prompts` has met the prompt.
+    """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
     The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
     in one page or in two that follow each other in the table: a page holds whole blocks of a prompt.
@@ -137,17 +70,15 @@ def _decode_attention(
     one = tl.arange(0, 1)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
     pages = page_ptr + row * page_row
+    here = tl.load(pages)
+    after = tl.load(pages + 1)
     turn = tl.load(prompt_length + row).to(tl.int32)
     length = turn + tl.load(response_length + row).to(tl.int32)
-    gap = -turn & (PAGE - 1)
-    start = turn * BUNDLED
-    here = tl.load(pages + (start + gap * BUNDLED) // PAGE)
-    after = tl.load(pages + (start + gap * BUNDLED) // PAGE + 1)
-    cos = tl.full([1, WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([1, WIDTH], tl.float32)
+    cos = tl.full([WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([WIDTH], tl.float32)
     if ROTATE:
-        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
-        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
     query = _heads(
         query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
     ).to(pool_key.dtype.element_ty)
@@ -156,17 +87,14 @@ def _decode_attention(
     ).to(pool_key.dtype.element_ty)
     value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
     value = value.to(pool_value.dtype.element_ty)
+    gap = -turn & (PAGE - 1)
     end = length + gap
     newest = tl.load(pages + end // PAGE)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    out = row * (HEADS * GROUP) + head * GROUP + g
-    if BUNDLED:
-        met = g < tl.where(turn > 0, GROUP, 0)
-        best, total, acc = _join(best, total, acc, best_ptr, total_ptr, acc_ptr, out, met, d, DIM)
     b = tl.arange(0, BLOCK)
-    for first in range(start, length, BLOCK):
+    for first in range(0, length, BLOCK):
         inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
         cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
         where = tl.where(
@@ -186,7 +114,8 @@ def _decode_attention(
     place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
     tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
     tl.store(pool_value + place, value, mask=d < DIM)
-    tl.store(out_ptr + out[:, None] * DIM + d[None, :], (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
+    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
 class Rotation(NamedTuple):
@@ -203,10 +132,9 @@ class Rotation(NamedTuple):
 def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
     page_SP: Tensor, prompt_length_S: Tensor, response_length_S: Tensor, scale: float,
-    rotation: Rotation | None = None, dtype: torch.dtype | None = None, bundle_KM: Tensor | None = None,
+    rotation: Rotation | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Write each row's new key and value after its response, and attend to its prompt and response. With bundles, whose
-    rows have one prompt (`Seats.bundles`), the keys of a prompt are read once for each bundle.
+    """Write each row's new key and value after its response, and attend to its prompt and response.
 
     The table of pages has a column more than any row needs: the kernel reads the number after a page's.
 
@@ -218,31 +146,15 @@ def decode_attention(
     out_SHD = torch.empty(query_SHD.shape, dtype=dtype or query_SHD.dtype, device=query_SHD.device)
     few = rows * heads <= FEW_PROGRAMS
     cos, sin, query_norm, key_norm, epsilon = rotation or Rotation(out_SHD, out_SHD)
-    query_norm_D, key_norm_D = (out_SHD if norm is None else norm for norm in (query_norm, key_norm))
-    sizes = {
-        "HEADS": heads, "GROUP": group, "DIM": dim, "WIDTH": max(16, triton.next_power_of_2(dim)),
-        "PAGE": pool_key.shape[1], "UNIT": pool_key.stride(0),
-        "PRECISION": "ieee" if pool_key.dtype == torch.float32 else "tf32",
-        "ROTATE": rotation is not None, "NORM": query_norm is not None,
-    }  # fmt: skip
-    met = out_SHD, out_SHD, out_SHD
-    if bundle_KM is not None:
-        best_SH, total_SH = torch.empty(2, *query_SHD.shape[:2], device=query_SHD.device)
-        met = best_SH, total_SH, torch.empty(query_SHD.shape, dtype=torch.float32, device=query_SHD.device)
-        bundles, members = bundle_KM.shape
-        _attend_to_prompts[(heads, bundles)](
-            query_SHD, query_SHD.stride(0), pool_key, pool_value, *met, bundle_KM, page_SP, page_SP.stride(0),
-            prompt_length_S, scale, cos, sin, query_norm_D, epsilon, MEMBERS=members,
-            TILE=max(16, triton.next_power_of_2(members * group)), BLOCK=min(64, pool_key.shape[1]), num_warps=4,
-            num_stages=3, **sizes,
-        )  # fmt: skip
     _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
         page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
-        cos, sin, query_norm_D, key_norm_D, epsilon, *met,
-        TILE=max(16, triton.next_power_of_2(group)), BUNDLED=int(bundle_KM is not None),
-        **sizes, **_key_blocks(few, pool_key),
+        cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
+        HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
+        WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
+        PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key),
     )  # fmt: skip
     return out_SHD
 
@@ -355,8 +267,8 @@ def _rotate(
     k = tl.arange(0, KEY_TILE)
     token = tl.program_id(0).to(tl.int64)
     row = token * (QUERIES + 2 * KEYS) * DIM
-    cos = tl.load(cos_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
-    sin = tl.load(sin_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+    cos = tl.load(cos_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
     there = (q < QUERIES)[:, None] & (d < DIM)[None, :]
     query = _heads(product_ptr, row, q, d, DIM, there, query_norm, epsilon, cos, sin, True, NORM)
     tl.store(out_ptr + row + q[:, None] * DIM + d[None, :], query.to(out_ptr.dtype.element_ty), mask=there)

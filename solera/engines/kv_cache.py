@@ -63,13 +63,11 @@ def _places(
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """The plan of one token a row (`_S`). Only a fused model makes use of bundles."""
+    """The plan of one token a row (`_S`)."""
 
     page_SP: Tensor
     prompt_length_S: Tensor
     response_length_S: Tensor
-    bundle_KM: Tensor | None = None
-    """Rows with the same prompt, whose keys are read once for all of them; -1 stands for none."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out_SHD = attend_pages(

@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solera.engines.jobs import Job
-from solera.engines.pages import NOBODY
 from solera.engines.prompts import Prefix
-from solera.engines.tables import MEMBERS
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -42,10 +40,6 @@ class Seats:
         """When it got its slot, in tokens that every row has been given since the first. Most tokens of its response,
         pages of the response, and tokens that were counted. The last chunk before it got its slot: flags of that chunk
         or an earlier one tell of the job before."""
-        self.prompt_S, self.prompt_page_S = np.zeros((2, slots), np.int64)
-        """Tokens of its prompt that are in memory, and the last page of them, which no other prompt has."""
-        self.changed = True
-        """Whether anybody came, went or moved since this was last set to False."""
 
     def __getitem__(self, slot: int) -> Seat | None:
         return self._seats[slot]
@@ -74,9 +68,6 @@ class Seats:
         self.taken_S[where], self.began_S[where], self.chunk_S[where] = True, now, chunk
         self.stops_S[where] = [bool(seat.job.sampling.stop) for seat in seats]
         self.limit_S[where] = [seat.job.limit for seat in seats]
-        self.prompt_S[where] = [len(seat.prefix.token_ids) for seat in seats]
-        self.prompt_page_S[where] = [seat.prefix.pages[-1] if seat.prefix.pages else NOBODY for seat in seats]
-        self.changed = True
         self.pages_S[where] = self.counted_S[where] = 0
 
     def remove(self, slots: Sequence[int]) -> list[Seat]:
@@ -88,29 +79,14 @@ class Seats:
                 seat.counted, self._seats[slot] = int(self.counted_S[slot]), None
                 gone.append(seat)
         self.taken_S[list(slots)] = False
-        self.changed = self.changed or bool(gone)
         return gone
 
     def reorder(self, order: Sequence[int]) -> None:
         """Slot n gets what slot `order[n]` has."""
         self._seats[: len(order)] = [self._seats[slot] for slot in order]
         numbers = self.began_S, self.limit_S, self.pages_S, self.counted_S, self.chunk_S
-        for array in (self.taken_S, self.stops_S, *numbers, self.prompt_S, self.prompt_page_S):
+        for array in (self.taken_S, self.stops_S, *numbers):
             array[: len(order)] = array[list(order)]
-        self.changed = True
-
-    def bundles(self, rows: int) -> tuple[Numbers, int]:
-        """The first `rows` rows that have a prompt: up to `MEMBERS` with the same one to a line, then -1. `[K, M]`
-
-        Also how many keys of prompts need not be read, if those of a line are read once."""
-        slots = np.flatnonzero(self.taken_S[:rows] & (self.prompt_S[:rows] > 0))
-        slots = slots[np.argsort(self.prompt_page_S[slots], kind="stable")]
-        page, place = self.prompt_page_S[slots], np.arange(len(slots))
-        begins = np.append(True, page[1:] != page[:-1])[: len(slots)]
-        member = (place - np.maximum.accumulate(np.where(begins, place, 0))) % MEMBERS
-        bundle_KM = np.full((np.count_nonzero(member == 0), MEMBERS), -1, np.int64)
-        bundle_KM[np.cumsum(member == 0) - 1, member] = slots
-        return bundle_KM, int(self.prompt_S[slots[member > 0]].sum())
 
     def tokens_S(self, now: int) -> Numbers:
         """Tokens of each response at that time, if it has not ended before."""

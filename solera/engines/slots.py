@@ -17,7 +17,7 @@ from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
 from solera.engines.pages import NOBODY, Pages
 from solera.engines.prompts import Prompts, Stretch
 from solera.engines.seats import Mask, Numbers, Seat, Seats
-from solera.engines.tables import ALIVE, STEP, Memory, bucket, most_bundles
+from solera.engines.tables import ALIVE, STEP, Memory, bucket
 from solera.streams import uniforms
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class Rows:
         """When every row has ended for certain."""
         self.enough_until = 0
         """When the first row needs another page."""
-        self.bundled, self.bundled_rows = False, 0
-        """Whether prompts are read once for the rows that share them, as of a number of rows."""
         self.looked = dict[int, int]()
         """Tokens of each request in which stop strings were looked for."""
         self.flags: tuple[int, Arriving] | None = None
@@ -123,7 +121,7 @@ class Rows:
         limits = self.seats.limit_S[self.seats.taken_S]
         short = int(limits[limits <= FEW].max(initial=0))
         tokens = min(CHUNK, short or CHUNK, self.until - self.now)
-        self.decoder.steps(self.memory, self.rows, self.kind, tokens, self._bundle())
+        self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.now += tokens
         self.chunk += 1
         flags = Arriving(self.memory.row_table[ALIVE, : self.rows], self.memory.row_table[STEP, : self.rows])
@@ -135,19 +133,6 @@ class Rows:
         if known is not None:
             self._learn(*known)
         return written
-
-    def _bundle(self) -> bool:
-        """Tell the GPU which rows share a prompt, if it is worth reading its keys once for all of them."""
-        changed = self.seats.changed or self.rows != self.bundled_rows
-        if changed and self.decoder.worth_bundling < math.inf:
-            self.seats.changed, self.bundled_rows = False, self.rows
-            bundle_KM, saved = self.seats.bundles(self.rows)
-            most = most_bundles(self.rows)
-            self.bundled = saved > self.decoder.worth_bundling and self.decoder.enough_bundles <= len(bundle_KM) <= most
-            if self.bundled:
-                lines_KM = np.pad(bundle_KM, ((0, most - len(bundle_KM)), (0, 0)), constant_values=-1)
-                self.memory.bundle_table[:most] = sent(lines_KM, self.memory.bundle_table.device)
-        return self.bundled
 
     def _learn(self, number: int, arriving: "Arriving") -> None:
         """Rows that had ended after chunk `number` make way. Counts what all have written."""

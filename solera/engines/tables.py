@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MEMBERS = 8
-"""Rows of a bundle at most."""
 TOKEN, POSITION, PROMPT_LENGTH, STEP, REQUEST, ALIVE, LIMIT = range(7)
 """Lines of the table of rows: last token and its position, tokens of its prompt that are in memory, which token of
 which request is next, whether it goes on, and the most tokens of its response: read by the graphs, so that one serves
@@ -38,8 +36,6 @@ class Memory:
     row_table: Tensor
     page_table: Tensor
     """The pages of each row: its prompt's, then its response's. The kernel reads one column behind them."""
-    bundle_table: Tensor
-    """Rows with the same prompt, some to a line (`Seats.bundles`)."""
     uniform_BT: Tensor
     token_BT: Tensor
     logp_BT: Tensor
@@ -53,7 +49,6 @@ class Memory:
             slots, requests, limit, columns,
             row_table=make(len(RowTable._fields), slots, dtype=torch.int64),
             page_table=make(slots, columns + 1, dtype=torch.int64),
-            bundle_table=make(most_bundles(slots), MEMBERS, dtype=torch.int64),
             uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
@@ -61,11 +56,6 @@ class Memory:
 
     def holds(self, requests: int, limit: int, columns: int) -> bool:
         return self.requests >= requests and self.limit >= limit and self.columns >= columns
-
-
-def most_bundles(rows: int) -> int:
-    """Lines of the table of bundles that a step with so many rows reads. Each is a program even if it is empty."""
-    return rows // 2
 
 
 def bucket(rows: int, most: int | None = None) -> int:

@@ -132,10 +132,10 @@ class Late(ContinuousDecoder):
     def _room(self) -> int:
         return 1_000_000
 
-    def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
+    def steps(self, memory, rows, kind, tokens) -> None:
         self.advanced += 1
         for _ in range(tokens):
-            self.step(memory, rows, kind, bundled)
+            self.step(memory, rows, kind)
 
 
 def test_a_short_request_finds_a_slot_while_long_ones_fill_the_table(planned):

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -108,10 +107,10 @@ class Watched(Late):
     def _room(self) -> int:
         return self.room
 
-    def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
+    def steps(self, memory, rows, kind, tokens) -> None:
         assert self.rows is not None
         self.seen.append((self.rows.taken, self.pages.nbytes, self.pages.taken))
-        super().steps(memory, rows, kind, tokens, bundled)
+        super().steps(memory, rows, kind, tokens)
 
 
 @pytest.fixture
@@ -373,48 +372,3 @@ def test_weights_in_flight_while_long_prompts_are_computed(tiny, parts, monkeypa
     assert len(crossed) == 12
     assert {len(completion.versions) for _, completion in crossed} == {1, 3, 4}
     assert min(behind) > 0
-
-
-class Bundling(Watched):
-    """Checks before each chunk which rows were told to share a prompt."""
-
-    def __init__(self, *given) -> None:
-        super().__init__(*given)
-        self.worth_bundling, self.enough_bundles, self.bundled = 0, 1, list[bool]()
-
-    def steps(self, memory, rows, kind, tokens, bundled=False) -> None:
-        self.bundled.append(bundled)
-        seated = {slot: seat.job.token_ids for slot, seat in self.rows.seats if len(seat.job.token_ids) > 1}
-        lines = [[row for row in line if row >= 0] for line in memory.bundle_table[: rows // 2].tolist()]
-        groups = Counter(seated.values())
-        bundles = sum(-(-count // 8) for count in groups.values())
-        if bundled:
-            assert sorted(row for line in lines for row in line) == sorted(seated)
-            assert all(len({seated[row] for row in line}) == 1 for line in lines if line)
-            assert sum(map(bool, lines)) == bundles
-        else:
-            assert len(groups) == len(seated) or bundles > rows // 2
-        super().steps(memory, rows, kind, tokens, bundled)
-
-
-@pytest.mark.parametrize("room", [1_000_000, 4 * 60])
-@pytest.mark.parametrize("slots", [8, 24, 1000])
-def test_rows_that_share_a_prompt_are_known_as_they_come_go_and_move(planned, small, room, slots):
-    """Groups of up to 19, prompts of one token among them. With little memory rows give way."""
-    rng, chosen = np.random.default_rng(0), requests(8)[0]
-    prompts = [*(prompt for prompt in dict.fromkeys(chosen) for _ in range(int(rng.integers(1, 20)))), *[(3,)] * 5]
-    order = rng.permutation(len(prompts))
-    decoder = Bundling(planned, (END,), slots)
-    decoder.room = room
-    written(decoder, [prompts[n] for n in order], order.tolist(), LONG)
-    assert any(decoder.bundled)
-
-
-def test_keys_that_bundles_save_are_counted(planned, small):
-    """Ten rows with a prompt of 13 tokens, 12 of which are in memory, in two bundles; three rows have others."""
-    decoder = Watched(planned, (END,), 16)
-    prompts = [*[(*range(2, 10), 4, 5, 6, 7, 8)] * 10, (5, 6, 7), (6, 7, 8), (9,)]
-    decoder.admit([Job(prompt, LONG, n, 60) for n, prompt in enumerate(prompts)])
-    bundle_KM, saved = decoder.rows.seats.bundles(16)
-    assert saved == 8 * 12
-    assert sorted(np.count_nonzero(bundle_KM >= 0, axis=1).tolist()) == [1, 1, 2, 8]
