@@ -98,10 +98,6 @@ class ComputeWeights:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.compute)
 
-    def uncompiled(self) -> AbstractContextManager[object]:
-        """For what is too rare to be worth the seconds of a compilation."""
-        return self.model.uncompiled() if self.compiled else nullcontext()
-
     @torch.no_grad()
     def follow(self) -> None:
         """Copy the masters' values."""

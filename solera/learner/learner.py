@@ -4,7 +4,6 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -232,27 +231,36 @@ class Learner:
 
     def _prepare(self, portion: Portion) -> list[TrainingMicroBatch]:
         """This rank's micro-batches of one minibatch, watched responses included."""
-        return prepare(portion, self._cut(portion.rollouts), self.model.device)
+        return prepare(portion, self._cut_portion(portion), self.model.device)
+
+    def _cut_portion(self, portion: Portion) -> list[MicroBatch]:
+        """Packed end to end, watched responses have passes of their own, which need no gradient. Padded rows are few
+        and short: one more pass would cost more."""
+        if not self.compute_weights.model.takes_plans:
+            return self._cut(portion.rollouts)
+        trained = portion.trained
+        watched = self._cut(portion.rollouts[len(trained) :], padded=0)
+        return self._cut(trained) + [micro.after(len(trained)) for micro in watched]
 
     def _minibatch(self, portion: Portion, parts: list[TrainingMicroBatch]) -> Minibatch:
         trained = [part for part in parts if not part.only_watched]
         return Minibatch(portion.responses, trained, self.peers.most(len(trained)))
 
-    def _cut(self, rollouts: tuple[Rollout, ...]) -> list[MicroBatch]:
+    def _cut(self, rollouts: tuple[Rollout, ...], padded: int | None = None) -> list[MicroBatch]:
         budget = self.peers.least(self.compute_weights.tokens_at_once(self.config.micro_batch_tokens))
-        return self._lay_out(rollouts, budget)
+        return self._lay_out(rollouts, budget, padded)
 
-    def _lay_out(self, rollouts: tuple[Rollout, ...], budget: int) -> list[MicroBatch]:
+    def _lay_out(self, rollouts: tuple[Rollout, ...], budget: int, padded: int | None = None) -> list[MicroBatch]:
+        """`padded`: places up to which micro-batches are padded. Unset: those that recorded passes take."""
         if self.compute_weights.model.takes_plans:
-            return flat_micro_batches(rollouts, budget, self.compute_weights.padded)
+            return flat_micro_batches(rollouts, budget, self.compute_weights.padded if padded is None else padded)
         return micro_batches(rollouts, budget, self.config.pack_tokens if self.model.takes_any_mask else 0)
 
     @torch.no_grad()
     def _score_constants(self, parts: list[TrainingMicroBatch], proximal: bool) -> None:
         """Score π_ref, and π_k where the first pass will not see it whole (it steps between minibatches)."""
         chosen = [part for part in parts if proximal or part.only_watched]
-        with nullcontext() if proximal else self.compute_weights.uncompiled():
-            scored = self._score_all(self.compute_weights, [part.micro for part in chosen])
+        scored = self._score_all(self.compute_weights, [part.micro for part in chosen])
         for part, logp_T in zip(chosen, scored, strict=True):
             part.proximal_logp_T = logp_T
         if self.reference is not None:

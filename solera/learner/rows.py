@@ -7,7 +7,7 @@ how rows are cut, packed or padded.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -57,6 +57,10 @@ class MicroBatch:
         length = segment.shape[1]
         earlier = torch.ones(length, length, dtype=torch.bool, device=segment.device).tril()
         return (own_or_prompt & earlier)[:, None]
+
+    def after(self, responses: int) -> "MicroBatch":
+        """The same where so many responses come before its own."""
+        return replace(self, response_T=self.response_T + responses)
 
     def to(self, device: torch.device) -> "MicroBatch":
         if device.type == "cpu":

@@ -373,6 +373,34 @@ def test_a_few_masked_groups_are_watched_for_the_divergences_and_change_no_gradi
     assert torch.allclose(*gradients, rtol=1e-5, atol=1e-9)
 
 
+def test_packed_end_to_end_watched_responses_have_a_pass_without_a_gradient(tiny):
+    """Every text is computed once, and the update tells the same as if all of them shared one pass."""
+    together, packed = trained(tiny), trained(tiny).with_plans()
+    learners = [make_learner(model, lr=1e-3) for model in (together, packed)]
+    batch = collate(make_groups(), learners[0].objective, now=0, lineage="test", seed=0)
+    expected = learners[0].update(batch)
+    passes = []
+    note = lambda _, given: passes.append((torch.is_grad_enabled(), given[0].shape[1]))  # noqa: E731
+    packed.body.layers[0].register_forward_pre_hook(note)
+    found = learners[1].update(batch)
+    count = [sum(map(len, texts(several))) for several in (batch.watched, batch.rollouts)]
+    assert batch.watched and passes == [(False, count[0]), (True, count[1])]
+    assert found.metrics["tokens/computed"] == sum(count)
+    assert torch.allclose(flat(packed), flat(together), rtol=0, atol=1e-9)
+    assert by_response(found) == pytest.approx(by_response(expected), abs=1e-6)
+
+
+def texts(rollouts) -> list[list[int]]:
+    """What a row has of each prompt and its different responses."""
+    prompts = {tuple(r.sequences[0].token_ids_T[: r.sequences[0].spans[0].start].tolist()) for r in rollouts}
+    whole = {tuple(r.sequences[0].token_ids_T.tolist()): r.sequences[0].spans[0].start for r in rollouts}
+    return [*map(list, prompts), *(list(text[start:]) for text, start in whole.items())]
+
+
+def by_response(update) -> list[float]:
+    return update.log_ratio_T[np.argsort(update.response_T, kind="stable")].tolist()
+
+
 def test_tokens_computed_are_those_of_every_forward_pass(tiny):
     """One text a micro-batch: its prompt and its response. A text that was written twice is computed once."""
     learner = make_learner(tiny, pack_tokens=0, micro_batch_tokens=1)
