@@ -7,6 +7,10 @@
     python benchmarks/gpu_machine.py run 570 OUT convert,warm problems,bits     # there, in the repository
     python benchmarks/gpu_machine.py run 570 OUT speed:10 sweep:gsm8k_second:3
 
+If a process with a session of its own outlives a call, the machine can work while more folders arrive:
+
+    cp -r . /tmp/repo; cd /tmp/repo; setsid python benchmarks/gpu_machine.py run 440 /tmp/out tests >/tmp/log 2>&1 &
+
 `pack` writes packages and files as numbered folders of limited size; it needs uv, tar and xz. `run` takes a limit in
 seconds, a folder, and *lanes*: parts of benchmarks/gpu_parts.toml, joined by commas. The parts of a lane run in turn,
 the lanes side by side, with `--mps` under NVIDIA's MPS. What is not done in time is interrupted. The end of each part's

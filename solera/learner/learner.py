@@ -220,7 +220,7 @@ class Learner:
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score responses, none of them empty, under the current policy. Nothing is learned."""
-        micros = self._cut(tuple(rollouts))
+        micros = self._cut(tuple(rollouts), padded=0)
         with RECORDING:
             moved = [micro.to(self.model.device) for micro in micros]
             logps = [logp_T.cpu() for logp_T in self._score_all(self.compute_weights, moved)]
