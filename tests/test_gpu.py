@@ -783,6 +783,28 @@ def test_replayed_micro_batches_add_up(kind):
     assert 1088 in replayed_sizes(learners[0])
 
 
+@pytest.mark.parametrize("kind", ["float16", "lean", "lora"])
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_what_is_only_scored_is_replayed_with_the_same_bits(kind, minibatches):
+    """Watched responses, and before a first step between minibatches all others. Nothing is compiled for them."""
+    learners = [recording_learner(kind, records, minibatches=minibatches) for records in (True, False)]
+    compiled = []
+    for seed in range(5):
+        groups = [flattened(group) if key % 2 else group for key, group in enumerate(some_groups(seed, 5000))]
+        batch = collate(groups, learners[0].objective, now=seed, lineage="test", seed=0)
+        assert batch.watched
+        ours, plain = (learner.update(batch) for learner in learners)
+        assert np.array_equal(ours.log_ratio_T, plain.log_ratio_T)
+        compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert 1088 in replayed_sizes(learners[0]) and len(replayed_sizes(learners[0])) > 1
+    assert len(set(compiled)) == 1
+
+
+def flattened(group: Group) -> Group:
+    """The same responses with equal rewards."""
+    return Group(group.prompt_key, tuple(dataclasses.replace(each, rewards=(Reward(1.0),)) for each in group.rollouts))
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 def test_a_replayed_gradient_is_that_of_an_unpadded_pass(kind):
     learners = [recording_learner(kind, records, lr=0.0) for records in (True, False)]

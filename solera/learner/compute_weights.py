@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from solera.errors import SoleraError
-from solera.learner.graphs import RecordedBody, most_places
+from solera.learner.graphs import RecordedBody, most_places, waits_for_host
 from solera.learner.rows import MicroBatch
 from solera.models.language_model import LanguageModel
 from solera.models.memory import RECORDING, free_bytes, set_aside
@@ -80,6 +80,16 @@ class ComputeWeights:
     def recorded(self) -> RecordedBody | None:
         """Passes of this update that can be replayed."""
         return None if self.recomputes else self._recorded
+
+    @property
+    def may_replay(self) -> bool:
+        """Whether padded micro-batches of this update are replayed once their size is recorded."""
+        return self.padded > 0 and not self.recomputes
+
+    def scores_apart(self, tokens: int) -> bool:
+        """Whether responses that are only scored get a pass of their own, without a gradient, or places in the training
+        pass of so many tokens. One more pass costs nothing but its work on the GPU, unless that waits for the host."""
+        return self.padded > 0 or not waits_for_host(self.model, tokens)
 
     def record(self, micros: list[MicroBatch]) -> bool:
         """Record the passes of these micro-batches if their sizes come often. False if memory ran out; then nothing is

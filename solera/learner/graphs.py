@@ -25,8 +25,8 @@ MOST_PLACES = places_for(24_576)
 FEWEST_PLACES = places_for(4096)
 """If not even these can be recorded, most updates would gain nothing."""
 WORK = 1.2e11
-"""Most places times weights of a layer. A layer of a plain pass takes the host 2.4 ms, and an H200 computes so much in
-that time at 300 TFLOP/s: `6 · WORK / 300e12 = 2.4 ms`."""
+"""Places times weights of a layer, up to which a GPU waits for the host. A layer of a plain pass takes the host 2.4 ms,
+and an H200 computes so much in that time at 300 TFLOP/s: `6 · WORK / 300e12 = 2.4 ms`."""
 SHARE = 1 / 8
 """Most of the GPU's memory for recorded passes. Nothing else can use it."""
 FIRST_USES = 1
@@ -42,10 +42,20 @@ def most_places(model: LanguageModel, bytes_per_token: float) -> int:
     fixed = getattr(rotary, "rope_type", "") not in ("dynamic", "longrope")  # these ask for the longest position
     if not (dense and fixed and model.module.dtype in SHORT):
         return 0
-    weights = sum(parameter.numel() for layer in layers for parameter in layer.parameters()) / len(layers)
     gradients = sum(parameter.nbytes for parameter in model.parameters().values() if parameter.requires_grad)
     memory = SHARE * allowed_bytes(model.device) - gradients
-    return worthwhile(int(min(MOST_PLACES, WORK / weights, memory / bytes_per_token)))
+    return worthwhile(int(min(MOST_PLACES, WORK / _layer_weights(model), memory / bytes_per_token)))
+
+
+def waits_for_host(model: LanguageModel, tokens: int) -> bool:
+    """Whether a plain training pass over so many tokens takes the host longer than the GPU."""
+    return model.device.type == "cuda" and tokens * _layer_weights(model) < WORK
+
+
+def _layer_weights(model: LanguageModel) -> float:
+    """Of a layer on average."""
+    layers: Any = model.body.layers
+    return sum(parameter.numel() for layer in layers for parameter in layer.parameters()) / len(layers)
 
 
 def worthwhile(places: int) -> int:
@@ -221,9 +231,9 @@ class RecordedBody:
                 self.passes[places] = self._recorded(micro)
 
     def hidden(self, micro: MicroBatch) -> Tensor | None:
-        """Hidden states `[1, L, H]` of a training pass. `None` if it is none, or is not recorded."""
+        """Hidden states `[1, L, H]`. `None` if the micro-batch's size is not recorded."""
         one = self.passes.get(self._size(micro))
-        if one is None or not torch.is_grad_enabled():
+        if one is None:
             return None
         one.take(micro)
         return Replayed.apply(one, self._shared.model.embed(micro.token_RL), *self._shared.parameters)

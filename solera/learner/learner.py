@@ -192,7 +192,7 @@ class Learner:
     def _learn(self, portions: list[Portion]) -> Findings:
         prepared = [self._prepare(portion) for portion in portions]
         parts = [part for several in prepared for part in several]
-        if not self.compute_weights.record([part.micro for part in parts if not part.only_watched]):
+        if not self.compute_weights.record([part.micro for part in parts]):
             self._say(f"a GPU's memory ended in batch {self.version}: no pass is recorded as a CUDA graph from now on")
         minibatches = [
             self._minibatch(part_of, trained)
@@ -234,12 +234,13 @@ class Learner:
         return prepare(portion, self._cut_portion(portion), self.model.device)
 
     def _cut_portion(self, portion: Portion) -> list[MicroBatch]:
-        """Packed end to end, watched responses have passes of their own, which need no gradient. Padded rows are few
-        and short: one more pass would cost more."""
-        if not self.compute_weights.model.takes_plans:
+        """Packed end to end, watched responses have passes of their own where that costs less. Padded rows are few and
+        short: one more pass would cost more."""
+        weights, trained = self.compute_weights, portion.trained
+        tokens = int(portion.responses.length_B.sum()) // self.peers.count  # all ranks must cut alike
+        if not (weights.model.takes_plans and weights.scores_apart(tokens)):
             return self._cut(portion.rollouts)
-        trained = portion.trained
-        watched = self._cut(portion.rollouts[len(trained) :], padded=0)
+        watched = self._cut(portion.rollouts[len(trained) :])
         return self._cut(trained) + [micro.after(len(trained)) for micro in watched]
 
     def _minibatch(self, portion: Portion, parts: list[TrainingMicroBatch]) -> Minibatch:
@@ -266,14 +267,15 @@ class Learner:
         if self.reference is not None:
             trained = [part for part in parts if not part.only_watched]
             with self.reference.scoring(self.compute_weights) as weights:
-                scored = self._score_all(weights, [part.micro for part in trained])
+                scored = self._score_all(weights, [part.micro for part in trained], replays=False)
             for part, logp_T in zip(trained, scored, strict=True):
                 part.ref_logp_T = logp_T
 
-    def _score_all(self, weights: ComputeWeights, micros: list[MicroBatch]) -> list[Tensor]:
-        """`log π(token)` of each micro-batch. All ranks make equally many forward passes."""
+    def _score_all(self, weights: ComputeWeights, micros: list[MicroBatch], replays: bool = True) -> list[Tensor]:
+        """`log π(token)` of each micro-batch. All ranks make equally many forward passes. The learner's recorded passes
+        are those of a model with adapters, which the reference may switch off."""
         rounds = self.peers.most(len(micros))
-        scored = [self._score(weights, micro)[0] for micro in micros]
+        scored = [self._score(weights, micro, replays)[0] for micro in micros]
         for _ in range(rounds - len(micros)):
             self._score(weights, self._idle())
         return scored
@@ -367,7 +369,7 @@ class Learner:
             turn_advantage_T=None if part.turn_advantage_T is None else part.take(part.turn_advantage_T),
         )
 
-    def _score(self, weights: ComputeWeights, micro: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _score(self, weights: ComputeWeights, micro: MicroBatch, replays: bool = True) -> tuple[Tensor, Tensor]:
         with weights.autocast():
             return weights.model.run(
                 score,
@@ -375,5 +377,6 @@ class Learner:
                 self.temperature,
                 self.config.logit_chunk,
                 differentiable_entropy=self.objective.entropy_bonus > 0,
-                recorded=weights.recorded,
+                recorded=weights.recorded if replays else None,
+                may_replay=weights.may_replay and replays,
             )

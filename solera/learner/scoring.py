@@ -18,11 +18,15 @@ def score(
     *,
     differentiable_entropy: bool = False,
     recorded: RecordedBody | None = None,
+    may_replay: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`log π(token)` at the run's temperature and the policy's entropy where it was taken. `[T], [T]` in float32."""
+    """`log π(token)` at the run's temperature and the policy's entropy where it was taken. `[T], [T]` in float32.
+
+    `may_replay`: the same micro-batch may be replayed at another time.
+    """
     hidden_RLH = None if recorded is None else recorded.hidden(micro)
     if hidden_RLH is None:
-        hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
+        hidden_RLH = _hidden(model, micro, may_replay and micro.padded_places is not None)
     hidden_TH = hidden_RLH.flatten(0, 1)[micro.predictor_T]
     if model.multiplies_exactly(hidden_TH):
         return ScoredHead.apply(
@@ -36,6 +40,15 @@ def score(
         for hidden, target in zip(hidden_TH.split(chunk), micro.target_T.split(chunk), strict=True)
     ]
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
+
+
+def _hidden(model: LanguageModel, micro: MicroBatch, as_recorded: bool) -> Tensor:
+    """Hidden states of a plain pass. `as_recorded`: by the code that is compiled for training, which recorded passes
+    run. What torch compiles for passes without a gradient may give other last bits."""
+    wanted = torch.is_grad_enabled()
+    with torch.set_grad_enabled(wanted or as_recorded):
+        hidden_RLH = model.hidden(micro.token_RL, micro.position_RL, micro.mask(), plan=micro.texts)
+    return hidden_RLH if wanted else hidden_RLH.detach()
 
 
 def _score_chunk(

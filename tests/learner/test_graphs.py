@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.config import LoraConfig, ObjectiveConfig
 from solera.engines.fused import KNOWN
-from solera.learner.graphs import FIRST_USES, RecordedBody
+from solera.learner.graphs import FIRST_USES, Pass, RecordedBody
 from solera.learner.learner import Learner
+from solera.learner.portions import portions_of
 from solera.learner.rows import flat_micro_batches, places_for, tiles_for
 from solera.models import loading
 from solera.models.language_model import LanguageModel
@@ -166,7 +167,68 @@ def test_a_backward_pass_after_another_forward_pass_is_refused():
     with pytest.raises(RuntimeError, match="another pass"):
         second.sum().backward()
     with torch.no_grad():
-        assert recorded.hidden(micro) is None
+        alone = recorded.hidden(micro)
+    assert torch.equal(alone, first) and not alone.requires_grad
+
+
+@pytest.mark.parametrize("kind", ["untied", "wide", "lora"])
+def test_what_is_only_scored_is_replayed_too(kind, monkeypatch):
+    """Watched responses, and all of them before a first step between minibatches. The bits do not depend on it."""
+    replayed, forward = list[int](), Pass.forward
+    note = lambda one, given: replayed.append(given.shape[1]) or forward(one, given)  # noqa: E731
+    monkeypatch.setattr(Pass, "forward", note)
+    learn = {"lr": 1e-2, "minibatches": 2, "memory": "lean" if kind == "wide" else "full"}
+    learners = [pads(make_learner(llama(kind), **learn), records) for records in (True, False)]
+    for learner in learners:
+        learner.compute_weights.loss_scale = 1.0  # no gradient overflows and is computed again
+    for number in range(FIRST_USES + 2):
+        batch = collate(make_groups(number), learners[0].objective, now=number, lineage="test", seed=0)
+        assert batch.watched
+        ours, plain = (learner.update(batch) for learner in learners)
+        assert np.array_equal(ours.log_ratio_T, plain.log_ratio_T)
+    assert replayed == [1088] * 5 * 2  # in two updates: two minibatches and the watched responses, then two steps
+
+
+def test_a_reference_without_adapters_is_not_replayed_with_them(monkeypatch):
+    """π_ref of a model with adapters is the same model without them. A graph would compute them all the same."""
+    replayed, forward = list[bool](), Pass.forward
+    note = lambda one, given: replayed.append(adapter.disable_adapters) or forward(one, given)  # noqa: E731
+    monkeypatch.setattr(Pass, "forward", note)
+    learner = pads(make_learner(llama("lora"), dataclasses.replace(GRPO, beta=0.1), lr=1e-2), records=True)
+    adapter = learner.model.attentions[0].q_proj
+    learned(learner, FIRST_USES + 2)
+    assert replayed == [False] * 2 * 2  # in two updates: watched responses, and those that are learned from
+
+
+def test_watched_responses_share_a_pass_that_waits_for_the_host(monkeypatch):
+    """A layer has 32 · 32 · 2 + 32 · 16 · 2 weights in attention, 3 · 32 · 48 in its gates and 2 · 32 in its norms."""
+    learner, most = make_learner(llama("untied")), int(1.2e11 / 7744)
+    assert learner.compute_weights.scores_apart(1)  # a CPU never waits
+    learner.model.device = torch.device("cuda")
+    assert [learner.compute_weights.scores_apart(tokens) for tokens in (1, most, most + 1)] == [False, False, True]
+    learner.model.device = torch.device("cpu")
+    monkeypatch.setattr(type(learner.compute_weights), "scores_apart", lambda self, tokens: tokens < 0)
+    batch = collate(make_groups(), learner.objective, now=0, lineage="test", seed=0)
+    (portion,) = portions_of(batch, learner.objective, 1, 10, ranks=1)[0]
+    (micro,) = learner._cut_portion(portion)
+    assert batch.watched and len(micro.response_T.unique()) == len(batch.rollouts) + len(batch.watched)
+
+
+@pytest.mark.parametrize(
+    ("padded", "recomputes", "expected"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_a_plain_pass_without_a_gradient_runs_the_code_of_recorded_ones(padded, recomputes, expected):
+    """What torch compiles without a gradient may differ in the last bits. Not if activations would be kept for long."""
+    learner = make_learner(llama("untied"), gradient_checkpointing=recomputes)
+    if padded:
+        pads(learner, records=False)
+    seen = list[tuple[bool, bool]]()
+    note = lambda layer, given, out: seen.append((torch.is_grad_enabled(), layer.training))  # noqa: E731
+    learner.compute_weights.model.body.layers[0].register_forward_hook(note)
+    (micro,) = learner._cut(rollouts_of([40, 30]))
+    with torch.no_grad():
+        (logp_T,) = learner._score_all(learner.compute_weights, [micro])
+    assert seen == [(expected, False)] and not logp_T.requires_grad
 
 
 def test_no_autograd_graph_outlives_its_update(tiny):
