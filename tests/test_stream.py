@@ -321,6 +321,20 @@ def test_groups_that_are_not_drawn_are_counted_by_reason():
         }  # fmt: skip
 
 
+def test_tokens_that_are_stored_with_a_checkpoint_are_counted_with_the_next_batch():
+    with EventLoop() as events:
+        task, now = Synced(), PolicyVersion("test", 3)
+        supply = supply_of(task, events)
+        supply.drawn([], 0)
+        deadline = time.monotonic() + 10
+        while not supply._anything_to_store() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        supply.state()
+        assert supply.store.added
+        counted = supply.wait(2, now)
+        assert counted == sum(rollout.length for rollout in supply.store.added) > 0
+
+
 def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_after_a_resume(monkeypatch):
     """It is not in the store yet, so the checkpoint must not count it as ready."""
     with EventLoop() as events:

@@ -54,11 +54,11 @@ class Pages:
         bytes_per_page = slabs * self._unit * self._dtype.itemsize
         self._at_once = max(2, min(SEGMENT // bytes_per_page, room // PAGE // 16))
         """Pages of a segment."""
+        self._segments = list[Segment]()
         self.allow(room)
         self._numbers = slabs * self._at_once * self._unit
         count = max(1, (self.most + 1) // self._at_once)
         self._whole = self._empty(count * self._numbers) if in_one else None
-        self._segments = list[Segment]()
         self._segment_of = dict[int, Segment]()
         self._free = list[int]()
         """A heap. Pages with low numbers are taken first, so that other segments become empty."""
@@ -72,8 +72,10 @@ class Pages:
             key[NOBODY], value[NOBODY] = 0.0, 0.0
 
     def allow(self, room: int) -> None:
-        """Have pages for no more than so many tokens from now on."""
-        self.most = (room // self.tokens + 1) // self._at_once * self._at_once - 1
+        """Have pages for no more than so many tokens from now on. Pages that are kept may be used, even if a learner
+        has just taken all other memory."""
+        most = (room // self.tokens + 1) // self._at_once * self._at_once - 1
+        self.most = max(most, self.total) if self.kept else most
         """Pages that there can be: whole segments, less one page that is nobody's."""
 
     @property

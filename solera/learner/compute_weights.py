@@ -6,7 +6,7 @@ masters' values. With `learn.memory = "lean"` there is one set of weights, in bf
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -142,6 +142,14 @@ class ComputeWeights:
         self._calm = self._calm + 1 if scale >= self.loss_scale else 0
         grows = self._calm >= CALM and scale < self._most_scale
         self.loss_scale, self._calm = (scale * 2, 0) if grows else (scale, self._calm)
+
+    def state(self) -> dict[str, float]:
+        """What a resumed run needs to compute as this one would: numbers that earlier batches have changed."""
+        return {"loss_scale": self.loss_scale, "calm": self._calm, "at_once": self._at_once}
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        self.loss_scale = min(float(numbers["loss_scale"]), self._most_scale)
+        self._calm, self._at_once = int(numbers["calm"]), int(numbers["at_once"])
 
     @property
     def can_recompute(self) -> bool:

@@ -119,7 +119,9 @@ class Learner:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights."""
-        return {"optimiser": self._optimiser.state_dict(), "reference": self.reference and self.reference.state()}
+        numbers = self.compute_weights.state() | {"recomputes": self._recomputes}
+        reference = self.reference and self.reference.state()
+        return {"optimiser": self._optimiser.state_dict(), "reference": reference, "numbers": numbers}
 
     def save(self, folder: Path) -> None:
         """Write `state()` to a folder. Each rank writes its own part."""
@@ -134,6 +136,9 @@ class Learner:
         self._optimiser.load_state_dict(state["optimiser"])
         if self.reference is not None:
             self.reference.restore(state["reference"])
+        if numbers := state.get("numbers"):  # checkpoints of earlier versions have none
+            self._recomputes |= bool(numbers["recomputes"])
+            self.compute_weights.restore(numbers)
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -108,21 +108,27 @@ def tiles_for(places: int) -> int:
 
 def flat_micro_batches(rollouts: tuple[Rollout, ...], token_budget: int, padded: int = 0) -> list[MicroBatch]:
     """Rows laid end to end, in as few micro-batches as the budget allows, each of about as many tokens; a prompt is
-    computed once for as many responses as fit. A micro-batch is padded to one of few sizes, if that has at most
-    `padded` places."""
+    computed once for as many responses as fit. A text above the budget is alone in its micro-batch. One of at most
+    `padded` places is padded to one of few sizes."""
     units = sorted(_units(rollouts, token_budget), key=_tokens, reverse=True)
+    alone = [unit for unit in units if _tokens(unit) > token_budget]
+    parts = alone + _share_out(units[len(alone) :], token_budget)
+    return [_lay_out_flat(rows, padded) for rows in parts]
+
+
+def _share_out(units: list[Unit], token_budget: int) -> list[list[PackedRow]]:
+    """The rows of each micro-batch. Units come longest first; none is above the budget."""
     count = -(-sum(map(_tokens, units)) // token_budget)
-    while units:
+    while True:
         parts: list[list[PackedRow]] = [[] for _ in range(count)]
         filled = [0] * count
         for unit in units:
             least = filled.index(min(filled))
             parts[least] += unit
             filled[least] += _tokens(unit)
-        if max(filled) <= token_budget or count >= len(units):
-            return [_lay_out_flat(rows, padded) for rows in parts if rows]
+        if max(filled, default=0) <= token_budget:
+            return [rows for rows in parts if rows]
         count += 1
-    return []
 
 
 def longest_text(rollouts: tuple[Rollout, ...]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OPTIMISER, REFERENCE = "optimiser", "reference"
+OPTIMISER, REFERENCE, NUMBERS = "optimiser", "reference", "numbers"
 
 
 def write_shards(folder: Path, state: dict[str, Any], like: Mapping[str, Tensor], group: Any) -> None:
@@ -25,6 +25,8 @@ def write_shards(folder: Path, state: dict[str, Any], like: Mapping[str, Tensor]
         for key, value in of_one.items()
     }
     tensors |= {f"{REFERENCE}/{name}": value for name, value in (state["reference"] or {}).items()}
+    for name, value in state["numbers"].items():
+        tensors[f"{NUMBERS}/{name}"] = torch.tensor(float(value), dtype=torch.float64)
     tensors["count"] = torch.tensor(len(names))  # torch cannot write a checkpoint without tensors
     dcp.save(tensors, checkpoint_id=folder, process_group=group, no_dist=group is None)
 
@@ -46,7 +48,8 @@ def read_shards(folder: Path, like: Mapping[str, Tensor], group: Any) -> dict[st
             name, _, moment = rest.rpartition("/")
             moments.setdefault(names[name], {})[moment] = value
     reference = {key.partition("/")[2]: value for key, value in tensors.items() if key.startswith(f"{REFERENCE}/")}
-    return {"optimiser": {"state": moments}, "reference": reference or None}
+    numbers = {key.partition("/")[2]: float(value) for key, value in tensors.items() if key.startswith(f"{NUMBERS}/")}
+    return {"optimiser": {"state": moments}, "reference": reference or None, "numbers": numbers}
 
 
 def _room_for(key: str, described: Any, like: Mapping[str, Tensor]) -> Tensor:

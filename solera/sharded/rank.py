@@ -192,7 +192,7 @@ class Rank:
         if reference:
             named = self.learner.model.parameters()
             reference = {name: part_of(value, named[name]) for name, value in reference.items()}
-        return {"optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
+        return {**state, "optimiser": {**state["optimiser"], "state": moments}, "reference": reference}
 
 
 def _frozen(spec: LearnerSpec, mesh: DeviceMesh, waiting: Waiting) -> ShardedModel:

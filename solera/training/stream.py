@@ -133,6 +133,8 @@ class Stream:
         self._closed = Counter[str]()
         self._waited: list[Waited] = []
         self._worked = engine.work
+        self._generated = 0
+        """Tokens that were stored with a checkpoint, for the next batch to count."""
 
     def wait(self, groups: int, now: PolicyVersion) -> int:
         """Return once `groups` groups can be drawn, the earliest admitted first. Returns the tokens of all groups that
@@ -140,7 +142,8 @@ class Stream:
 
         If many groups cannot be drawn, because they have no reward or the store filters them out, it returns earlier.
         """
-        generated, waves = self._store_ended(), 0
+        generated, waves = self._generated + self._store_ended(), 0
+        self._generated = 0
         with self._changed:
             self._next_batch = now.version
         while True:
@@ -316,7 +319,7 @@ class Stream:
             return all(group.stored for group in self._open.values())
 
     def state(self) -> SupplyState:
-        self._store_ended()
+        self._generated += self._store_ended()
         with self._changed:
             running = tuple(sorted({*self._again, *(n for n, group in self._open.items() if not group.stored)}))
             ready = tuple(sorted(n for n, group in self._open.items() if group.stored))

@@ -78,6 +78,16 @@ def test_pages_that_are_kept_stay(planned, small):
     assert pages.nbytes == most
 
 
+def test_pages_that_are_kept_may_be_used_when_a_learner_has_taken_the_rest(planned, small):
+    """Ten tokens have room beside it."""
+    kept, given_back = (Pages(planned, room=4 * 320, kept=kept) for kept in (True, False))
+    for pages in (kept, given_back):
+        pages.give(pages.take(250))
+        pages.allow(10)
+    assert kept.most == kept.total >= 250
+    assert given_back.most < 20
+
+
 @pytest.mark.parametrize("tokens", [1, 4, 16, 64])
 @pytest.mark.parametrize("slots", [7, 1000])
 @pytest.mark.parametrize("decoder", [ContinuousDecoder, Late])

@@ -1,5 +1,7 @@
 """Gradients of a copy in lower precision are summed on the masters; the scale of a loss on its way through float16."""
 
+import copy
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -7,6 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from solera.learner.compute_weights import CALM, ComputeWeights
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
+from tests.learner.test_graphs import llama
+from tests.learner.test_invariance import make_learner
 
 
 def test_a_scale_that_worked_stays_and_doubles_after_a_calm_while(tiny):
@@ -36,6 +40,27 @@ def test_it_never_grows_beyond_where_it_began(tiny):
     for _ in range(9 * CALM):
         weights.keep_scale(weights.loss_scale)
     assert weights.loss_scale == 4
+
+
+def test_a_resumed_learner_has_the_scale_and_the_limits_of_the_one_before(tmp_path):
+    """In a checkpoint of one process, of ranks, and of a version that did not write them."""
+    learner, *resumed = (make_learner(llama("untied")) for _ in range(4))
+    for each in (learner, *resumed):
+        each.compute_weights._most_scale = 128.0  # as in float16
+    weights = learner.compute_weights
+    weights.keep_scale(64.0)
+    weights.keep_scale(64.0)
+    weights.take_at_most(123_456_789)
+    learner._recomputes = True
+    learner.save(tmp_path / "ranks")
+    resumed[0].restore("test", 3, copy.deepcopy(learner.state()))
+    resumed[1].restore("test", 3, tmp_path / "ranks")
+    for other in resumed[:2]:
+        assert other.compute_weights.state() == {"loss_scale": 64.0, "calm": 2, "at_once": 123_456_789}
+        assert other._recomputes and other.state()["numbers"] == learner.state()["numbers"]
+    before = resumed[2].state()["numbers"]
+    resumed[2].restore("test", 3, {name: part for name, part in learner.state().items() if name != "numbers"})
+    assert resumed[2].state()["numbers"] == before != learner.state()["numbers"]
 
 
 def test_gradients_of_the_copy_are_summed_on_the_masters_without_their_scale(tiny, monkeypatch):

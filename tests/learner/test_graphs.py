@@ -146,6 +146,16 @@ def test_padding_leaves_the_texts_as_they_are(lengths, places):
         assert covered == places
 
 
+def test_a_text_above_the_budget_leaves_the_others_together():
+    """13 texts of 600 tokens fit into 8,256."""
+    first, *others = flat_micro_batches(rollouts_of([600] * 512 + [9100]), 8256)
+    assert first.token_RL.shape == (1, 9100) and first.response_T.unique().tolist() == [512]
+    assert len(others) == -(-512 // 13)
+    assert max(micro.token_RL.numel() for micro in others) <= 8256
+    assert sorted(number for micro in others for number in micro.response_T.unique().tolist()) == list(range(512))
+    assert [micro.token_RL.numel() for micro in flat_micro_batches(rollouts_of([50, 40]), 30)] == [50, 40]
+
+
 def test_a_size_is_no_width_of_a_model():
     sizes = {places_for(tokens) for tokens in range(1, 30_000)}
     assert len(sizes) == 16
