@@ -6,6 +6,7 @@ They are handed out while the GPU writes on. On a processor without graphs the s
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class ContinuousDecoder:
         self.keeps_memory = keeps_memory
         self.lengths = deque[int](maxlen=REMEMBERED)
         self._graphs: dict[tuple[int, float, float], torch.cuda.CUDAGraph] = {}
+        self._pool: Any = None
+        """Memory that all graphs share: only one of them runs at a time."""
         self.reset()
         # A step is many small kernels: each goes before what a learner has waiting, which hardly notices.
         self._recording = torch.cuda.Stream(model.device, priority=-1) if self.graphed else None
@@ -182,6 +185,7 @@ class ContinuousDecoder:
                 limit, requests = max(limit, self.memory.limit), max(requests, self.memory.requests)
                 columns = max(columns, self.memory.columns)
             self._graphs.clear()
+            self._pool = None  # torch refuses one whose graphs are gone
             self.memory = None  # or the old memory would lie beside the new
             self.memory = Memory.allocate(self.model.device, slots, requests, limit, columns)
         return self.memory
@@ -232,8 +236,19 @@ class ContinuousDecoder:
         self._compute(token_N, position_N, plan)
 
     def _compute(self, token_N: Numbers, position_N: Numbers, plan: Plan) -> None:
+        """If a learner has taken all memory, wait until its update has ended, and begin again."""
         self.prefilled += len(token_N)
         token, position = self._sent(token_N), self._sent(position_N)
+        try:
+            self._pass(token, position, plan)
+            return
+        except torch.OutOfMemoryError:
+            pass  # its traceback would keep what the pass has computed
+        with RECORDING:
+            torch.cuda.empty_cache()
+        self._pass(token, position, plan)
+
+    def _pass(self, token: Tensor, position: Tensor, plan: Plan) -> None:
         if self.fused is not None:
             self.fused.fill(token, position, plan)
             return
@@ -299,7 +314,8 @@ class ContinuousDecoder:
                 for _ in range(2):
                     self.step(memory, rows, kind)
             torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
                 self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph

@@ -203,7 +203,7 @@ class ComputeWeights:
         """Free bytes of a GPU, without those for gradients that are not allocated yet."""
         if self.model.device.type != "cuda":
             return None
-        return free_bytes(self.model.device) - (0 if self.separate else self._missing_gradients())
+        return free_bytes(self.model.device) - self._missing_gradients()
 
     def bytes_per_token(self, recomputes: bool) -> float:
         """Memory for the activations of a token, estimated from the sizes of a usual layer. If they are recomputed: the
@@ -216,8 +216,14 @@ class ComputeWeights:
         return kept * (4 if self.model.is_wide else self.compute.itemsize)
 
     def _missing_gradients(self) -> int:
-        """Bytes of gradients that are not allocated yet. In bfloat16 they take as much as the weights."""
+        """Bytes of gradients that are not allocated yet, of what a backward pass computes with. In bfloat16 they take
+        as much as the weights."""
         return sum(own.nbytes for own in self._to if own.requires_grad and own.grad is None)
+
+    @property
+    def missing_on_masters(self) -> int:
+        """Bytes of gradients that the first update will allocate and keep, on masters that have a copy."""
+        return sum(own.nbytes for own in self._from if own.requires_grad and own.grad is None) if self.separate else 0
 
     def release(self) -> None:
         """Give back what an interrupted pass has left, and what recorded passes hold: memory is short."""

@@ -37,10 +37,8 @@ def most_places(model: LanguageModel, bytes_per_token: float) -> int:
     """The largest size of a micro-batch that is recorded; 0 if none is. It depends on nothing that changes during a
     run, so a resumed run pads alike."""
     layers: Any = model.body.layers
-    rotary: Any = getattr(model.body, "rotary_emb", None)
     dense = all(type(layer).__name__ in KNOWN for layer in layers)  # experts may ask the host how many tokens they get
-    fixed = getattr(rotary, "rope_type", "") not in ("dynamic", "longrope")  # these ask for the longest position
-    if not (dense and fixed and model.module.dtype in SHORT):
+    if not (dense and model.module.dtype in SHORT):
         return 0
     gradients = sum(parameter.nbytes for parameter in model.parameters().values() if parameter.requires_grad)
     memory = SHARE * allowed_bytes(model.device) - gradients

@@ -30,7 +30,7 @@ from solera.learner.shards import read_shards, write_shards
 from solera.models.digest import describe, locate
 from solera.models.extent import WIDER
 from solera.models.language_model import LanguageModel
-from solera.models.memory import RECORDING
+from solera.models.memory import RECORDING, set_aside
 from solera.objectives.objective import Objective
 from solera.objectives.token_statistics import TokenStatistics
 from solera.objectives.tokens import BehaviourLogp, ProximalLogp, Tokens
@@ -101,6 +101,7 @@ class Learner:
         self._told = config.gradient_checkpointing
         self._differentiates = False
         """Whether the present update has come to its backward passes, which need memory for activations."""
+        self._set_aside()
 
     def weights(self, dtype: str) -> Weights:
         """The current weights under their version, cast to `dtype`, for whoever takes them."""
@@ -139,6 +140,12 @@ class Learner:
         if numbers := state.get("numbers"):  # checkpoints of earlier versions have none
             self._recomputes |= bool(numbers["recomputes"])
             self.compute_weights.restore(numbers)
+        self._set_aside()
+
+    def _set_aside(self) -> None:
+        """Gradients and moments that the first update will allocate are not free for others. A resumed run, which does
+        not have them yet, must divide its work as one that has."""
+        set_aside(self, (self.compute_weights.missing_on_masters + self._optimiser.missing_bytes) // self.peers.count)
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -211,6 +218,7 @@ class Learner:
         steps = [self._step(minibatch, count, rate, statistics) for _ in passes for minibatch in minibatches]
         self._moved = True
         self.version += 1
+        self._set_aside()
         if self.reference is not None:
             self.reference.follow(self.model, self.version)
         return Findings(

@@ -29,6 +29,11 @@ class Optimiser(Protocol):
         """Optimiser steps so far."""
         ...
 
+    @property
+    def missing_bytes(self) -> int:
+        """Memory that the first step will take for moments."""
+        ...
+
     def clear(self) -> None:
         """Remove all gradients."""
         ...
@@ -60,6 +65,10 @@ class FullAdamW:
     def steps(self) -> int:
         states = list(self._adamw.state.values())
         return int(states[0]["step"]) if states else 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return 0 if self._adamw.state else 2 * sum(p.nbytes for p in self._parameters if p.requires_grad)
 
     def clear(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
@@ -98,6 +107,10 @@ class LeanAdamW:
         self._update: Callable[..., None] = torch.compile(_update, dynamic=True) if compiled else _update
         self._states = [_moments(p) for p in parameters]
         self._steps = 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return 0
 
     @property
     def steps(self) -> int:

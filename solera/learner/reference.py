@@ -21,12 +21,15 @@ class Reference:
         ema: float | None,
         compute: torch.dtype = torch.float32,
         copy: Callable[[], LanguageModel] | None = None,
+        compiled: bool = False,
     ) -> None:
         """`copy` returns a copy of the model that is not trained. A sharded model cannot be copied as others can."""
         self.switched_off = model.adapter is not None and not (period or ema)
         self.model = model if self.switched_off else copy() if copy else model.copy(model.module.dtype)
         self.model.can_take_plans = model.can_take_plans
-        self.compute_weights = None if self.switched_off else ComputeWeights(self.model, compute, trained=False)
+        self.compute_weights = (
+            None if self.switched_off else ComputeWeights(self.model, compute, trained=False, compiled=compiled)
+        )
         self.period = period
         self.ema = ema
 

@@ -248,7 +248,8 @@ class LanguageModel:
         if not self.takes_any_mask:
             self.plain_because = "its logits change if texts are packed"
         elif self.device.type == "cuda" and not self.can_take_plans:
-            self.plain_because = "its attention cannot be replaced by ours"
+            own = "its positions depend on the longest text" if self._rotates_by_length else ""
+            self.plain_because = own or "its attention cannot be replaced by ours"
 
     def _packs(self, ids: Tensor, whole: Tensor) -> bool:
         """Whether a text keeps its logits when packed after two of its tokens with another text in between."""
@@ -259,10 +260,16 @@ class LanguageModel:
         mask = (sees & torch.ones(8, 8, dtype=torch.bool, device=self.device).tril())[None, None]
         return _close(self.logits(self.hidden(packed, at, mask))[:, 4:], whole[:, 2:])
 
+    @property
+    def _rotates_by_length(self) -> bool:
+        """Whether rotary frequencies depend on the longest position of a pass. The host then waits for the GPU to tell
+        it, which a CUDA graph cannot, and a text would depend on those that are packed with it."""
+        return getattr(getattr(self.body, "rotary_emb", None), "rope_type", "") in ("dynamic", "longrope")
+
     def _plans(self, ids: Tensor, whole: Tensor) -> bool:
         """Whether a text keeps its logits when it continues a stretch of the row that another text continues too."""
         layers = getattr(self.body, "layers", ())
-        if len(self.attentions) != len(layers) or not layers:
+        if len(self.attentions) != len(layers) or not layers or self._rotates_by_length:
             return False
         packed = torch.cat([ids[:, :2], ids[:, 3:5], ids[:, 2:]], 1)
         at = torch.tensor([[0, 1, 2, 3, 2, 3, 4, 5]], device=self.device)

@@ -179,7 +179,9 @@ def _own_model(parts: Parts, learner: Learner | ShardedLearner) -> LanguageModel
 def _single(parts: Parts, objective: Objective) -> Learner:
     config, reference = parts.config, None
     if objective.uses_reference:
-        reference = Reference(parts.model, objective.ref_period, objective.ref_ema, parts.compute)
+        reference = Reference(
+            parts.model, objective.ref_period, objective.ref_ema, parts.compute, compiled=config.model.compile
+        )
     return Learner(
         parts.model, objective, config.learn, lineage=uuid.uuid4().hex, temperature=config.sampling.temperature,
         limit=config.sampling.max_tokens, steps=config.run.steps, compute=parts.compute, reference=reference,

@@ -1,6 +1,7 @@
 """Continuous decoding gives what plain decoding gives, whatever the number of slots, the order and the memory."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +19,7 @@ from solera.engines.jobs import Decoder, Job, Written
 from solera.engines.pages import bytes_per_token
 from solera.engines.tables import bucket
 from solera.models.language_model import LanguageModel
+from solera.models.memory import RECORDING
 from solera.records import Prompt, Sampling
 from solera.tasks.episodes import attempt_all
 from tests.conftest import END, VOCABULARY, random_prompt
@@ -104,6 +106,36 @@ def test_little_memory_takes_waves(tiny, planned, monkeypatch):
     assert_same(Decoded.of([each for several in ended for each in several], jobs), expected)
     assert decoder.pages is not None
     assert decoder.pages.nbytes <= 50 * bytes_per_token(planned)
+
+
+def test_prompts_that_find_no_memory_are_computed_when_an_update_has_ended(tiny, planned, monkeypatch):
+    """A learner holds the lock during its update. If memory is still full then, the requests fail."""
+    prompts, seeds = requests()
+    expected = written(ContinuousDecoder(planned, (END,), 64), prompts, seeds, SAMPLING)
+    updating, refused, given = threading.Event(), list[bool](), ContinuousDecoder._pass
+
+    def update() -> None:
+        with RECORDING:
+            updating.set()
+            time.sleep(0.2)
+        updating.clear()
+
+    def full(self, *arguments) -> None:
+        if updating.is_set() or len(refused) > 1:
+            refused.append(updating.is_set())
+            raise torch.OutOfMemoryError("full")
+        given(self, *arguments)
+
+    monkeypatch.setattr(ContinuousDecoder, "_pass", full)
+    learner = threading.Thread(target=update)
+    learner.start()
+    updating.wait()
+    assert_same(written(ContinuousDecoder(planned, (END,), 64), prompts, seeds, SAMPLING), expected)
+    learner.join()
+    assert refused == [True]
+    refused.append(False)
+    with pytest.raises(torch.OutOfMemoryError):
+        written(ContinuousDecoder(planned, (END,), 64), prompts, seeds, SAMPLING)
 
 
 def test_prompts_are_computed_in_parts(tiny, planned, monkeypatch):

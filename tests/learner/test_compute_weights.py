@@ -7,10 +7,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.learner.compute_weights import CALM, ComputeWeights
+from solera.learner.learner import Learner
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
+from solera.models.memory import _SET_ASIDE
+from solera.training.collation import collate
 from tests.learner.test_graphs import llama
-from tests.learner.test_invariance import make_learner
+from tests.learner.test_invariance import make_groups, make_learner
 
 
 def test_a_scale_that_worked_stays_and_doubles_after_a_calm_while(tiny):
@@ -61,6 +64,29 @@ def test_a_resumed_learner_has_the_scale_and_the_limits_of_the_one_before(tmp_pa
     before = resumed[2].state()["numbers"]
     resumed[2].restore("test", 3, {name: part for name, part in learner.state().items() if name != "numbers"})
     assert resumed[2].state()["numbers"] == before != learner.state()["numbers"]
+
+
+def test_memory_that_the_first_update_takes_is_set_aside(tiny, monkeypatch):
+    """Per weight: 4 bytes for a gradient and 8 for two moments. Gradients of the copy come and go: 2 bytes."""
+    monkeypatch.setattr(type(tiny), "for_compute", type(tiny).copy)
+
+    def taken(learner: Learner) -> tuple[float, float]:
+        weights = sum(p.numel() for p in learner.model.parameters().values())
+        return _SET_ASIDE[learner] / weights, learner.compute_weights._missing_gradients() / weights
+
+    learner, resumed = (make_learner(tiny.copy(torch.float32), compute=torch.bfloat16) for _ in range(2))
+    for each in (learner, resumed):
+        for p in (*each.model.parameters().values(), *each.compute_weights.model.parameters().values()):
+            p.requires_grad_()
+    learner._set_aside()
+    assert taken(learner) == (12, 2)
+    learner.update(collate(make_groups(), learner.objective, now=0, lineage="test", seed=0))
+    assert taken(learner) == (0, 2)
+    resumed.restore("test", 1, copy.deepcopy(learner.state()))
+    assert taken(resumed) == (4, 2)
+    monkeypatch.undo()
+    lean = make_learner(llama("wide"), memory="lean")
+    assert _SET_ASIDE[lean] == 0
 
 
 def test_gradients_of_the_copy_are_summed_on_the_masters_without_their_scale(tiny, monkeypatch):

@@ -8,7 +8,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from solera.models.language_model import LanguageModel, with_capped_scores
 from solera.models.source import EMBEDDED
@@ -49,6 +49,16 @@ def called(model: LanguageModel) -> list[LanguageModel]:
 
 def test_texts_are_packed_where_that_is_right(model, name):
     assert model.takes_any_mask == model.can_take_plans == (name in PACKED) == (not model.plain_because)
+
+
+@pytest.mark.parametrize(("kind", "packed"), [("dynamic", False), ("linear", True)])
+def test_a_model_whose_positions_depend_on_the_longest_text_is_not_packed(kind, packed):
+    """A recorded step cannot ask how long the longest text is."""
+    config = make("llama").config
+    config.rope_parameters = {"rope_type": kind, "factor": 2.0, "rope_theta": 10_000.0}
+    model = LanguageModel(LlamaForCausalLM(config).eval())
+    model.check()
+    assert model.takes_any_mask and model.can_take_plans == packed
 
 
 def test_the_engine_samples_from_the_model(model, eager):
