@@ -67,8 +67,10 @@ _WAITING = {
 }  # fmt: skip
 """Words that may end a sentence with a number, but never one without."""
 _ANNOUNCED = re.compile(
-    r"(?i)[\s*_>-]*(?:####[^\w$]*|#*[\s*_]*(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
+    r"(?i)[\s*_>-]*+(?:####[^\w$]*|(?:#+[\s*_]*+)?+(?:so,? )?(?:the |my )?(?:final )?answers?(?: is)?[\s:=*_#]*)"
 )
+"""An announcement without its answer. The possessive repeats and the `#+` prevent quadratic time on long runs of `*`,
+`_` and spaces."""
 _EMPTY_HEADING = re.compile(r"(?i)#{1,6}[\s*_]*(?:step|part|solution|calculation|conclusion|final|answer|total|result)")
 _CLOSING = re.compile(r"(?i)\W*(?:(?:that|this|which|it)(?: is|['’]s)|i?\s?hope|thanks?|good|great|enjoy|have)\b")
 

@@ -126,3 +126,13 @@ def test_no_text_takes_quadratic_time(piece):
         return time.process_time() - start
 
     assert seconds(400_000) < max(40 * seconds(40_000), 0.2)  # quadratic would be 100 times
+
+
+@pytest.mark.parametrize("mark", ["*", "_", "* ", "**_", " *"])
+def test_emphasis_before_the_last_number_does_not_take_quadratic_time(mark):
+    def seconds(size: int) -> float:
+        start = time.process_time()
+        number(mark * (size // len(mark)) + " 7", "7", True)
+        return time.process_time() - start
+
+    assert seconds(4_000) < max(8 * seconds(1_000), 0.3)  # quadratic is 16 times, and over a second
