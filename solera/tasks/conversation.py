@@ -126,11 +126,12 @@ class Conversation:
         return self._hear(completion)
 
     def reward(self, value: float, part: str = "reward") -> Reward:
-        """A reward for the last turn. Pass it to `rollout`."""
-        tokens = sum(len(each.token_ids_T) for each in self._parts if isinstance(each, Completion) and each.trained)
-        if not tokens:
-            raise SoleraError("reward: the policy has not written a turn yet")
-        return Reward(value, part, position=tokens - 1, sequence=len(self._earlier))
+        """A reward for the last turn that is trained on. Pass it to `rollout`."""
+        for number, (parts, _) in reversed(list(enumerate(self._sequences()))):
+            tokens = sum(len(each.token_ids_T) for each in parts if isinstance(each, Completion) and each.trained)
+            if tokens:
+                return Reward(value, part, position=tokens - 1, sequence=number)
+        raise SoleraError("reward: no turn so far is trained on; use Reward(value) to reward the whole episode")
 
     @property
     def seconds_left(self) -> float:
@@ -144,11 +145,7 @@ class Conversation:
         facts = EpisodeFacts(
             self.turns, ending or self.ended or DONE, self.calls, self.errors, self.tool_seconds, self.retokenised
         )
-        written = [
-            (parts, segments)
-            for parts, segments in (*self._earlier, (tuple(self._parts), tuple(self._segments)))
-            if any(isinstance(part, Completion) for part in parts)
-        ]
+        written = self._sequences()
         return Rollout.of_sequences(
             prompt,
             *[parts for parts, _ in written],
@@ -156,6 +153,11 @@ class Conversation:
             facts=facts,
             segments=tuple(segments for _, segments in written),
         )
+
+    def _sequences(self) -> list[tuple[Turns, tuple[Segment, ...]]]:
+        """The sequences of the rollout: those with a turn. If the engine has failed, one may have none."""
+        begun = (*self._earlier, (tuple(self._parts), tuple(self._segments)))
+        return [(parts, segments) for parts, segments in begun if any(isinstance(part, Completion) for part in parts)]
 
     def _give(self) -> None:
         """Make the conversation so far the next input of the engine."""

@@ -20,6 +20,7 @@ from solera.training.supply import Outcomes
 from tests.tasks.chatting import TEMPLATES, TOOLS, check, codec_of, converse, small_tokenizer
 
 ASK = [{"role": "user", "content": "What is 17 * 23?"}]
+THOUGHT = "<think>\nhm\n</think>\n\n391"
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
@@ -49,7 +50,8 @@ class Scripted:
         ids += [] if text.endswith("\\") else [self.tokenizer.eos_token_id]
         reason = "length" if text.endswith("\\") else "stop"
         ids = ids[:room]
-        return Completion(np.array(ids, np.int32), np.zeros(len(ids), np.float32), ((len(ids), 0),), reason)
+        logp_T = np.zeros(len(ids), np.float32)
+        return Completion(np.array(ids, np.int32), logp_T, ((len(ids), 0),), reason, trained=temperature != 0)
 
 
 def chat(name: str, *texts: str, messages=ASK, **settings):
@@ -89,8 +91,7 @@ def test_the_text_in_between_is_the_templates(tmp_path):
 
 def test_stripped_reasoning_starts_another_sequence():
     """Qwen 3 shows earlier reasoning while tools are called, and drops it at the next question."""
-    thought = "<think>\nhm\n</think>\n\n391"
-    talk, script, tokenizer = chat("qwen3", thought, thought, "so", tools=TOOLS)
+    talk, script, tokenizer = chat("qwen3", THOUGHT, THOUGHT, "so", tools=TOOLS)
 
     async def run():
         await talk.say()
@@ -101,17 +102,76 @@ def test_stripped_reasoning_starts_another_sequence():
 
     asyncio.run(run())
     first, second, third = seen(script, tokenizer)
-    assert second.startswith(first + thought + "<|im_end|>\n<|im_start|>user\n<tool_response>\n391")
+    assert second.startswith(first + THOUGHT + "<|im_end|>\n<|im_start|>user\n<tool_response>\n391")
     assert "<think>" not in third.partition("<|im_start|>assistant")[2]
     rollout = talk.rollout(Prompt("p", script.given[0]), Reward(1.0))
     assert [len(sequence.spans) for sequence in rollout.sequences] == [2, 1]
-    assert rollout.facts.retokenised == 2 * (len(tokenizer.encode(thought)) + 1)
+    assert rollout.facts.retokenised == 2 * (len(tokenizer.encode(THOUGHT)) + 1)
     outcomes = Outcomes()
     outcomes.count([rollout], 1)
     metrics = outcomes.take()
     assert (metrics["rollout/sequences"], metrics["turns/mean"]) == (2, 3)
     assert metrics["tokens/retokenised"] == rollout.facts.retokenised
     assert outcomes.take() == {}
+
+
+async def out_of_tokens(talk: Conversation) -> None:
+    talk.add({"role": "user", "content": "sure? " * 50})
+    assert await talk.say() is None and talk.ended == "tokens"
+
+
+async def greedy(talk: Conversation) -> None:
+    talk.add({"role": "user", "content": "sure?"})
+    assert await talk.say(temperature=0) is not None
+
+
+@pytest.mark.parametrize("go_on", [out_of_tokens, greedy])
+def test_a_reward_is_for_the_last_trained_turn_of_any_sequence(go_on):
+    """Qwen 3's template begins a second sequence, in which nothing is trained on."""
+    talk, script, tokenizer = chat("qwen3", "391", THOUGHT, "yes", limits=Limits(tokens=200))
+
+    async def run():
+        await talk.say()
+        talk.add({"role": "tool", "content": "391"})
+        await talk.say()
+        await go_on(talk)
+        return talk.reward(2.0, "late")
+
+    found = asyncio.run(run())
+    trained = sum(len(tokenizer.encode(text, add_special_tokens=False)) + 1 for text in ("391", THOUGHT))
+    assert found == Reward(2.0, "late", position=trained - 1, sequence=0)
+    assert talk.rollout(Prompt("p", script.given[0]), found).sequences[0].length == trained
+
+
+def test_a_sequence_without_an_answer_has_no_number():
+    talk, script, tokenizer = chat("qwen3", THOUGHT, "yes")
+
+    async def run():
+        await talk.say()
+        talk.add({"role": "user", "content": "sure?"})
+        talk._generate = refuse
+        with pytest.raises(OSError):
+            await talk.say()
+        talk.add({"role": "user", "content": "really?"})
+        talk._generate = script
+        await talk.say()
+        return talk.reward(1.0)
+
+    async def refuse(*_, **__):
+        raise OSError
+
+    found = asyncio.run(run())
+    assert (found.position, found.sequence) == (len(tokenizer.encode("yes")), 1)
+    assert len(talk.rollout(Prompt("p", script.given[0]), found).sequences) == 2
+
+
+def test_without_a_trained_turn_there_is_nothing_to_reward():
+    talk, _, _ = chat("qwen3", "391")
+    with pytest.raises(SoleraError, match="no turn so far is trained on"):
+        talk.reward(1.0)
+    asyncio.run(talk.say(temperature=0))
+    with pytest.raises(SoleraError, match="no turn so far is trained on"):
+        talk.reward(1.0)
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentence_piece"])
