@@ -355,7 +355,10 @@ class Learner:
         tokens = [self._tokens(part) for part in minibatch.parts]
         for _ in range(minibatch.rounds - len(tokens)):
             self._score(self.compute_weights, self._idle())
-        return self.objective.statistic_of(self.peers.gather(tokens))
+        if self.peers.count > 1:  # each rank may have a GPU of its own
+            tokens = self.peers.gather([each.to(torch.device("cpu")) for each in tokens])
+        statistic = self.objective.statistic_of(tokens)
+        return None if statistic is None else statistic.to(self.model.device)
 
     def _idle(self) -> MicroBatch:
         """A text of two tokens, for a rank that has no micro-batch while others have. Its weight is 0."""

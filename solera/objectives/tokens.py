@@ -84,6 +84,10 @@ class Tokens:
             turn_advantage_T=None if parts[0].turn_advantage_T is None else together("turn_advantage_T"),
         )
 
+    def to(self, device: torch.device) -> "Tokens":
+        moved = {name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor | Responses)}
+        return Tokens(**{**vars(self), **moved})
+
     @property
     def advantage_T(self) -> Tensor:
         if self.turn_advantage_T is not None:

@@ -4,6 +4,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import struct
 import tempfile
 import threading
 import time
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 
 from solera.sharded.rank import Seat
-from solera.sharded.ranks import BEAT, GRACE, Reply, Served
+from solera.sharded.ranks import BEAT, GRACE, Reply, Served, SilentError
 
 
 class Processes:
@@ -41,12 +43,16 @@ class Processes:
             process.start()
             theirs.close()  # otherwise the end of the process would not be the end of the connection
             beating.close()
+            limit(ours, timeout + 2 * GRACE)
             self._connections.append(ours)
             self._beats.append(beats)
             self.processes.append(process)
 
     def send(self, rank: int, call: bytes) -> None:
-        self._connections[rank].send_bytes(call)
+        try:
+            self._connections[rank].send_bytes(call)
+        except BlockingIOError as error:
+            raise SilentError(rank) from error
 
     def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, Reply | None]:
         ready = wait([self._connections[rank] for rank in ranks], seconds)
@@ -85,8 +91,19 @@ class Processes:
     def _received(self, rank: int) -> Reply | None:
         try:
             return receive(self._connections[rank])
+        except BlockingIOError as error:
+            raise SilentError(rank) from error
         except (EOFError, OSError):
             return None
+
+
+def limit(connection: Connection, seconds: float) -> None:
+    """Let reads and writes fail with a `BlockingIOError` if the other end does nothing for so long: a stopped process
+    keeps its connection open, and what it does not read fills the connection's buffer."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    with socket.socket(fileno=os.dup(connection.fileno())) as other:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            other.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def send(connection: Connection, reply: Reply) -> None:

@@ -35,6 +35,14 @@ class RankError(SoleraError):
     """A rank died, hangs, or failed. All ranks have ended."""
 
 
+class SilentError(Exception):
+    """A rank stopped in the middle of a call or of its answer."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
 class Reply(NamedTuple):
     """What a rank answers: a pickle, and the memory of the large arrays that belong to it."""
 
@@ -72,11 +80,12 @@ class Host(Protocol):
     count: int
 
     def send(self, rank: int, call: bytes) -> None:
-        """Give a rank its next call. Raises an `OSError` if it has ended."""
+        """Give a rank its next call. Raises an `OSError` if it has ended, and a `SilentError` if it does not read."""
         ...
 
     def wait(self, ranks: Sequence[int], seconds: float | None) -> dict[int, Reply | None]:
-        """Wait until one of these ranks answers or dies. Returns the answers; `None` for a rank that died."""
+        """Wait until one of these ranks answers or dies. Returns the answers; `None` for a rank that died. Raises a
+        `SilentError` if one stops in the middle of its answer."""
         ...
 
     def pulses(self) -> dict[int, float]:
@@ -127,6 +136,8 @@ class Ranks:
                 self.host.send(rank, pickle.dumps((method, given)))
             except OSError:
                 self._fail(RankError(f"rank {rank} of {self.count} {self.host.how_it_ended(rank)} before {method}"))
+            except SilentError:
+                self._fail(self._blame(method, {}, {}, [rank]))
         return self._answers(method, None)
 
     def pass_on(self, receivers: Sequence[Any]) -> list[SoleraError | None]:
@@ -159,7 +170,11 @@ class Ranks:
         watch = Watch(self.host, self.timeout)
         while waiting := [rank for rank in range(self.count) if rank not in {*results, *failures, *died}]:
             left = BEAT if deadline is None else min(BEAT, deadline - time.monotonic())
-            answers = self.host.wait(waiting, max(0.0, left))
+            try:
+                answers = self.host.wait(waiting, max(0.0, left))
+            except SilentError as error:
+                waiting = [error.rank]
+                break
             if not answers:
                 if left <= 0:
                     break

@@ -139,6 +139,9 @@ class Reusable:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def read(self, given: bytes) -> int:
+        return len(given)
+
     def compute(self, seconds: float) -> float:
         """Use this rank's processor, without a word to the others."""
         began = time.monotonic()

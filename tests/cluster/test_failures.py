@@ -1,7 +1,9 @@
 """A rank that dies or hangs is named, and nothing keeps running."""
 
 import logging
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import torch
 
 from solera.cluster.actors import Actors
 from solera.errors import SoleraError
-from solera.sharded.processes import Processes
+from solera.sharded.processes import Processes, limit, receive
 from solera.sharded.rank import GroupPeers, Seat
 from solera.sharded.ranks import RankError, Ranks
 from tests.cluster.hosts import seconds_until
@@ -81,6 +83,27 @@ def test_ranks_that_all_hang_outside_of_collectives_are_named(host, stopped):
         ranks.call("sleep", [(600.0,)] * 2)
     assert 7 < time.monotonic() - began < 90  # 2 s, 6 s in which a rank could report another, and a busy machine
     seconds_until(lambda: not any(map(runs, pids)), 10, "killed ranks end")  # Linux needs a moment
+
+
+def test_a_rank_that_was_stopped_before_a_large_call_is_named():
+    """Nobody reads the call, which does not fit into the connection's buffer."""
+    ranks = Ranks(Processes(2, Reusable, 1.0), 1.0)
+    assert ranks.call("read", [(b" " * 10**7,)] * 2) == [10**7] * 2
+    os.kill(ranks.host.processes[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(RankError, match=r"rank 1 of 2 did not answer in read \(time limit 1 s\)"):
+        ranks.call("read", [(b" " * 10**7,)] * 2)
+    assert 6 < time.monotonic() - began < 60
+    assert not any(process.is_alive() for process in ranks.host.processes)
+
+
+def test_an_answer_that_stops_in_the_middle_is_not_awaited_for_ever():
+    ours, theirs = multiprocessing.Pipe()
+    limit(ours, 0.5)
+    theirs.send_bytes(pickle.dumps((b"", [10**6])))
+    os.write(theirs.fileno(), b" " * 1000)
+    with pytest.raises(BlockingIOError):
+        receive(ours)
 
 
 def test_a_rank_that_computes_for_longer_than_the_time_limit_is_left_alone(host):
