@@ -231,6 +231,21 @@ def test_a_runs_model_into_its_own_store_is_imported_with_its_lineage(short_run,
     assert "held-out problems, which are never trained on" in refusal(capfd, *held_out)
 
 
+def test_samples_added_to_a_run_may_equal_earlier_ones(short_run, tmp_path):
+    """Short answers repeat often. A folder of its own stores every response that is generated."""
+    run, whole = short_run("run = { steps = 1 }").folder, tmp_path / "whole"
+    for out, samples in ((run, "2"), (run, "8"), (whole, "8")):
+        chosen = ["--prompts", "4", "--samples", samples, "--temperature", "0.7", "--device", "cpu"]
+        assert main(["generate", "embedded", *chosen, "--out", str(out)]) == 0
+
+    def written(folder: Path) -> Counter[tuple[str, tuple[int, ...]]]:
+        found = [r for r in rollouts_in(folder) if r.origin == "model:embedded"]
+        return Counter((r.prompt_key, tuple(r.sequences[0].token_ids_T.tolist())) for r in found)
+
+    assert written(run) == written(whole)
+    assert written(whole).total() == 32 and 4 < len(written(whole)) < 32
+
+
 def test_held_out_problems_are_written_apart_and_left_out_of_training(short_run, tmp_path):
     out = tmp_path / "held"
     assert main(["generate", "embedded", "--held_out", "--prompts", "6", "--samples", "2", "--out", str(out)]) == 0

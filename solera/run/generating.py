@@ -196,7 +196,7 @@ def _importing(order: Order, ledger: Ledger, codec: TokenizerCodec) -> Callable[
 
     def add(rollouts: list[Rollout]) -> None:
         lines = [json.dumps(plain(rollout, time.time())).encode() for rollout in rollouts]
-        ledger.add_imported([one for line in lines for one in read(line, str(order.out))])
+        ledger.add_samples([one for line in lines for one in read(line, str(order.out))])
 
     return add
 

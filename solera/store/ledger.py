@@ -196,6 +196,14 @@ class Ledger:
             revised = sum(self._import(new, over) for new in files)
             return self._last_id() + 1 - first, revised
 
+    def add_samples(self, new: Items[Rollout]) -> None:
+        """Write all of these as imported rollouts, or none. If a text is already there, this is another sample of it.
+        An import of their export adds nothing."""
+        with self.transaction(write=True):
+            seen = Counter[bytes]()
+            for some in batched(new, IMPORTED_TOGETHER):
+                self._add_marked(self._marked_anew(some, seen))
+
     def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion | None = None) -> int:
         with self.transaction(), closing(self.unused()) as unused:
             return self.queue().missing(unused, groups + reserve, group_size)
@@ -327,27 +335,44 @@ class Ledger:
         return self._connection.scalar(_LAST_ID) or 0
 
     def _import(self, new: Items[Rollout], over: bool) -> int:
-        seen, now, revised = Counter[bytes](), time.time(), 0
+        seen, revised = Counter[bytes](), 0
         for some in batched(new, IMPORTED_TOGETHER):
             marked = {fingerprint(rollout, seen): rollout for rollout in some}
             known = self._known(marked)
-            numbered = list(enumerate((mark for mark in marked if mark not in known), self._last_id() + 1))
-            rows = [(*rollout_row(i, marked[mark], now, mark), mark) for i, mark in numbered]
-            self._add_imports.run(self._connection, rows)
-            graded = [reward_row(i, reward, now) for i, mark in numbered for reward in marked[mark].rewards]
-            self._add_rewards.run(self._connection, graded)
+            self._add_marked({mark: rollout for mark, rollout in marked.items() if mark not in known})
             again = [(known[m], r) for m in marked if m in known for r in marked[m].rewards]
             revised += self._revise(again, over)
         return revised
 
+    def _marked_anew(self, new: Items[Rollout], seen: Counter[bytes]) -> dict[bytes, Rollout]:
+        """The samples by fingerprints that no row has yet. Samples of a text are numbered from the number of those
+        stored."""
+        marks, left = [b""] * len(new), list(range(len(new)))
+        while left:
+            for place in left:
+                marks[place] = fingerprint(new[place], seen)
+            stored = self._stored([marks[place] for place in left])
+            left = [place for place in left if marks[place] in stored]
+        return dict(zip(marks, new, strict=True))
+
+    def _add_marked(self, marked: Mapping[bytes, Rollout]) -> None:
+        """Write imported rollouts with their rewards, by fingerprint."""
+        now, numbered = time.time(), list(enumerate(marked.items(), self._last_id() + 1))
+        rows = [(*rollout_row(i, rollout, now, mark), mark) for i, (mark, rollout) in numbered]
+        self._add_imports.run(self._connection, rows)
+        self._add_their_rewards([(i, rollout) for i, (_, rollout) in numbered], now)
+
     def _known(self, marked: dict[bytes, Rollout]) -> dict[bytes, int]:
         """Ids of rollouts that were imported before, or that the run generated itself and that an export brings
         back."""
-        known = dict(map(tuple, self._connection.execute(_KNOWN, {"marks": list(marked)})))
         back = {m: (r.id, r.lineage, bytes(encode(r.sequences))) for m, r in marked.items() if r.id and r.lineage}
         rows = self._connection.execute(_OWN, {"ids": [id_ for id_, *_ in back.values()]}) if back else ()
         own = {(id_, lineage, bytes(sequences)) for id_, lineage, sequences in rows}
-        return known | {mark: claim[0] for mark, claim in back.items() if claim in own}
+        return self._stored(list(marked)) | {mark: claim[0] for mark, claim in back.items() if claim in own}
+
+    def _stored(self, marks: list[bytes]) -> dict[bytes, int]:
+        """Ids of imported rollouts by their fingerprints."""
+        return dict(map(tuple, self._connection.execute(_KNOWN, {"marks": marks})))
 
     def _revise(self, given: Items[tuple[int, Reward]], over: bool = True) -> int:
         latest: dict[tuple[int, str], Any] = {}

@@ -253,6 +253,19 @@ def test_files_imported_again_add_rewards_and_change_none(store):
     assert [rollout.reward for rollout in store.fetch([1, 2])] == [0.5, 1.0]
 
 
+def test_samples_are_stored_even_if_their_text_is_there_and_importing_them_again_adds_none(store):
+    texts = dict(zip("ABCDE", rollouts("ppppp", None), strict=True))
+    samples = [dataclasses.replace(texts[text], origin="model:m") for text in "AABCADBEAAAA"]
+    assert store.add_imported(samples[:4]) == (4, 0)
+    store.add_samples(samples[4:8])
+    store.add_samples(samples[8:])
+    with reading(store.place) as opened:
+        ids = [rollout.sequences[0].token_ids_T.tolist() for rollout, _ in opened.rollouts()]
+    assert ids == [rollout.sequences[0].token_ids_T.tolist() for rollout in samples]
+    assert store.add_imported(samples[:8]) == store.add_imported(samples) == (0, 0)  # an older export, and a new one
+    assert store.watermark() == 12
+
+
 def test_rollouts_wait_for_their_rewards_and_revisions_count(store):
     store.add(rollouts("aa", reward=None))
     assert waiting(store, 2) == 0
