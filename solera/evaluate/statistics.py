@@ -12,6 +12,8 @@ from solera.errors import SoleraError
 
 Z = 1.96
 """Standard normal quantile of 97.5 %. All intervals are 95 % intervals."""
+ROUNDING = 1e-12
+"""A standard deviation below this, relative to the largest value and at least to 1, comes from rounding."""
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,24 @@ def share_over_problems(value_P: Sequence[float]) -> MeanEstimate:
 
 
 def mean_over_problems(value_P: Sequence[float]) -> MeanEstimate:
-    """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for values without limits. One problem has no interval.
+    """m ± z·s/√P with s² = Σ(x − m)²/(P − 1), for values without limits. One problem has no interval. Nor do
+    equal values, whose interval of width 0 would claim certainty about other problems.
 
-    >>> mean_over_problems([0.5]).low is None
-    True
+    >>> mean_over_problems([0.5]).low is None, mean_over_problems([1.0, 1.0]).low is None
+    (True, True)
     """
     problems, (mean, variance) = len(value_P), _mean_and_variance(value_P)
-    if problems == 1:
+    if variance == 0:
         return MeanEstimate(mean, None, None, problems)
     half = Z * math.sqrt(variance / problems)
     return MeanEstimate(mean, mean - half, mean + half, problems)
 
 
 def _mean_and_variance(value_P: Sequence[float]) -> tuple[float, float]:
-    """m and s² = Σ(x − m)²/(P − 1), which is 0 for one problem."""
+    """m and s² = Σ(x − m)²/(P − 1), which is 0 for one problem and for values that are equal but for rounding."""
     mean = math.fsum(value_P) / len(value_P)
-    return mean, math.fsum((value - mean) ** 2 for value in value_P) / max(1, len(value_P) - 1)
+    variance = math.fsum((value - mean) ** 2 for value in value_P) / max(1, len(value_P) - 1)
+    return mean, variance if math.sqrt(variance) > ROUNDING * max(1.0, *map(abs, value_P)) else 0.0
 
 
 def estimate(value_P: Sequence[float | None], share: bool) -> MeanEstimate | None:

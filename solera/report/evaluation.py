@@ -144,8 +144,10 @@ def comparison_lines(evaluation: Evaluation) -> list[str]:
 def _sentence(name: str, difference: Difference) -> str:
     estimate = difference.estimate
     value = _change(name, estimate.value)
-    if estimate.low is None or estimate.high is None:
+    if estimate.problems == 1:
         return f"{value} on one problem: too few for an interval"
+    if estimate.low is None or estimate.high is None:
+        return f"{value} on each of {estimate.problems} problems: no spread, so no interval"
     word = "higher" if estimate.value > 0 else "lower"
     verdict = f"{word}: the interval excludes 0" if difference.excludes_zero else "undecided: the interval includes 0"
     limits = " to ".join(_change(name, limit).removesuffix(" points") for limit in (estimate.low, estimate.high))

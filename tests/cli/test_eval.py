@@ -109,7 +109,7 @@ def test_two_models_sampled_and_compared(tmp_path, run_folder):
 def test_a_model_compared_with_itself_differs_nowhere():
     done = solera("eval", "embedded", "embedded", "--problems", "20", *ON_CPU)
     assert done.returncode == 0, done.stderr
-    assert "+0.0 points (+0.0 to +0.0), undecided: the interval includes 0" in done.stdout
+    assert "+0.0 points on each of 20 problems: no spread, so no interval" in done.stdout
 
 
 def test_a_runs_folder_brings_its_settings_and_its_checkpoints(tmp_path, run_folder):

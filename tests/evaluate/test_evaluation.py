@@ -138,6 +138,12 @@ def test_the_sentence_says_which_way_and_whether_it_is_sure():
     assert "too few for an interval" in shown_text(Evaluation(Config(), (examined("a", [1]), examined("b", [0]))))
 
 
+def test_a_difference_without_spread_is_not_called_certain():
+    text = shown_text(Evaluation(Config(), (examined("a", [0, 0]), examined("b", [1, 1]))))
+    assert "pass@1 greedy: +100.0 points on each of 2 problems: no spread, so no interval" in text
+    assert "excludes 0" not in text
+
+
 @pytest.mark.parametrize(
     ("k", "samples", "temperature", "says"),
     [

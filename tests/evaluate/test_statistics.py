@@ -87,8 +87,21 @@ def test_the_interval_of_a_mean_by_hand():
 def test_the_interval_of_a_mean_at_its_edges():
     one = mean_over_problems([0.25])
     assert (one.value, one.low, one.high) == (0.25, None, None)
-    alike = mean_over_problems([1.0, 1.0, 1.0])
-    assert (alike.value, alike.low, alike.high) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1.0, 1.0, 1.0], [0.0, 0.0], [0.1 + 0.2 - 0.3, *[0.0] * 9], [0.1 + 0.2, 0.3, 0.3], [1e5 + 0.1, 1e5 + 0.2 - 0.1]],
+)
+def test_values_that_are_equal_but_for_rounding_have_no_interval(values):
+    alike = mean_over_problems(values)
+    assert (alike.value, alike.low, alike.high) == (pytest.approx(values[-1], abs=1e-10), None, None)
+
+
+def test_a_small_spread_is_not_rounding():
+    """1, 1 + 10⁻⁹: s = 10⁻⁹/√2, half-width 1.96·s/√2."""
+    found = mean_over_problems([1.0, 1.0 + 1e-9])
+    assert found.high - found.value == pytest.approx(0.98e-9, rel=1e-6)
 
 
 def test_an_estimate_leaves_out_problems_without_a_value():
@@ -121,6 +134,13 @@ def test_a_share_without_spread_is_not_certain(values):
     assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half))
 
 
+def test_a_share_that_spreads_by_rounding_only_is_not_certain():
+    """Tenths in binary: the mean of three is not 1/10. (0.1 + z²/6 ± z·√(0.09/3 + z²/36)) / (1 + z²/3)."""
+    found, half = share_over_problems([0.1] * 3), 1.96 * math.sqrt(0.03 + 3.8416 / 36)
+    limits = [(0.1 + 3.8416 / 6 + sign * half) / (1 + 3.8416 / 3) for sign in (-1, 1)]
+    assert (found.low, found.high) == pytest.approx(limits)
+
+
 @pytest.mark.parametrize(("hard", "chance", "attempts"), [(0.01, 0.5, 16), (0.05, 0.5, 4), (1.0, 0.03, 4)])
 def test_the_interval_of_a_share_contains_the_truth_in_19_of_20_cases(hard, chance, attempts):
     """Problems that are always solved, and hard ones. The normal interval contains the truth of the first in 90 %.
@@ -135,7 +155,7 @@ def test_the_interval_of_a_share_contains_the_truth_in_19_of_20_cases(hard, chan
 
 
 def test_a_mean_reward_may_be_outside_0_to_1():
-    assert estimate([1.0, 1.0, 1.0], share=False).low == 1.0  # a reward of 1 is not a yes
+    assert estimate([1.0, 1.0, 1.0], share=False).low is None  # a reward of 1 is not a yes
     assert estimate([1.0] * 9 + [0.5], share=False).high == pytest.approx(1.048)
 
 
@@ -167,3 +187,10 @@ def test_a_pair_without_common_problems_has_no_difference_and_one_problem_decide
     assert paired([None, 1.0], [1.0, None]) is None
     assert not paired([0.0], [1.0]).excludes_zero
     assert not paired([0.5, 1.0], [0.5, 1.0]).excludes_zero
+
+
+def test_equal_differences_decide_nothing():
+    """0 → 1 on each of two problems, or from 1/3 to 2/3 and from 2/3 to 1, which is a third up to rounding."""
+    for first, second in (([0.0, 0.0], [1.0, 1.0]), ([1 / 3, 2 / 3], [2 / 3, 1.0])):
+        found = paired(first, second)
+        assert (found.estimate.low, found.estimate.high, found.excludes_zero) == (None, None, False)
