@@ -119,6 +119,28 @@ def test_impossible_values_are_refused_in_one_line(section, values, says):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        (("--api_key", "sk-1"), "an API key, .* VLLM_API_KEY instead"),
+        (("--seed=1", "--api_key=sk-1"), "an API key, .* VLLM_API_KEY instead"),
+        (("--api-k", "sk-1"), "an API key, .* VLLM_API_KEY instead"),  # argparse completes the name
+        (("--hf-token", "sk-1"), "a Hugging Face token, .* HF_TOKEN instead"),
+        (("--hf_token=sk-1",), "a Hugging Face token, .* HF_TOKEN instead"),
+        (("--hf_to=sk-1",), "a Hugging Face token, .* HF_TOKEN instead"),
+    ],
+)
+def test_arguments_of_a_server_that_hold_a_secret_are_refused_without_repeating_it(arguments, instead):
+    with pytest.raises(SoleraError, match=f"engine.args holds {instead}") as refusal:
+        check(override(Config(), "engine", name="vllm", launch=1, args=arguments))
+    assert "sk-1" not in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_arguments_of_a_server_that_hold_no_secret_pass():
+    harmless = ("--api-server-count=2", "--hf_overrides", '{"api-key": 1}', "--hf-config-path=folder")
+    check(override(Config(), "engine", name="vllm", launch=1, args=harmless))
+
+
+@pytest.mark.parametrize(
     ("section", "values", "says"),
     [("model", {"compile": False}, "set model.compile"), ("cluster", {"learners": 2}, "cluster.learners")],
 )

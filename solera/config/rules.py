@@ -4,7 +4,15 @@ import math
 import re
 
 from solera.config.fields import LARGEST_REWARD, check_types, hints_of, shown
-from solera.config.secrets import NO_PASSWORD, NO_URL, holds_password, is_database_url, is_server_url
+from solera.config.secrets import (
+    NO_PASSWORD,
+    NO_URL,
+    SECRET_OPTIONS,
+    has_option,
+    holds_password,
+    is_database_url,
+    is_server_url,
+)
 from solera.config.sections import (
     EMBEDDED_MODELS,
     CollectConfig,
@@ -228,9 +236,9 @@ def _engine_rules(config: Config) -> list[tuple[bool, str]]:
          "engine.urls: each must be the address of a server, such as http://127.0.0.1:8000, without a path, user or "
          "password (an API key belongs into the environment variable VLLM_API_KEY)"),
         (started or not engine.args, "engine.args has no effect without engine.launch: remove it"),
-        (not any(a.partition("=")[0] == "--api-key" for a in engine.args),
-         "engine.args holds an API key, which would be written to the run's config: set the environment variable "
-         "VLLM_API_KEY instead"),
+        *((not has_option(engine.args, start), f"engine.args holds {secret}, which would be written to the run's "
+           f"config: set the environment variable {variable} instead")
+          for start, secret, variable in SECRET_OPTIONS),
         (engine.gpu_memory is None or (started and 0 < engine.gpu_memory < 1),
          f"engine.gpu_memory is {engine.gpu_memory}; it needs engine.launch and a share between 0 and 1"),
     ]  # fmt: skip

@@ -1,5 +1,6 @@
 """Detect passwords in URLs before a URL reaches a file, a log or a page."""
 
+from collections.abc import Iterable
 from urllib.parse import unquote_plus, urlsplit
 
 MAY_HOLD_SECRETS = ("store.url", "engine.urls", "engine.args")
@@ -15,6 +16,10 @@ NO_URL = (
     "store.url is not the URL of a PostgreSQL database; use postgresql+psycopg://USER@HOST/DATABASE, or remove it for "
     "a SQLite file in the run's folder"
 )
+
+SECRET_OPTIONS = (("--api-k", "an API key", "VLLM_API_KEY"), ("--hf-t", "a Hugging Face token", "HF_TOKEN"))
+"""The options of `vllm serve` that take a secret: how they begin (argparse completes a name), what they take, and the
+environment variable to set instead."""
 
 
 def is_database_url(url: str) -> bool:
@@ -38,6 +43,15 @@ def is_server_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and not any(rest) and (parts.port or 1) > 0
     except ValueError:  # an invalid port, or unbalanced brackets
         return False
+
+
+def has_option(arguments: Iterable[str], start: str) -> bool:
+    """Whether an option begins with `start`, in any spelling that vLLM accepts.
+
+    >>> has_option(["--api_key=secret"], "--api-k"), has_option(["--api-server-count", "2"], "--api-k")
+    (True, False)
+    """
+    return any(argument.partition("=")[0].replace("_", "-").startswith(start) for argument in arguments)
 
 
 def holds_password(url: str) -> bool:
