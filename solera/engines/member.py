@@ -59,6 +59,8 @@ class Member:
         """When it was set aside last."""
         self.lost = False
         """Whether the run no longer waits for it."""
+        self.doubted = False
+        """Whether a sync has failed for it and is not over: nobody knows what it writes with."""
         self.waiting = 0
         """Requests that it has not answered yet."""
         self.tokens = self.set_aside = self.restarts = self.retries = 0
@@ -78,7 +80,7 @@ class Member:
     @property
     def limit(self) -> int:
         """How many requests it gets at once. More would wait there, where nobody else can take them."""
-        return max(1, self.engine.slots + self.ahead)
+        return 0 if self.doubted else max(1, self.engine.slots + self.ahead)
 
     @property
     def busy(self) -> float:

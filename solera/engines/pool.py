@@ -4,10 +4,10 @@ A request goes to the engine that has read the longest part of its text before, 
 (`roster.py`). A request that fails is sent again, to another engine if there is one.
 
 An engine is suspected after a request has failed, and gets no requests until it has answered a short one. It is *set
-aside* if it does not answer that, if an answer cannot be right, or if it has missed a sync. A thread then brings it
-back: it opens the engine again (a server that we launched is started again), loads the weights that were published
-last, proves that they arrived, and readmits it. Meanwhile the others go on. If none is left, `NoEngineError` ends the
-run.
+aside* if it does not answer that, if an answer cannot be right, or if it has missed a sync. (While the others still
+load, nothing that it writes is used.) A thread then brings it back: it opens the engine again (a server that we
+launched is started again), loads the weights that were published last, proves that they arrived, and readmits it.
+Meanwhile the others go on. If none is left, `NoEngineError` ends the run.
 """
 
 import asyncio
@@ -149,7 +149,34 @@ class EnginePool:
         return new, self._load(new._replace(tensors=tensors), members, in_flight)
 
     def _load(self, sent: Published, members: Sequence[Member], in_flight: InFlight) -> dict[Member, Outcome]:
-        return of_each(members, lambda each: each.engine.load(sent.weights(), in_flight))
+        return of_each(members, lambda each: self._load_into(each, sent, in_flight))
+
+    def _load_into(self, member: Member, sent: Published, in_flight: InFlight) -> Manifest:
+        try:
+            held = member.engine.load(sent.weights(), in_flight)
+        except Exception:
+            self._doubt(member)
+            raise
+        if difference(sent.manifest, held, None) is not None:
+            self._doubt(member)
+        return held
+
+    def _doubt(self, member: Member) -> None:
+        """An engine may hold half of the new weights, and still label its tokens with the old ones. What it writes is
+        not used. Others may take long to load, so this does not wait for them."""
+        with self._lock:
+            member.doubted = True
+        if member.loop is not None:
+            call_in(member.loop, member.drop_requests)
+
+    def _end_doubts(self, members: Sequence[Member]) -> None:
+        """After a sync. Engines that missed it are set aside by now. If all refused it, the old weights go on."""
+        with self._lock:
+            doubted = [member for member in members if member.doubted]
+            for member in doubted:
+                member.doubted = False
+        if doubted:
+            self.roster.wake()
 
     @contextmanager
     def _publishing(self) -> Iterator[list[Member]]:
@@ -161,7 +188,10 @@ class EnginePool:
                 with self._lock:
                     members = self.roster.serving()
                 if members:
-                    yield members
+                    try:
+                        yield members
+                    finally:
+                        self._end_doubts(members)
                     return
 
     def _settle(self, outcomes: dict[Member, Outcome], new: Published) -> Manifest | None:
@@ -258,7 +288,7 @@ class EnginePool:
         """A request has failed. Others that fail at the same time need no second check."""
         with self._lock:
             member.retries += 1
-            if member.state != "serving":
+            if member.state != "serving" or member.doubted:
                 return
             member.state, held = "suspected", self._published
         self._in_thread(self._check, member, error, short, held)

@@ -409,6 +409,79 @@ def test_an_engine_that_misses_a_sync_gets_the_weights_before_it_serves_again(
     assert crowd.engines[1].asked
 
 
+def fails_half_way(engine: Shaky) -> None:
+    engine.refuses = EngineError("http://engine-0: CUDA out of memory")
+
+
+def holds_something_else(engine: Shaky) -> None:
+    plain = engine.load
+
+    def load(weights: Weights, in_flight: InFlight = "drain") -> Manifest:
+        held = plain(weights, in_flight)
+        first, *others = held.tensors
+        return replace(held, tensors=(first._replace(digest=first.digest + 1), *others))
+
+    engine.load = load  # type: ignore[method-assign]
+
+
+def before_load(engine: Shaky, do: Callable[[], object]) -> None:
+    plain = engine.load
+
+    def load(weights: Weights, in_flight: InFlight = "drain") -> Manifest:
+        do()
+        return plain(weights, in_flight)
+
+    engine.load = load  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("fails", [fails_half_way, holds_something_else])
+def test_nothing_comes_from_an_engine_whose_load_failed_while_another_one_still_loads(
+    crowd: Crowd, model: LanguageModel, fails: Callable[[Shaky], None]
+) -> None:
+    """Neither what it was writing at that moment nor what is asked later."""
+    suspect, failing, go_on = crowd.engines[0], threading.Event(), threading.Event()
+    fails(suspect)
+    before_load(suspect, failing.set)
+    before_load(crowd.engines[1], lambda: go_on.wait(20))
+    suspect.pause = 0.8 * TIMEOUT
+    early = crowd.events.begin(crowd.pool.generate((3, 4, 5), SAMPLING, 1))
+    crowd.until(lambda: suspect.asked == [(3, 4, 5)])
+    syncing = threading.Thread(target=crowd.publish, args=(1, some_versions(model)[1]))
+    syncing.start()
+    assert failing.wait(20)
+    crowd.until(lambda: any((3, 4, 5) in other.asked for other in crowd.engines[1:]))
+    crowd.ask(requests(count=9))
+    assert suspect.asked == [(3, 4, 5)] and early.result() and syncing.is_alive()
+    go_on.set()
+    syncing.join()
+    crowd.until(lambda: len(crowd.said) == 2)
+    assert crowd.said[0].startswith("http://engine-0 is set aside: it missed the sync of version 1: ")
+    assert crowd.said[1] == "http://engine-0 is back with the weights of version 1"
+
+
+def test_requests_wait_while_all_engines_refuse_weights_and_go_on_then(crowd: Crowd, model: LanguageModel) -> None:
+    """Two have refused them already, and the third takes its time."""
+    refusing, go_on = threading.Event(), threading.Event()
+    for engine in crowd.engines:
+        engine.refuses = SyncFaultError("tensor x has values that are not finite")
+    before_load(crowd.engines[2], lambda: (refusing.set(), go_on.wait(20)))
+
+    def sync() -> None:
+        with pytest.raises(SyncFaultError, match="not finite"):
+            crowd.publish(1)
+
+    syncing = threading.Thread(target=sync)
+    syncing.start()
+    assert refusing.wait(20)
+    asked = requests()
+    begun = crowd.events.begin(crowd.pool.generate(*asked[0]))
+    go_on.set()
+    syncing.join()
+    all_right(asked[:1], [begun.result()], model)
+    all_right(asked, crowd.ask(asked), model)
+    assert crowd.said == [] and all(engine.asked for engine in crowd.engines)
+
+
 def test_an_engine_that_is_away_during_a_sync_comes_back_with_the_newest_weights(
     crowd: Crowd, model: LanguageModel
 ) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from solera.config import InFlight
 from solera.engines.faults import TakenError
 from solera.engines.vllm.client import VllmEngine
+from solera.engines.vllm.http import ServerError
 from solera.engines.vllm.transport import FileTransport, GroupTransport
 from solera.models.digest import describe
 from solera.protocols import Weights
@@ -23,6 +25,7 @@ from solera.run.serving import open_server
 from solera.sync.proof import SyncFaultError
 from solera.tasks.event_loop import EventLoop
 from tests.vllm.conftest import forward_logp, model_of, weights_of
+from tests.vllm.proxy import Proxy, TruncateError
 
 pytestmark = pytest.mark.vllm
 CLOSE = 5e-4
@@ -253,6 +256,35 @@ def test_an_update_that_a_killed_trainer_left_open_is_no_obstacle(
     engine.http.post("/start_weight_update")
     again = open_server(parts, engine.http.url, 8, tmp_path / "again")
     again.load(weights_of(1))
+    assert farthest(events, again, parts, 1) < CLOSE
+    again.close()
+
+
+def test_a_server_that_took_an_update_too_late_writes_nothing_before_it_is_connected_again(
+    proxy: Proxy, parts: Parts, events: EventLoop, tmp_path: Path
+) -> None:
+    """It would label the new weights with the old version: what it writes at that moment is not finished, either."""
+    ours, late = open_server(parts, proxy.url, 8, tmp_path / "ours"), iter([True])
+    ours.load(weights_of(0))
+    ours.end_token_ids = ()
+
+    def spoil(path: str, request: bytes, answer: bytes | None) -> bytes | None:
+        if path == "/update_weights" and answer is not None and next(late, False):
+            raise TruncateError
+        return answer
+
+    proxy.spoil, before = spoil, proxy.generated
+    writing = events.begin(ours.generate(parts.task.prompt(3).token_ids, Sampling(0.7, LONGEST), 0))
+    while proxy.generated == before:
+        time.sleep(0.001)
+    with pytest.raises(ServerError, match=r"\(during the sync of version 1\)"):
+        ours.load(weights_of(1), "keep")
+    assert ours.http.get("/is_paused")["is_paused"]
+    writing.cancel()
+    ours.close()
+    again = open_server(parts, proxy.url, 8, tmp_path / "again")
+    assert not again.http.get("/is_paused")["is_paused"]
+    assert again.load(weights_of(1)).version == 1
     assert farthest(events, again, parts, 1) < CLOSE
     again.close()
 

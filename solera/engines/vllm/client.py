@@ -106,13 +106,17 @@ class VllmEngine:
 
     @contextmanager
     def _paused(self, in_flight: InFlight) -> Iterator[None]:
-        """Stop the server between two tokens. Pausing also empties its prefix cache."""
+        """Stop the server between two tokens. Pausing also empties its prefix cache. It stays paused if an update fails
+        half-way: it would label what it writes with weights that it does not hold. Connecting again resumes it."""
         with self._drained(in_flight == "drain"):
             self.http.post(f"/pause?mode={PAUSE[in_flight]}")
             try:
                 yield
-            finally:
-                self.http.post("/resume")
+            except BaseException:
+                if self.updates.untouched():
+                    self.http.post("/resume")
+                raise
+            self.http.post("/resume")
 
     @contextmanager
     def _drained(self, needed: bool) -> Iterator[None]:

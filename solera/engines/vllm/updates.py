@@ -48,10 +48,14 @@ class Updates:
         self.base = base
         self.labels: dict[str, tuple[str, int]] = {}
         """Lineage and version of all weights that were sent, by label."""
+        self.finished: str | None = None
+        """The label of the last weights that the server took, and with which it labels its tokens."""
+        self._lineage = ""
         self._met = False
 
     def offer(self, weights: Weights) -> Offer:
         """Prepare an update. Nothing that the server holds changes."""
+        self._lineage = weights.lineage
         named, start = dict(weights.tensors), time.perf_counter()
         specs = describe(named.items())
         digesting = time.perf_counter() - start
@@ -75,10 +79,22 @@ class Updates:
             self._withdraw(offer)
             raise self._refused(offer.version, error) from error
         if applied:
+            self.finished = offer.label
             self.transport.keep()
         else:
             self._withdraw(offer)
         return held
+
+    def untouched(self) -> bool:
+        """After an update that failed: whether the server still holds the weights with which it labels its tokens, as
+        far as it says."""
+        try:
+            held = self.ask_workers("solera_held")
+        except SoleraError:
+            return False
+        if self.foreign(held["label"]):  # nothing of ours is there, and nothing of it is used
+            return True
+        return held["refused"] is not None if self.finished is None else held["label"] == self.finished
 
     def _withdraw(self, offer: Offer) -> None:
         self.transport.drop()
@@ -147,7 +163,7 @@ class Updates:
     def _refused(self, version: int, error: SoleraError) -> SoleraError:
         """Why an update failed: the server refused it, another run disturbed it, or a call failed."""
         held = self.ask_workers("solera_held")
-        if held["label"] not in self.labels and is_label(held["label"]):
+        if self.foreign(held["label"]):
             return self.taken(held["label"])
         if held["refused"] is None:
             return ServerError(f"{error} (during the sync of version {version})")
@@ -159,7 +175,7 @@ class Updates:
     def _manifest(self, label: str) -> tuple[Manifest, bool]:
         """What the server says it holds, with the digests that its workers computed, and whether it has this label."""
         held = self.ask_workers("solera_held")
-        if held["label"] not in self.labels and is_label(held["label"]):
+        if self.foreign(held["label"]):
             raise self.taken(held["label"])
         lineage, version = self.labels.get(held["label"], (held["label"] or "", -1))
         specs = (TensorSpec(name, tuple(shape), dtype, digest) for name, shape, dtype, digest in held["tensors"])
@@ -171,6 +187,12 @@ class Updates:
         if any(result != results[0] for result in results):
             raise SyncFaultError(f"the workers of vLLM server {self.http.url} hold different weights")
         return results[0]
+
+    def foreign(self, label: object) -> bool:
+        """Whether a run that is not this one gave weights this label. An update of this run may arrive after it was
+        given up, or after a new connection."""
+        ours = label in self.labels or (self._lineage and lineage_of(label) == self._lineage)
+        return is_label(label) and not ours
 
     def taken(self, label: str) -> TakenError:
         return TakenError(

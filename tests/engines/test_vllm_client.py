@@ -1,0 +1,207 @@
+"""The client of a vLLM server, against a small server in this process that loads, labels and pauses as vLLM does."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from solera.engines.faults import TakenError
+from solera.engines.vllm.checks import Facts
+from solera.engines.vllm.client import VllmEngine
+from solera.engines.vllm.counter import STARTED, TOKENS, TokenCounter
+from solera.engines.vllm.http import ServerError
+from solera.engines.vllm.transport import FileTransport
+from solera.engines.vllm.updates import Updates
+from solera.engines.vllm.versions import RELEASES
+from solera.protocols import Weights
+from solera.records import Sampling
+from solera.sync.proof import SyncFaultError
+
+VOCABULARY = 50
+
+
+class Server:
+    """`worker_label` is the worker's (`worker.py`), `label` the one that tokens get. `model` says what is loaded."""
+
+    url = "http://server"
+
+    def __init__(self) -> None:
+        self.worker_label: str | None = None
+        self.label: str | None = "default"
+        self.refused: str | None = None
+        self.tensors: list[Any] = []
+        self.model: object = "first"
+        self.paused = False
+        self.update: Callable[[dict[str, Any]], None] = self.take
+        self.finish: Callable[[str | None], None] = self.relabel
+        self.draw: Callable[[dict[str, Any]], tuple[int, float]] = lambda asked: (7, -1.0)
+
+    def take(self, info: dict[str, Any]) -> None:
+        self.refused = None
+        self.model = self.worker_label = info["label"]
+        self.tensors = info["tensors"]
+
+    def relabel(self, label: str | None) -> None:
+        self.label = label or self.label
+
+    def post(self, path: str, body: Any = None, timeout: float | None = None) -> Any:
+        if path.startswith("/pause") or path == "/resume":
+            self.paused = path != "/resume"
+        elif path == "/update_weights":
+            self.update(body["update_info"])
+        elif path == "/finish_weight_update":
+            self.finish(body and body["weight_version"])
+        elif path == "/collective_rpc":
+            held = {"label": self.worker_label, "tensors": self.tensors, "refused": self.refused, "base": None}
+            return {"results": [held]}
+        elif path == RELEASES["0.32"].path:
+            token, logp = self.draw(body)
+            span = {"version": self.label, "start": 0, "end": 1}
+            choice = {"token_ids": [token], "logprobs": {"content": [{"logprob": logp}]}, "finish_reason": "length"}
+            return {"choices": [choice | {"weight_versions": [span]}]}
+        return None
+
+    async def post_awaited(self, path: str, body: Any) -> Any:
+        assert not self.paused
+        return self.post(path, body)
+
+    def get(self, path: str) -> Any:
+        return {"world_size": 1}
+
+    def text(self, path: str) -> str:
+        return f'{TOKENS}{{engine="0"}} 0.0\n{STARTED} 1.0\n'
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def connected(server: Server, folder: Path, dtype: str = "torch.float32", block: int | None = None) -> VllmEngine:
+    http: Any = server
+    release = RELEASES["0.32"]
+    return VllmEngine(
+        http, release, Facts("m", VOCABULARY, dtype, 64, 8, block), Updates(http, release, FileTransport(folder)),
+        TokenCounter(http), end_token_ids=(0,), spell=lambda ids_T: "",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def engine(server: Server, tmp_path: Path) -> VllmEngine:
+    """Holds version 1."""
+    made = connected(server, tmp_path)
+    made.load(weights(1))
+    return made
+
+
+def weights(version: int, lineage: str = "run") -> Weights:
+    return Weights(lineage, version, iter([("w", torch.full((2,), float(version)))]))
+
+
+def version_written(engine: VllmEngine) -> int:
+    completion = asyncio.run(engine.generate((3, 4), Sampling(1.0, 1), 0))
+    return completion.versions[0][1]
+
+
+# -- an update that fails ---------------------------------------------------------------------------------------------
+
+
+def load_fails_half_way(server: Server) -> None:
+    def update(info: dict[str, Any]) -> None:
+        server.refused, server.worker_label, server.model = None, None, "half of each"
+        raise ServerError("CUDA out of memory")
+
+    server.update = update
+
+
+def load_takes_longer_than_the_time_limit(server: Server) -> None:
+    def update(info: dict[str, Any]) -> None:
+        server.take(info)
+        raise ServerError("ReadTimeout")
+
+    server.update = update
+
+
+def finish_fails(server: Server) -> None:
+    def finish(label: str | None) -> None:
+        raise ServerError("ReadTimeout")
+
+    server.finish = finish
+
+
+def update_is_refused(server: Server) -> None:
+    def update(info: dict[str, Any]) -> None:
+        server.refused = "tensor w is missing"
+        raise ServerError("RefusedError")
+
+    server.update = update
+
+
+def update_does_not_arrive(server: Server) -> None:
+    def update(info: dict[str, Any]) -> None:
+        raise ServerError("ConnectError")
+
+    server.update = update
+
+
+@pytest.mark.parametrize("fails", [load_fails_half_way, load_takes_longer_than_the_time_limit, finish_fails])
+def test_a_server_that_may_hold_other_weights_than_it_says_stays_paused(
+    server: Server, engine: VllmEngine, tmp_path: Path, fails: Callable[[Server], None]
+) -> None:
+    before = server.label
+    fails(server)
+    with pytest.raises(ServerError, match="during the sync of version 2"):
+        engine.load(weights(2))
+    assert (server.model, server.label) != (before, before) and server.label == before  # what it would say is wrong
+    assert server.paused
+    server.update, server.finish = server.take, server.relabel
+    again = connected(server, tmp_path / "again")
+    again.load(weights(2))
+    assert not server.paused and version_written(again) == 2
+
+
+@pytest.mark.parametrize("fails", [update_is_refused, update_does_not_arrive])
+@pytest.mark.parametrize("loaded", [0, 1])
+def test_a_server_that_still_holds_what_it_says_goes_on(
+    server: Server, tmp_path: Path, fails: Callable[[Server], None], loaded: int
+) -> None:
+    engine = connected(server, tmp_path)
+    for _ in range(loaded):
+        engine.load(weights(1))
+    fails(server)
+    with pytest.raises(SyncFaultError if fails is update_is_refused else ServerError):
+        engine.load(weights(2))
+    if loaded:
+        assert not server.paused and version_written(engine) == 1
+    else:  # nothing of ours is there, so only a server that says so is known to be whole
+        assert server.paused == (fails is update_does_not_arrive)
+
+
+def test_a_server_that_another_run_has_taken_goes_on(server: Server, engine: VllmEngine) -> None:
+    def update(info: dict[str, Any]) -> None:
+        server.take(info | {"label": "solera/other/5/c0ffee"})
+        server.relabel("solera/other/5/c0ffee")
+
+    server.update = update
+    with pytest.raises(TakenError, match="another run uses it"):
+        engine.load(weights(2))
+    assert not server.paused
+
+
+def test_a_server_that_does_not_say_what_it_holds_stays_paused_and_the_first_error_is_told(
+    server: Server, engine: VllmEngine
+) -> None:
+    post = server.post
+
+    def dying(path: str, body: Any = None, timeout: float | None = None) -> Any:
+        if path in ("/update_weights", "/collective_rpc"):
+            raise ServerError(f"{path} broke")
+        return post(path, body, timeout)
+
+    server.post = dying  # type: ignore[method-assign]
+    with pytest.raises(ServerError, match="broke"):
+        engine.load(weights(2))
+    assert server.paused
