@@ -1,6 +1,7 @@
 """A vLLM server as an engine."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -28,8 +29,8 @@ PAUSE = {"drain": "wait", "keep": "keep", "abort": "abort"}
 """What vLLM calls the ways to treat requests in flight."""
 IMPOSSIBLE = -9000.0
 """vLLM writes -9999 for a log-probability that is not a number."""
-CACHE_SEED = 0
-"""Seed of the token that checks the prefix cache."""
+CACHE_TRIES = 5
+"""How many tokens are drawn at most to check the prefix cache. Rounding may flip one of them."""
 
 
 class VllmEngine:
@@ -134,24 +135,30 @@ class VllmEngine:
 
     def _check_cache(self, version: int) -> None:
         """Continue a text that was also continued after the last sync: once with the prefix cache, once without. If the
-        cache still held keys and values of the old weights, the log-probabilities would differ."""
+        cache still held keys and values of the old weights, the log-probabilities would differ. In 16 bits, about 1 %
+        of the tokens differ by rounding, because other requests are computed at the same time: then draw others."""
         tokens, block = self.max_length - 2, self.facts.block
         if block is None or tokens <= block:
             return  # nothing this short is ever cached
         text = tuple(1 + number % (self.facts.vocabulary - 1) for number in range(min(tokens, 2 * block + 1)))
-        params = sampling_params(Sampling(1.0, 1), 1, CACHE_SEED, ())
+        drawn = (self._cache_apart(text, seed) for seed in range(CACHE_TRIES))
+        apart = next(filter(math.isfinite, drawn), math.inf)
+        if not apart <= tolerance(self.dtype, 1.0):
+            raise SyncFaultError(
+                f"sync of version {version}: vLLM server {self.http.url}: its prefix cache still holds older weights "
+                f"(log-probabilities with and without it differ by {apart:.2g})"
+            )
+
+    def _cache_apart(self, text: tuple[int, ...], seed: int) -> float:
+        """How far log-probabilities with and without the prefix cache are apart; infinite if the tokens differ."""
+        params = sampling_params(Sampling(1.0, 1), 1, seed, ())
         bodies = [self.release.body(self.facts.name, text, params, salt) for salt in (None, f"{time.time_ns()}")]
         cached, fresh = (self.release.answer(self.http.post(self.release.path, body)) for body in bodies)
         self.counter.exclude(len(cached.token_ids) + len(fresh.token_ids))
         for answer in (cached, fresh):
             if answer.spans is not None:
                 self._versions(answer)  # another trainer may have sent its weights in between
-        apart = abs(cached.logp[0] - fresh.logp[0]) if cached.token_ids == fresh.token_ids else float("inf")
-        if not apart <= tolerance(self.dtype, 1.0):
-            raise SyncFaultError(
-                f"sync of version {version}: vLLM server {self.http.url}: its prefix cache still holds older weights "
-                f"(log-probabilities with and without it differ by {apart:.2g})"
-            )
+        return abs(cached.logp[0] - fresh.logp[0]) if cached.token_ids == fresh.token_ids else math.inf
 
     # -- generation ----------------------------------------------------------------------------------------------
 
