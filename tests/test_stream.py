@@ -232,6 +232,27 @@ def test_combinations_that_cannot_work_are_refused(text, complaint):
         check(parse(text, "test"))
 
 
+@pytest.mark.parametrize(
+    ("draw", "enough", "share"),
+    [
+        ('policy = "replay", fresh = 0.1', 5, "draw.fresh"),  # 5 x 0.1 is rounded up, 4 x 0.1 down
+        ('policy = "mixed", shares = ["self=0.1", "model:*=0.9"]', 5, "the share of self in draw.shares"),
+        ('policy = "mixed", shares = ["model:a=3", "self=1", "model:b=3"]', 3, "the share of self in draw.shares"),
+    ],
+)
+def test_batches_without_a_new_group_are_refused(draw, enough, share):
+    """Such a run would replay its first batch for ever."""
+
+    def settings_of(prompts: int, mode: str = "stream") -> str:
+        return f'collect = {{ mode = "{mode}", prompts = {prompts} }}\ndraw = {{ {draw} }}'
+
+    check(parse(settings_of(enough), "test"))
+    check(parse(settings_of(enough - 1, "lock_step"), "test"))
+    complaint = f"^{share} is too low: of {enough - 1} groups .*: raise it, or collect.prompts$"
+    with pytest.raises(SoleraError, match=complaint):
+        check(parse(settings_of(enough - 1), "test"))
+
+
 def test_a_rule_that_waits_too_long_is_overruled():
     """With max_age = 2, batch 3 after a sync could not be supplied any more."""
     rule = within(never, 2)

@@ -50,6 +50,7 @@ from solera.config.sections import (
     staleness_of,
     writes,
 )
+from solera.config.shares import apportion, new_per_batch
 from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
@@ -89,6 +90,7 @@ __all__ = [
     "Text",
     "Transport",
     "alike",
+    "apportion",
     "check",
     "check_types",
     "default_lr",
@@ -99,6 +101,7 @@ __all__ = [
     "load",
     "load_resolved",
     "located",
+    "new_per_batch",
     "overlay",
     "override",
     "parse",

@@ -26,6 +26,7 @@ from solera.config.sections import (
     staleness_of,
     writes,
 )
+from solera.config.shares import new_per_batch
 from solera.errors import SoleraError
 
 MOST_THREADS = 1024
@@ -62,6 +63,7 @@ def check(config: Config) -> None:
     for holds, complaint in _rules(config):
         if not holds:
             raise SoleraError(complaint)
+    _refuse_batches_without_new_groups(config)
     if config.run.device == "cpu":
         refuse_without_gpu(config)
 
@@ -89,6 +91,17 @@ def refuse_without_gpu(config: Config) -> None:
         raise SoleraError("engine.gpu_memory is set, but this run is on a CPU: remove it")
     if config.sync.transport == "ipc":
         raise SoleraError("sync.transport is ipc, which needs a GPU: use file or auto")
+
+
+def _refuse_batches_without_new_groups(config: Config) -> None:
+    """A stream generates for the new groups of the batches, so without any the run would stay with its first batch."""
+    groups = config.collect.prompts
+    if config.collect.mode == "stream" and new_per_batch(config.draw, groups) == 0:
+        share = "draw.fresh" if config.draw.policy == "replay" else "the share of self in draw.shares"
+        raise SoleraError(
+            f"{share} is too low: of {groups} groups in a batch none is new, but collect.mode = stream needs new ones "
+            "in each: raise it, or collect.prompts"
+        )
 
 
 def _rules(config: Config) -> list[tuple[bool, str]]:

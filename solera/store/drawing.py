@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from solera.config import DrawConfig, OrderName, shares_of, writes
+from solera.config import DrawConfig, OrderName, apportion, shares_of, writes
+from solera.config import new_per_batch as new_per_batch  # noqa: PLC0414  run/build.py takes it from here
 from solera.errors import SoleraError
 from solera.streams import stream_seed
 
@@ -164,20 +165,6 @@ class Passed(Counter[str]):
             self.short.append(admission_R[admission_R != NO_VISIT])
 
 
-def apportion(count: int, shares: list[float]) -> list[int]:
-    """Whole numbers that add up to `count`, as close to the shares as possible; ties go to the earlier share.
-
-    >>> apportion(8, [0.5, 0.3, 0.2]), apportion(3, [0.5, 0.5])
-    ([4, 2, 2], [2, 1])
-    """
-    exact = [count * share / sum(shares) for share in shares]
-    whole = [int(value + 1e-9) for value in exact]
-    by_rest = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
-    for i in by_rest[: count - sum(whole)]:
-        whole[i] += 1
-    return whole
-
-
 def _eligible(rows: Rows, selection: Selection, passed: Passed) -> Mask:
     draw = selection.draw
     left_R = ~np.isnan(rows.reward_R)
@@ -274,20 +261,6 @@ def _numbers(rows: Rows, cut: Groups) -> npt.NDArray[np.int64]:
     key_P = rows.key_R[cut.member_R[cut.start_P]].astype(np.int64)
     place_P = _count_up(np.diff(_run_starts(key_P), append=len(key_P)))
     return np.repeat(key_P << 32 | place_P, cut.size_P)
-
-
-def new_per_batch(draw: DrawConfig, groups: int) -> int:
-    """The fewest groups of a batch that the run generates for it.
-
-    >>> new_per_batch(DrawConfig(), 32), new_per_batch(DrawConfig("replay", fresh=0.25), 32)
-    (32, 8)
-    """
-    if draw.policy == "replay":
-        return apportion(groups, [draw.fresh, 1 - draw.fresh])[0]
-    if draw.policy == "mixed" and draw.mix == "between":
-        shares = shares_of(draw)
-        return dict(zip(shares, apportion(groups, list(shares.values())), strict=True)).get("self", 0)
-    return groups
 
 
 def quotas_of(draw: DrawConfig, group_size: int) -> dict[str, int]:
