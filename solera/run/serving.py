@@ -42,7 +42,8 @@ def open_servers(parts: Parts, path: str, longest: int, folder: Path, counts: Co
     engine = parts.config.engine
     if parts.model.adapter is not None:
         parts.model.adapter.base(parts.compute)  # refuses adapters that a server cannot add, before it is started
-    shutil.rmtree(folder / WEIGHTS, ignore_errors=True)  # of a run that was killed
+    for passing in folder.glob(f"{WEIGHTS}*"):  # of a run that was killed
+        shutil.rmtree(passing, ignore_errors=True)
     if engine.launch:
         opens = [partial(_launch, parts, path, longest, folder, number) for number in range(engine.launch)]
     else:
@@ -56,7 +57,8 @@ def open_servers(parts: Parts, path: str, longest: int, folder: Path, counts: Co
 def _launch(parts: Parts, path: str, longest: int, folder: Path, number: int) -> Opened:
     """Start a server and connect to it."""
     config, model, ours = parts.config, parts.model, ours_of(parts, longest)
-    passing = transfer_folder(folder / WEIGHTS, size_of(parts) * config.engine.launch)
+    own = folder / (f"{WEIGHTS}-{number}" if number else WEIGHTS)  # a server that ends takes its folder with it
+    passing = transfer_folder(own, size_of(parts) * config.engine.launch)
     source = obtain(path)
     launched = launch.launch(
         base_of(source) or source, dtype=ours.dtype, max_length=ours.max_length, on_gpu=model.device.type == "cuda",
