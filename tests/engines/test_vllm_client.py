@@ -209,6 +209,39 @@ def test_a_server_that_does_not_say_what_it_holds_stays_paused_and_the_first_err
     assert server.paused
 
 
+@pytest.mark.parametrize("fails", [load_takes_longer_than_the_time_limit, finish_fails, update_is_refused])
+def test_weights_that_are_sent_again_in_vain_stay_known(
+    server: Server, engine: VllmEngine, fails: Callable[[Server], None]
+) -> None:
+    """With sync.on_fault = "retry", the version that the server holds is sent a second time."""
+    fails(server)
+    with pytest.raises(SyncFaultError if fails is update_is_refused else ServerError):
+        engine.load(weights(1))
+    assert not server.paused and version_written(engine) == 1
+    server.update, server.finish = server.take, server.relabel
+    assert engine.load(weights(2)).version == 2
+
+
+@pytest.mark.parametrize("fails", [load_takes_longer_than_the_time_limit, update_is_refused])
+def test_weights_that_were_never_finished_are_not_known(
+    server: Server, engine: VllmEngine, fails: Callable[[Server], None]
+) -> None:
+    fails(server)
+    with pytest.raises(SyncFaultError if fails is update_is_refused else ServerError):
+        engine.load(weights(2))
+    assert list(engine.updates.labels.values()) == [("run", 1)]
+
+
+def test_an_engine_that_was_connected_again_is_not_another_runs(
+    server: Server, engine: VllmEngine, tmp_path: Path
+) -> None:
+    """The server holds what an earlier connection sent when the first update of the new one fails."""
+    again = connected(server, tmp_path / "again")
+    update_does_not_arrive(server)
+    with pytest.raises(ServerError, match="during the sync of version 2"):
+        again.load(weights(2))
+
+
 # -- the check of the prefix cache ------------------------------------------------------------------------------------
 
 

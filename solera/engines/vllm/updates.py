@@ -33,6 +33,8 @@ class Offer:
     """What the server is told about them (`worker.Update`)."""
     digesting: float
     """Seconds that their digests took."""
+    known: bool
+    """Whether they were sent before. The server may hold them, however this update ends."""
 
 
 class Updates:
@@ -62,8 +64,9 @@ class Updates:
         label = f"{LABEL}/{weights.lineage}/{weights.version}/{digest_of(specs)}"
         belongs = self._send_base(weights.version) if self.base is not None else {}
         info = self._info(label, self.transport.offer(label, named), specs) | belongs
+        known = label in self.labels
         self.labels[label] = (weights.lineage, weights.version)  # tokens may come before the update returns
-        return Offer(label, weights.version, info, digesting)
+        return Offer(label, weights.version, info, digesting, known)
 
     def apply(self, offer: Offer) -> Manifest:
         """Let the server load what was offered. Returns what it holds then. If it refuses the weights, the old ones go
@@ -98,7 +101,8 @@ class Updates:
 
     def _withdraw(self, offer: Offer) -> None:
         self.transport.drop()
-        del self.labels[offer.label]
+        if not offer.known:
+            del self.labels[offer.label]
 
     def _info(self, label: str, source: dict[str, Any], specs: tuple[TensorSpec, ...]) -> dict[str, Any]:
         tensors = [[spec.name, list(spec.shape), spec.dtype, spec.digest] for spec in specs]
