@@ -42,10 +42,12 @@ _UNUSED = to_draw & exists().where(_w.rollout_id == _r.id)
 _waits = or_(_r.admission.is_(None), _r.admission > bindparam("reached"))
 _LIST_UNUSED = select(_r.id, _r.prompt_key, _r.admission).where(_UNUSED, _waits).order_by(_r.id)
 _COUNT_LEFTOVER = select(func.count()).select_from(rollouts).where(_UNUSED, _r.admission <= bindparam("reached"))
-_REACHED = (
-    select(_r.admission)
-    .where(_r.admission.is_not(None), _r.uses > 0, _r.superseded == 0)
-    .order_by(_r.id.desc())  # admissions grow with ids, so few rows are read
+_REACHED = (  # a step uses later admissions than the steps before, so only the rows of the last steps are read
+    select(func.max(_r.admission))
+    .join(uses, uses.c.rollout_id == _r.id)
+    .where(_r.admission.is_not(None), _r.superseded == 0)
+    .group_by(uses.c.version)
+    .order_by(uses.c.version.desc())
     .limit(1)
 )
 _READ = (

@@ -11,7 +11,7 @@ from solera.store.database import open_for_reading
 from solera.store.deferred import FIRST_UNWRITTEN, Deferred
 from solera.store.ledger import Ledger
 from tests.conftest import random_rollout
-from tests.store.test_ledger import rollouts
+from tests.store.test_ledger import rollouts, visit
 
 
 @pytest.fixture
@@ -132,6 +132,28 @@ def test_rewards_of_the_same_part_are_refused_at_once(store):
     with pytest.raises(SoleraError, match="same part"):
         store.add([twice])
     assert store.watermark() == 0
+
+
+def test_a_reopened_stream_knows_what_was_left_over(store, place):
+    """Problem 0 took longest, so its ids are the highest. Problem 2 lacks a reward when problem 3 is used."""
+    store.by_admission = True
+    for problem, key, rewards in ((1, "b", "01"), (2, "c", "-1"), (3, "d", "01"), (0, "a", "01")):
+        store.add(visit(problem, key, rewards))
+    groups = store.draw(3, 2)
+    assert keys(groups) == ["a", "b", "d"]
+    store.record(uses(groups))
+    store.flush()
+    store.ledger.add_imported([dataclasses.replace(r, origin="human", lineage=None) for r in rollouts("zz")])
+    groups = store.draw(3, 2)
+    assert keys(groups) == ["z"]  # the last step uses no problem of the stream
+    store.record(uses(groups, version=4))
+    store.flush()
+    again = Deferred(Ledger(place), by_admission=True)
+    assert again.draw(9, 2) == []
+    assert again.passed_over() == store.passed_over() == {"leftover": 1}
+    again.ledger.revise([(3, Reward(0.5))])
+    assert again.draw(9, 2) == store.draw(9, 2) == []
+    again.ledger.close()
 
 
 class Play:
