@@ -12,6 +12,8 @@ from solera.protocols import Engine
 from solera.records import Completion, PolicyVersion, Sampling
 
 State = Literal["serving", "suspected", "aside"]
+REMEMBERED = 2000
+"""An answer may claim only the weights of so many syncs, the latest ones. A request can be under way during many."""
 
 
 class Opened(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from solera.config import InFlight
 from solera.engines.faults import DivergedError, EngineError, GarbageError, NoEngineError, TakenError
-from solera.engines.member import Member, Open, Opened, Witness, said_by
+from solera.engines.member import REMEMBERED, Member, Open, Opened, Witness, said_by
 from solera.engines.roster import Roster
 from solera.errors import BadRequestError, SoleraError
 from solera.models.digest import describe
@@ -77,9 +77,11 @@ class EnginePool:
         self._lock = self.roster.changed
         """Guards all fields below."""
         self._history: list[PolicyVersion] = []
-        """All weights that were sent, the latest last."""
+        """The weights that were sent last, the latest at the end."""
+        self._forgotten = 0
+        """How many were sent before those."""
         self._settled = 0
-        """The place in the history of the weights that all serving engines hold."""
+        """How many were sent before those that all serving engines hold."""
         self._published: Published | None = None
         self._turn = threading.Lock()
         """Held while weights are published, and while an engine catches up: it could be overtaken for ever."""
@@ -123,6 +125,8 @@ class EnginePool:
         all of them refuse the weights, the error is raised. If all fail otherwise, the first that is back gets them."""
         with self._lock:
             self._history.append(PolicyVersion(weights.lineage, weights.version))
+            self._forgotten += max(0, len(self._history) - REMEMBERED)
+            del self._history[:-REMEMBERED]
         new: Published | None = None
         for _ in range(TRIES):
             with self._publishing() as members:
@@ -205,7 +209,7 @@ class EnginePool:
             errors |= {member: SyncFaultError(fault) for member, fault in wrong.items() if fault is not None}
         if held:
             with self._lock:
-                self._published, self._settled = new, len(self._history) - 1
+                self._published, self._settled = new, self._forgotten + len(self._history) - 1
         for member, error in errors.items():
             self._set_aside(member, error, f"it missed the sync of version {new.manifest.version}: ")
         return next(iter(held.values()), None)
@@ -264,7 +268,7 @@ class EnginePool:
         member = await self.roster.enter(token_ids)
         start = self._settled
         try:
-            return await member.ask(token_ids, sampling, seed, lambda: self._history[start:])
+            return await member.ask(token_ids, sampling, seed, lambda: self._sent_since(start))
         except (BadRequestError, DivergedError):
             raise
         except Exception as error:
@@ -272,6 +276,10 @@ class EnginePool:
             raise EngineError(f"{member.name}: {said_by(member.name, error)}") from error
         finally:
             self.roster.leave(member)
+
+    def _sent_since(self, start: int) -> list[PolicyVersion]:
+        with self._lock:
+            return self._history[max(0, start - self._forgotten) :]
 
     def _count(self, change: int) -> None:
         """Count the seconds in which there are requests."""

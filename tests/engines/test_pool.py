@@ -526,6 +526,34 @@ def test_an_engine_catches_up_however_often_weights_are_published(crowd: Crowd, 
     assert crowd.engines[0].version == version + 1
 
 
+def test_weights_of_long_ago_are_forgotten_and_a_response_may_still_have_newer_ones(
+    crowd: Crowd, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A response that began with version 2 and ends while version 7 is the last."""
+    monkeypatch.setattr(pooling, "REMEMBERED", 3)
+    for version in (1, 2):
+        crowd.publish(version)
+    first, claims = crowd.engines[0], [(1, 5), (1, 7)]
+    first.pause, first.spoil = 0.5 * TIMEOUT, lambda completion: claiming(completion, claims)
+    begun = crowd.events.begin(crowd.pool.generate((3, 4, 5), SAMPLING, 1))
+    crowd.until(lambda: bool(first.asked))
+    for version in range(3, 8):
+        crowd.publish(version, in_flight="keep")
+    assert begun.result().versions == ((1, 5), (1, 7)) and crowd.said == []
+    assert [each.version for each in crowd.pool._history] == [5, 6, 7]
+    claims[:] = [(1, 6), (1, 7)]  # begun after version 7: it cannot have 6
+    crowd.ask([((3, 4, 5), SAMPLING, 2)])
+    crowd.until(lambda: bool(crowd.said))
+    assert "it wrote with version 6, which it should not hold" in crowd.said[0]
+
+
+def claiming(completion: Completion, versions: list[tuple[int, int]]) -> Completion:
+    """The first tokens of an answer, with these versions."""
+    tokens = len(versions)
+    ids_T, logp_T = completion.token_ids_T[:tokens], completion.behaviour_logp_T[:tokens]
+    return replace(completion, token_ids_T=ids_T, behaviour_logp_T=logp_T, versions=tuple(versions))
+
+
 def test_weights_that_all_refuse_are_refused(crowd: Crowd, model: LanguageModel) -> None:
     for engine in crowd.engines:
         engine.refuses = SyncFaultError("tensor x has values that are not finite")

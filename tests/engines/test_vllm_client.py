@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from solera.engines.faults import TakenError
+from solera.engines.faults import GarbageError, TakenError
+from solera.engines.vllm import updates
 from solera.engines.vllm.checks import Facts
 from solera.engines.vllm.client import VllmEngine
 from solera.engines.vllm.counter import STARTED, TOKENS, TokenCounter
@@ -55,6 +56,9 @@ class Server:
             self.update(body["update_info"])
         elif path == "/finish_weight_update":
             self.finish(body and body["weight_version"])
+        elif path == RELEASES["0.24"].path:
+            choice = {"token_ids": [7], "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": "length"}
+            return {"choices": [choice]}
         elif path == "/collective_rpc":
             held = {"label": self.worker_label, "tensors": self.tensors, "refused": self.refused, "base": None}
             return {"results": [held]}
@@ -82,11 +86,13 @@ def server() -> Server:
     return Server()
 
 
-def connected(server: Server, folder: Path, dtype: str = "torch.float32", block: int | None = None) -> VllmEngine:
+def connected(
+    server: Server, folder: Path, dtype: str = "torch.float32", block: int | None = None, release: str = "0.32"
+) -> VllmEngine:
     http: Any = server
-    release = RELEASES["0.32"]
+    told = RELEASES[release]
     return VllmEngine(
-        http, release, Facts("m", VOCABULARY, dtype, 64, 8, block), Updates(http, release, FileTransport(folder)),
+        http, told, Facts("m", VOCABULARY, dtype, 64, 8, block), Updates(http, told, FileTransport(folder)),
         TokenCounter(http), end_token_ids=(0,), spell=lambda ids_T: "",
     )  # fmt: skip
 
@@ -240,6 +246,34 @@ def test_an_engine_that_was_connected_again_is_not_another_runs(
     update_does_not_arrive(server)
     with pytest.raises(ServerError, match="during the sync of version 2"):
         again.load(weights(2))
+
+
+# -- labels of earlier weights ----------------------------------------------------------------------------------------
+
+
+def test_labels_of_long_ago_are_forgotten(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(updates, "REMEMBERED", 3)
+    engine = connected(server, tmp_path)
+    said = list[str | None]()
+    for version in (1, 2, 3, 4, 3, 5):
+        engine.load(weights(version))
+        said.append(server.label)
+    assert sorted(version for _, version in engine.updates.labels.values()) == [3, 4, 5]
+    for label, version in zip(said[3:], (4, 3, 5), strict=True):  # an answer under way may have several of them
+        server.label = label
+        assert version_written(engine) == version
+
+
+def test_a_release_that_does_not_label_tokens_writes_with_the_last_weights(server: Server, tmp_path: Path) -> None:
+    """vLLM 0.24. After an update that did not come through, nobody knows what it writes with."""
+    engine = connected(server, tmp_path, release="0.24")
+    for version in (1, 2, 1):
+        engine.load(weights(version))
+        assert version_written(engine) == version
+    server.worker_label, server.update = None, lambda info: None
+    assert engine.load(weights(2)).lineage != "run"
+    with pytest.raises(GarbageError, match="generated with weights that this run did not send"):
+        version_written(engine)
 
 
 # -- the check of the prefix cache ------------------------------------------------------------------------------------

@@ -189,8 +189,7 @@ class VllmEngine:
             answer = self._read(await self.http.post_awaited(self.release.path, body), params["max_tokens"])
             tokens = len(answer.token_ids)
             if answer.spans is None:
-                label = next(label for label, known in self.updates.labels.items() if known == self._now)
-                return answer._replace(spans=[(label, tokens)])
+                return answer._replace(spans=[(self.updates.finished or "", tokens)])
             return answer
         finally:
             self._leave(tokens)
@@ -214,10 +213,6 @@ class VllmEngine:
                 f"vLLM server {self.http.url} returned token {unknown[0]}; the model has {self.facts.vocabulary}"
             )
         return answer._replace(token_ids=ids, logp=logp)
-
-    @property
-    def _now(self) -> tuple[str, int]:
-        return self.held.lineage, self.held.version
 
     async def _enter(self) -> None:
         while True:

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from solera.engines.faults import TakenError
+from solera.engines.member import REMEMBERED
 from solera.engines.vllm.http import Http, ServerError
 from solera.engines.vllm.transport import Transport
 from solera.engines.vllm.versions import Release
@@ -49,9 +50,10 @@ class Updates:
         self.transport = transport
         self.base = base
         self.labels: dict[str, tuple[str, int]] = {}
-        """Lineage and version of all weights that were sent, by label."""
+        """Lineage and version of the weights that were sent last, by label."""
         self.finished: str | None = None
-        """The label of the last weights that the server took, and with which it labels its tokens."""
+        """The label of the last weights that the server took, and with which it labels its tokens; `None` if it holds
+        something unknown."""
         self._lineage = ""
         self._met = False
 
@@ -66,6 +68,8 @@ class Updates:
         info = self._info(label, self.transport.offer(label, named), specs) | belongs
         known = label in self.labels
         self.labels[label] = (weights.lineage, weights.version)  # tokens may come before the update returns
+        for earlier in list(self.labels)[:-REMEMBERED]:
+            del self.labels[earlier]
         return Offer(label, weights.version, info, digesting, known)
 
     def apply(self, offer: Offer) -> Manifest:
@@ -75,14 +79,15 @@ class Updates:
             self._meet()
             self._start()
             self._pass_on("/update_weights", {"update_info": offer.info})
-            held, applied = self._manifest(offer.label)
+            held, label = self._manifest()
+            applied = label == offer.label
             # Tokens get the label that this call brings. They must not get that of weights which are not there.
             self.http.post("/finish_weight_update", self.release.finish(offer.label) if applied else None)
         except SoleraError as error:
             self._withdraw(offer)
             raise self._refused(offer.version, error) from error
+        self.finished = label if applied or label == self.finished else None
         if applied:
-            self.finished = offer.label
             self.transport.keep()
         else:
             self._withdraw(offer)
@@ -176,14 +181,14 @@ class Updates:
             f"({held['refused']})"
         )
 
-    def _manifest(self, label: str) -> tuple[Manifest, bool]:
-        """What the server says it holds, with the digests that its workers computed, and whether it has this label."""
+    def _manifest(self) -> tuple[Manifest, str | None]:
+        """What the server says it holds, with the digests that its workers computed, and the label of it."""
         held = self.ask_workers("solera_held")
         if self.foreign(held["label"]):
             raise self.taken(held["label"])
         lineage, version = self.labels.get(held["label"], (held["label"] or "", -1))
         specs = (TensorSpec(name, tuple(shape), dtype, digest) for name, shape, dtype, digest in held["tensors"])
-        return Manifest(lineage, version, tuple(specs)), held["label"] == label
+        return Manifest(lineage, version, tuple(specs)), held["label"]
 
     def ask_workers(self, method: str) -> dict[str, Any]:
         """Ask all workers of the server. They must agree."""
