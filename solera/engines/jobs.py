@@ -103,6 +103,11 @@ class Decoder(Protocol):
         ...
 
 
+def reach(stop: tuple[str, ...]) -> int:
+    """Tokens that a stop string may have: each spells at least a byte, but a few may spell nothing."""
+    return max(len(text.encode()) for text in stop) + 8
+
+
 def stop_at(token_ids_T: npt.NDArray[np.int32], known: int, stop: tuple[str, ...], spell: Spell) -> int | None:
     """Number of tokens up to and including the one that completes a stop string; `None` if there is none yet. The
     first `known` tokens were looked at before.
@@ -111,7 +116,10 @@ def stop_at(token_ids_T: npt.NDArray[np.int32], known: int, stop: tuple[str, ...
     >>> stop_at(np.array([104, 105, 10, 10, 98], np.int32), 0, ("\\n\\n",), letters)
     4
     """
-    longest = max(len(text.encode()) for text in stop) + 8  # a token spells at least a byte; a few may spell nothing
+    longest = reach(stop)
+    whole = spell(token_ids_T[max(0, known + 1 - longest) :])
+    if not any(text in whole for text in stop):
+        return None  # token by token only if there is one
     for end in range(known + 1, len(token_ids_T) + 1):
         tail = spell(token_ids_T[max(0, end - longest) : end])
         if any(text in tail for text in stop):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solera.engines.arriving import Arriving, sent
-from solera.engines.jobs import FEW, Job, Kind, Written, stop_at
+from solera.engines.jobs import FEW, Job, Kind, Written, reach, stop_at
 from solera.engines.pages import NOBODY, Pages
 from solera.engines.prompts import Prompts, Stretch
 from solera.engines.seats import Mask, Numbers, Seat, Seats
@@ -241,27 +241,43 @@ class Rows:
     def _cut_at_stops(self) -> list[Written]:
         """Jobs whose text holds a stop string now. They end with the token that completes it."""
         looking = self.seats.with_stops()
-        if not looking:
+        ends = self._stops(looking) if looking else {}
+        if not ends:
             return []
-        spell = self.decoder.spell
+        stopped = [(seat, ends[slot]) for slot, seat in looking if slot in ends]
+        where, limit = sent([seat.request for seat, _ in stopped], self.memory.row_table.device), max(ends.values())
+        token_BT, logp_BT = Arriving(
+            self.memory.token_BT[:, :limit][where], self.memory.logp_BT[:, :limit][where]
+        ).read()
+        self.decoder.lengths += ends.values()
+        self._end(list(ends))
+        return [Written(seat.job, token_BT[b, :end], logp_BT[b, :end], True) for b, (seat, end) in enumerate(stopped)]
+
+    def _stops(self, looking: list[tuple[int, Seat]]) -> dict[int, int]:
+        """The slots whose text holds a stop string now, and its number of tokens. New tokens are copied, and those
+        before them in which a stop string may have begun, not whole responses: the GPU waits meanwhile."""
+        spell, device = self.decoder.spell, self.memory.row_table.device
         assert spell is not None, "stop strings need a tokenizer"
-        where = sent([seat.request for _, seat in looking], self.memory.row_table.device)
-        tables = (self.memory.token_BT, self.memory.logp_BT, self.memory.length_B)
-        token_BT, logp_BT, length_B = Arriving(*(table[where] for table in tables)).read()
-        written, slots = list[Written](), list[int]()
+        slots, seats = zip(*looking, strict=True)
+        known_R = np.array([self.looked.get(seat.request, 0) for seat in seats])
+        first_R = np.maximum(known_R - max(reach(seat.job.sampling.stop) for seat in seats), 0)
+        width = int((self.seats.tokens_S(self.now)[list(slots)] - first_R).max())
+        at_RW = np.minimum(first_R[:, None] + np.arange(width), self.memory.limit - 1)
+        where = sent([seat.request for seat in seats], device)
+        token_RW, length_R = Arriving(
+            self.memory.token_BT[where[:, None], sent(at_RW, device)], self.memory.length_B[where]
+        ).read()
         tokens_S, known_S = np.zeros(self.rows, np.int64), np.zeros(self.rows, np.bool_)
-        tokens_S[[slot for slot, _ in looking]], known_S[[slot for slot, _ in looking]] = length_B, True
+        tokens_S[list(slots)], known_S[list(slots)] = length_R, True
         self._count(tokens_S, known_S)
-        for b, (slot, seat) in enumerate(looking):
-            job, request, length = seat.job, seat.request, int(length_B[b])
-            end = stop_at(token_BT[b, :length], self.looked.get(request, 0), job.sampling.stop, spell)
-            self.looked[request] = length
+        ends = dict[int, int]()
+        for r, (slot, seat) in enumerate(looking):
+            first, length = int(first_R[r]), int(length_R[r])
+            end = stop_at(token_RW[r, : length - first], int(known_R[r]) - first, seat.job.sampling.stop, spell)
+            self.looked[seat.request] = length
             if end is not None:
-                written.append(Written(job, token_BT[b, :end], logp_BT[b, :end], True))
-                slots.append(slot)
-                self.decoder.lengths.append(end)
-        self._end(slots)
-        return written
+                ends[slot] = first + end
+        return ends
 
     def _end(self, slots: list[int]) -> None:
         """Stop writing for the jobs in these slots, and give the slots to others."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.engines import continuous
+from solera.engines import continuous, slots
 from solera.engines.continuous import ContinuousDecoder
 from solera.engines.decoding import Decoded, decode
 from solera.engines.in_process import InProcessEngine
@@ -341,6 +341,34 @@ def test_a_response_ends_with_the_token_that_completes_a_stop_string(tiny, plann
         assert got.token_ids_T.tolist() == whole.token_ids_T[:length].tolist()
         assert got.finish_reason == ("stop" if ends else whole.finish_reason)
     assert cut > 5
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 8])
+def test_late_in_a_long_response_only_its_end_is_searched_for_stop_strings(planned, monkeypatch, chunk):
+    """Three letters that occur first after 25 tokens. A stop string of three bytes may reach back 11 tokens."""
+    monkeypatch.setattr("solera.engines.slots.CHUNK", chunk)
+    searched, search = list[int](), slots.stop_at
+    note = lambda ids, *given: searched.append(len(ids)) or search(ids, *given)  # noqa: E731
+    monkeypatch.setattr(slots, "stop_at", note)
+
+    def spell(ids):
+        return "".join("abcdefghijklmnop"[i] for i in ids)
+
+    engine = InProcessEngine(planned, (END,), 8, torch.float32, spell=spell)
+    asked = [(prompt, replace(SAMPLING, max_tokens=60), seed) for prompt, _, seed in ragged_requests(12, 5)]
+    stops = list[tuple[str, ...]]()
+    for whole in ask(engine, asked):
+        text = spell(whole.token_ids_T)
+        late = [text[n : n + 3] for n in range(25, len(text) - 2) if text.index(text[n : n + 3]) == n]
+        stops.append(tuple(late[:1]))
+    stopping = zip(asked, stops, strict=True)
+    stopped = ask(engine, [(prompt, replace(given, stop=stop), seed) for (prompt, given, seed), stop in stopping])
+    for whole, got, stop in zip(ask(engine, asked), stopped, stops, strict=True):
+        end = spell(whole.token_ids_T).index(stop[0]) + 3 if stop else len(whole.token_ids_T)
+        assert got.token_ids_T.tolist() == whole.token_ids_T[:end].tolist()
+        assert got.behaviour_logp_T.tolist() == pytest.approx(whole.behaviour_logp_T[:end].tolist(), abs=1e-5)
+    assert sum(map(bool, stops)) > 5
+    assert max(searched) == 11 + chunk
 
 
 def test_an_error_in_the_middle_reaches_those_who_still_wait(late, monkeypatch):
