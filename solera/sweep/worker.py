@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from solera.config import dump
@@ -49,7 +50,8 @@ class Worker:
     def interrupt(self) -> None:
         if self.status is None:
             assert self._process.pid is not None
-            os.kill(self._process.pid, signal.SIGINT)
+            with suppress(ProcessLookupError):  # it has ended, and the server has not reported its status yet
+                os.kill(self._process.pid, signal.SIGINT)
 
     def wait(self) -> None:
         self._process.join()
