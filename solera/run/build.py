@@ -13,7 +13,7 @@ from rich.console import Console
 
 from solera import config as configuration
 from solera import protocols
-from solera.config import Config, DiagnoseConfig, DrawConfig, staleness_of
+from solera.config import Config, DiagnoseConfig, DrawConfig, new_per_batch, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import InProcessEngine
@@ -42,7 +42,7 @@ from solera.run.serving import open_servers
 from solera.sharded.learner import ShardedLearner
 from solera.sharded.rank import LearnerSpec
 from solera.store.deferred import Deferred
-from solera.store.drawing import new_per_batch, quotas_of
+from solera.store.drawing import quotas_of
 from solera.store.ledger import Ledger
 from solera.store.selected import Selected
 from solera.sync.proof import tolerance

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from solera.config import DrawConfig, OrderName, apportion, shares_of, writes
-from solera.config import new_per_batch as new_per_batch  # noqa: PLC0414  run/build.py takes it from here
 from solera.errors import SoleraError
 from solera.streams import stream_seed
 

@@ -10,9 +10,8 @@ import tyro
 from solera.bench.options import BenchOptions
 from solera.cli.generate import GenerateOptions
 from solera.cli.values import _known, complaint
-from solera.config import SyncConfig
+from solera.config import SyncConfig, apportion
 from solera.lab.options import LabOptions
-from solera.store.drawing import apportion
 from tests.command import solera
 
 FLAGS = tyro.conf.FlagCreatePairsOff

@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from solera.config import DrawConfig
+from solera.config import DrawConfig, apportion
 from solera.errors import SoleraError
-from solera.store.drawing import NO_AGE, Rows, Selection, apportion, quotas_of, rank
+from solera.store.drawing import NO_AGE, Rows, Selection, quotas_of, rank
 
 ORIGINS = ("self", "model:a", "model:b", "human")
 
