@@ -30,6 +30,9 @@ class Answering:
         """Requests that were cancelled before they came: Ray may change the order of calls."""
         self._fetched = 0
         """How often answers were called for."""
+        self._broken: EngineError | None = None
+        """Why the engine keeps its memory. It is the outcome of all requests from then on, so that the pool sets the
+        engine aside and opens it again."""
 
     def ask(self, requests: Sequence[Request], cancelled: Sequence[int]) -> None:
         """Begin with these requests, all before the event loop comes round, so that the engine gets them together."""
@@ -62,10 +65,18 @@ class Answering:
             outcome = await self._outcome(token_ids, sampling, seed)
         finally:
             self._writing.pop(number, None)
-            if self._frees and not self._writing and isinstance(self._engine, InProcessEngine):
-                await asyncio.to_thread(self._engine.free)
-        self._outcomes[number] = outcome
+            await self._free()  # before the last answer, after which another process may take the memory
+        self._outcomes[number] = self._broken or outcome
         self._some.set()
+
+    async def _free(self) -> None:
+        """Give up the engine's memory if it has nothing to write."""
+        if not self._frees or self._writing or not isinstance(self._engine, InProcessEngine):
+            return
+        try:
+            await asyncio.to_thread(self._engine.free)
+        except Exception as error:  # told to whoever waits, or they would wait for ever
+            self._broken = EngineError(f"could not free its memory: {type(error).__name__}: {one_line(error)}")
 
     def _forget(self, number: int, _: "asyncio.Task[None]") -> None:
         """A request that was cancelled before it began has ended, too."""

@@ -317,6 +317,31 @@ def test_the_engine_frees_its_memory_before_the_last_answer_and_after_cancellati
     assert asyncio.run(ask()) == ([1, 2] if frees else [0, 0])
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_engine_that_cannot_free_its_memory_says_so_to_this_request_and_to_later_ones(freeing, cancelled):
+    def fail() -> None:
+        raise RuntimeError("an illegal\nmemory access")
+
+    async def ask() -> list[Any]:
+        answering = Answering(freeing, True)
+        freeing.free = fail
+        answering.ask(requests_of(1), ())
+        if cancelled:
+            await asyncio.sleep(0)
+            answering.ask((), (0,))
+            while answering._writing:
+                await asyncio.sleep(0.01)
+            answering.ask(requests_of(1), ())
+        first = await asyncio.wait_for(fetched(answering, 1), 30)
+        del freeing.free  # it could free its memory again, but is not trusted until it is opened again
+        answering.ask(requests_of(1), ())
+        return [first[0], (await asyncio.wait_for(fetched(answering, 1), 30))[0]]
+
+    for error in asyncio.run(ask()):
+        with pytest.raises(EngineError, match=r"^could not free its memory: RuntimeError: an illegal memory access$"):
+            raise error
+
+
 def test_a_request_that_was_cancelled_before_it_came_is_not_begun(freeing):
     async def ask() -> dict[int, Any]:
         answering = Answering(freeing, False)
