@@ -385,8 +385,10 @@ class ActorPool(EnginePool):
             for member in members:
                 _remote(member).drop()
             raise
+        for member in failed:
+            self._doubt(member)
         left = [member for member in members if member not in failed]
-        return new, failed | of_each(left, lambda each: _remote(each).finish())
+        return new, failed | of_each(left, lambda each: self._watched(each, new, lambda one: _remote(one).finish()))
 
     def close(self) -> None:
         super().close()

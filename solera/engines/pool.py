@@ -153,11 +153,14 @@ class EnginePool:
         return new, self._load(new._replace(tensors=tensors), members, in_flight)
 
     def _load(self, sent: Published, members: Sequence[Member], in_flight: InFlight) -> dict[Member, Outcome]:
-        return of_each(members, lambda each: self._load_into(each, sent, in_flight))
+        def load(member: Member) -> Manifest:
+            return member.engine.load(sent.weights(), in_flight)
 
-    def _load_into(self, member: Member, sent: Published, in_flight: InFlight) -> Manifest:
+        return of_each(members, lambda each: self._watched(each, sent, load))
+
+    def _watched(self, member: Member, sent: Published, load: Callable[[Member], Manifest]) -> Manifest:
         try:
-            held = member.engine.load(sent.weights(), in_flight)
+            held = load(member)
         except Exception:
             self._doubt(member)
             raise
