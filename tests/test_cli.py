@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -251,6 +252,21 @@ def test_debug_shows_the_traceback_and_a_reader_that_left_is_no_error():
         ["bash", "-c", f"({command}; echo $? >&2) | true"], capture_output=True, text=True, check=False, env=environment
     )
     assert done.stderr.strip() in ("0", "141")
+
+
+def test_ctrl_c_while_the_process_ends_prints_nothing():
+    program = (
+        "import atexit, sys, time, solera.cli\n"
+        "atexit.register(lambda: (print('ending', flush=True), time.sleep(60)))\n"
+        "sys.argv[1:] = ['--version']\n"
+        "sys.exit(solera.cli.command())"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ending:
+        while ending.stdout.readline() != b"ending\n":
+            assert ending.poll() is None
+        ending.send_signal(signal.SIGINT)
+        assert ending.stderr.read() == b""
+    assert ending.returncode == -signal.SIGINT
 
 
 def test_a_run_without_anything_to_learn_from_says_so_before_it_ends(tmp_path):

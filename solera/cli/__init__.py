@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 
@@ -61,6 +62,13 @@ def main(arguments: list[str] | None = None) -> int:
         return _complain(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, debug)
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted", 130, debug)
+
+
+def command() -> int:
+    """`main` in a process of its own. Ctrl-C while the process ends does not print a traceback."""
+    status = main()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return status
 
 
 def _complain(message: str, status: int, debug: bool) -> int:

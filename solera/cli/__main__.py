@@ -2,6 +2,6 @@
 
 import sys
 
-from solera.cli import main
+from solera.cli import command
 
-sys.exit(main())
+sys.exit(command())
