@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from solera.engines.kv_cache import Decoding
 from solera.models import siblings, wide
 from solera.models.attention import Plan
-from solera.models.language_model import SHORT, LanguageModel
+from solera.models.language_model import LanguageModel
 
 KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 """Layers that compute `x + attention(norm(x))`, then `x + down(silu(gate(norm(x))) * up(norm(x)))`."""
@@ -45,13 +45,13 @@ class FusedModel:
 
     def hidden(self, token_S: Tensor, position_S: Tensor, plan: Decoding) -> Tensor:
         """Hidden states after the last norm, `[S, H]`, in the type of the weights."""
-        return self._run(token_S, position_S, partial(_decode, plan), self._early)
+        return self._run(token_S, position_S, partial(_decode, plan))
 
     def fill(self, token_N: Tensor, position_N: Tensor, plan: Plan) -> None:
         """Compute texts, whose keys and values the plan keeps."""
-        self._run(token_N, position_N, partial(_fill, plan), False)
+        self._run(token_N, position_N, partial(_fill, plan))
 
-    def _run(self, token_S: Tensor, position_S: Tensor, attend: Attend, early: bool) -> Tensor:
+    def _run(self, token_S: Tensor, position_S: Tensor, attend: Attend) -> Tensor:
         from solera.engines import kernels  # triton is there only where a GPU is
 
         body: Any = self.model.body
@@ -59,7 +59,7 @@ class FusedModel:
         cos_1SD, sin_1SD = body.rotary_emb(x_SH, position_S[None])
         added_SH = None
         for layer in body.layers:
-            added_SH = self._layer(layer, x_SH, added_SH, (cos_1SD[0], sin_1SD[0]), attend, early)
+            added_SH = self._layer(layer, x_SH, added_SH, (cos_1SD[0], sin_1SD[0]), attend)
         return self._norm(body.norm, x_SH, added_SH)
 
     @property
@@ -79,22 +79,18 @@ class FusedModel:
         return products * self.between.itemsize + inputs * self.model.module.dtype.itemsize
 
     def _layer(
-        self, layer: Any, x_SH: Tensor, added_SH: Tensor | None, rotation: tuple[Tensor, Tensor], attend: Attend,
-        early: bool,
-    ) -> Tensor:  # fmt: skip
+        self, layer: Any, x_SH: Tensor, added_SH: Tensor | None, rotation: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
         """Add what the layer before returned to the residual stream, then return what this one adds to it."""
         from solera.engines import kernels
 
         attention, mlp = layer.self_attn, layer.mlp
         normed_SH = self._norm(layer.input_layernorm, x_SH, added_SH)
         bias_N = None if attention.q_proj.bias is None else attention.q_proj.bias.all_siblings
-        product_SN = self._multiply(normed_SH, attention.q_proj.weight.all_siblings, bias_N, early)
+        product_SN = self._multiply(normed_SH, attention.q_proj.weight.all_siblings, bias_N)
         out_SHD = attend(attention, product_SN, rotation, normed_SH.dtype)
-        attended_SH = self._multiply(out_SHD.flatten(1), attention.o_proj.weight, None, early)
+        attended_SH = self._multiply(out_SHD.flatten(1), attention.o_proj.weight)
         normed_SH = self._norm(layer.post_attention_layernorm, x_SH, attended_SH)
-        if early:
-            gated_SN = kernels.multiply(normed_SH, mlp.gate_proj.weight.all_siblings, gated=True)
-            return kernels.multiply(gated_SN, mlp.down_proj.weight)
         both_SN = self._multiply(normed_SH, mlp.gate_proj.weight.all_siblings)
         return self._multiply(kernels.gate(both_SN, normed_SH.dtype), mlp.down_proj.weight)
 
@@ -103,23 +99,11 @@ class FusedModel:
 
         return kernels.add_norm(x_SH, added_SH, norm.weight, norm.variance_epsilon)
 
-    def _multiply(
-        self, x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, early: bool = False
-    ) -> Tensor:
-        if early:
-            from solera.engines import kernels
-
-            return kernels.multiply(x_SK, weight_NK, bias_N)
+    def _multiply(self, x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
         if not self.model.is_wide:
             return nn.functional.linear(x_SK, weight_NK, bias_N)
         product_SN = wide.multiply(x_SK, weight_NK)
         return product_SN if bias_N is None else product_SN + bias_N
-
-
-    @property
-    def _early(self) -> bool:
-        """Whether a step of decoding multiplies with our kernel."""
-        return not self.model.is_wide and self.model.module.dtype in SHORT
 
 
 def _decode(

@@ -11,20 +11,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from solera.engines.tables import Memory, RowTable
 
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # before Triton 3.4
-    gdc_launch_dependents = gdc_wait = None
-
 FEW_PROGRAMS = 400
 """Up to three programs for each of an H200's 132 processors."""
-
-
-def _early(tensor: Tensor) -> dict[str, bool]:
-    """A kernel may start as soon as all programs of the one before it have begun, and waits for its results itself. So
-    before it waits, it may read only what no kernel of a step writes but the last, since the first of the next waits."""
-    early = gdc_wait is not None and tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 @triton.jit
@@ -64,7 +52,7 @@ def _decode_attention(
     cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
@@ -86,15 +74,11 @@ def _decode_attention(
     after = tl.load(pages + 1)
     turn = tl.load(prompt_length + row).to(tl.int32)
     length = turn + tl.load(response_length + row).to(tl.int32)
-    if EARLY:
-        gdc_launch_dependents()
     cos = tl.full([WIDTH], 1.0, tl.float32)
     sin = tl.zeros([WIDTH], tl.float32)
     if ROTATE:
         cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
         sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_wait()
     query = _heads(
         query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
     ).to(pool_key.dtype.element_ty)
@@ -170,7 +154,7 @@ def decode_attention(
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
-        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key), **_early(out_SHD),
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key),
     )  # fmt: skip
     return out_SHD
 
@@ -318,23 +302,17 @@ def rotate(
 
 
 @triton.jit
-def _add_norm(
-    x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr
-):
+def _add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
     """One program per row: add to the residual stream, and normalise it."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, WIDTH)
-    if EARLY:
-        gdc_launch_dependents()
-    weight = tl.load(weight_ptr + k, mask=k < width, other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_wait()
     x = tl.load(x_ptr + row * width + k, mask=k < width, other=0.0)
     if ADD:
         added = tl.load(added_ptr + row * width + k, mask=k < width, other=0.0)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row * width + k, x, mask=k < width)
     x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + k, mask=k < width, other=0.0).to(tl.float32)
     out = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon) * weight
     tl.store(out_ptr + row * width + k, out.to(out_ptr.dtype.element_ty), mask=k < width)
 
@@ -346,17 +324,14 @@ def add_norm(x_SH: Tensor, added_SH: Tensor | None, weight_H: Tensor, epsilon: f
     _add_norm[(rows,)](
         x_SH, out_SH if added_SH is None else added_SH, weight_H, out_SH, width, epsilon,
         ADD=added_SH is not None, WIDTH=triton.next_power_of_2(width), num_warps=4 if width < 4096 else 8,
-        **_early(x_SH),
     )  # fmt: skip
     return out_SH
 
 
 @triton.jit
-def _gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if EARLY:
-        gdc_wait()
     gate = tl.load(x_ptr + row * 2 * width + n, mask=n < width, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * width + width + n, mask=n < width, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + n, (gate / (1 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=n < width)
@@ -366,80 +341,7 @@ def gate(both_SN: Tensor, dtype: torch.dtype) -> Tensor:
     """`silu(gate) * up` of rows that hold both, one after the other."""
     rows, width = both_SN.shape[0], both_SN.shape[1] // 2
     out_SN = torch.empty(rows, width, dtype=dtype, device=both_SN.device)
-    _gate[(triton.cdiv(width, 1024), rows)](both_SN, out_SN, width, BLOCK=1024, num_warps=4, **_early(both_SN))
-    return out_SN
-
-
-def _choices() -> list[triton.Config]:
-    sizes = [
-        (16, 16, 64, 4, 5), (16, 16, 256, 4, 3), (16, 32, 128, 4, 4), (16, 32, 256, 4, 3), (16, 64, 64, 4, 4),
-        (16, 64, 128, 4, 4), (32, 32, 128, 4, 4), (32, 64, 128, 4, 4),
-        (64, 32, 64, 4, 5), (64, 32, 128, 4, 4), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 128, 64, 4, 3),
-        (128, 32, 64, 4, 4), (128, 64, 64, 4, 4), (128, 64, 64, 8, 4), (128, 128, 64, 8, 3),
-    ]  # fmt: skip
-    return [
-        triton.Config({"ROWS": m, "COLUMNS": n, "BLOCK": k}, num_warps=warps, num_stages=stages)
-        for m, n, k, warps, stages in sizes
-    ]
-
-
-def _fitting(configs, named, **_):
-    few = named["rows"] <= 32
-    return [config for config in configs if (config.kwargs["ROWS"] <= 32 if few else config.kwargs["ROWS"] >= 32)]
-
-
-@triton.autotune(configs=_choices(), key=["rows", "outer", "inner"], prune_configs_by={"early_config_prune": _fitting})
-@triton.jit
-def _multiply(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, rows, outer, inner: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr,
-    EARLY: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One program per tile of the product. `GATED`: the weights of the gate come first, then as many others."""
-    if EARLY:
-        gdc_launch_dependents()
-    EVEN: tl.constexpr = inner % BLOCK == 0
-    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    k = tl.arange(0, BLOCK)
-    x_at = x_ptr + m.to(tl.int64)[:, None] * inner + k[None, :]
-    weight_at = weight_ptr + n.to(tl.int64)[None, :] * inner + k[:, None]
-    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
-    other = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if EARLY:
-        gdc_wait()
-    for first in range(0, inner, BLOCK):
-        if EVEN:
-            x = tl.load(x_at + first, mask=(m < rows)[:, None], other=0.0)
-            weight = tl.load(weight_at + first, mask=(n < outer)[None, :], other=0.0)
-        else:
-            left = k < inner - first
-            x = tl.load(x_at + first, mask=(m < rows)[:, None] & left[None, :], other=0.0)
-            weight = tl.load(weight_at + first, mask=(n < outer)[None, :] & left[:, None], other=0.0)
-        acc = tl.dot(x, weight, acc)
-        if GATED:
-            up_at = weight_at + outer * inner + first
-            if EVEN:
-                up = tl.load(up_at, mask=(n < outer)[None, :], other=0.0)
-            else:
-                up = tl.load(up_at, mask=(n < outer)[None, :] & (k < inner - first)[:, None], other=0.0)
-            other = tl.dot(x, up, other)
-    if GATED:
-        acc = acc / (1 + tl.exp(-acc)) * other
-    if BIAS:
-        acc += tl.load(bias_ptr + n, mask=n < outer, other=0.0).to(tl.float32)[None, :]
-    out_at = out_ptr + m.to(tl.int64)[:, None] * outer + n[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(m < rows)[:, None] & (n < outer)[None, :])
-
-
-def multiply(x_SK: Tensor, weight_NK: Tensor, bias_N: Tensor | None = None, gated: bool = False) -> Tensor:
-    """`x·weightᵀ`; `gated`: `silu(x·gateᵀ) * (x·upᵀ)`, where `weight_NK` holds both."""
-    rows, inner = x_SK.shape
-    outer = len(weight_NK) // 2 if gated else len(weight_NK)
-    out_SN = torch.empty(rows, outer, dtype=x_SK.dtype, device=x_SK.device)
-    _multiply[lambda chosen: (triton.cdiv(rows, chosen["ROWS"]), triton.cdiv(outer, chosen["COLUMNS"]))](
-        x_SK, weight_NK, out_SN if bias_N is None else bias_N, out_SN, rows, outer, inner,
-        BIAS=bias_N is not None, GATED=gated, **_early(x_SK),
-    )  # fmt: skip
+    _gate[(triton.cdiv(width, 1024), rows)](both_SN, out_SN, width, BLOCK=1024, num_warps=4)
     return out_SN
 
 
@@ -525,7 +427,7 @@ def _blocks(vocabulary: int) -> dict[str, int]:
 def _write(
     logits_ptr, uniform_ptr, token_out, logp_out, length_out, finished_out, ends_ptr,
     token_ptr, position_ptr, step_ptr, request_ptr, alive_ptr, limit_ptr, vocabulary, longest, ends,
-    inverse_temperature, ENDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    inverse_temperature, ENDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program per row: choose its next token, write it down, and advance the row unless it ends here."""
     row = tl.program_id(0).to(tl.int64)
@@ -533,8 +435,6 @@ def _write(
     request = tl.load(request_ptr + row)
     alive = tl.load(alive_ptr + row)
     uniform = tl.load(uniform_ptr + request * longest + step)
-    if EARLY:
-        gdc_wait()
     token, logp = _choose(logits_ptr + row * vocabulary, uniform, vocabulary, inverse_temperature, BLOCK, BLOCKS)
     token = token.to(tl.int64)
     e = tl.arange(0, ENDS)
@@ -560,5 +460,5 @@ def write(logits_SV: Tensor, temperature: float, ends: Tensor, memory: "Memory",
         memory.finished_B.view(torch.int8), ends,
         rows.token, rows.position, rows.step, rows.request, rows.alive, rows.limit,
         vocabulary, memory.limit, len(ends), 1.0 / temperature,
-        ENDS=triton.next_power_of_2(max(1, len(ends))), **_blocks(vocabulary), **_early(logits_SV),
+        ENDS=triton.next_power_of_2(max(1, len(ends))), **_blocks(vocabulary),
     )  # fmt: skip
