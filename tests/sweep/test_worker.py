@@ -10,7 +10,14 @@ from solera.sweep.machine import Share
 from solera.sweep.runner import Runner
 from tests.sweep.test_machine import plan_of
 
-WAITING = "import time; print('ready', flush=True); time.sleep(100)"
+WAITING = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored, if the tests are a shell's background job
+print("ready", flush=True)
+time.sleep(100)
+"""
+NOBODY = 2**22 + 1
+"""An id above the highest that Linux gives to a process."""
 
 
 class Unreported:
@@ -37,12 +44,10 @@ def test_a_run_that_just_ended_does_not_keep_the_others_from_being_stopped(tmp_p
     monkeypatch.chdir(tmp_path)
     plan = plan_of(tmp_path)
     plan.folder.mkdir(parents=True)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()  # its id is free, as after the server has reaped it
     going = subprocess.Popen([sys.executable, "-c", WAITING], stdout=subprocess.PIPE)
     try:
         going.stdout.readline()
-        processes = Given(Unreported(ended.pid), Unreported(going.pid))
+        processes = Given(Unreported(NOBODY), Unreported(going.pid))
         runner = Runner(plan, plan.runs()[:2], Share(2, 1), False, lambda _: 0, processes)
         runner.fill(2, float("inf"))
         runner.ask_to_stop()
