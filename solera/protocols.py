@@ -1,7 +1,7 @@
 """The interfaces between packages. Whatever fits one of these can take its place: the loop knows nothing else of it."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -423,6 +423,27 @@ class Store(Protocol):
 
     def flush(self) -> None:
         """Write what `add` and `record` may have deferred."""
+        ...
+
+
+class Supplied(NamedTuple):
+    """What a draw finds among the groups that the run generated for it."""
+
+    needed: int
+    """How many of them it takes, if there are enough."""
+    ready: set[int]
+    """The positions in the task's stream of those that can be drawn."""
+
+
+class OrderedStore(Store, Protocol):
+    """A store that draws new groups in the order of the task's stream, whatever the order of their arrival."""
+
+    def supplied(self, groups: int, group_size: int, now: PolicyVersion) -> Supplied:
+        """What a draw of `groups` groups would find."""
+        ...
+
+    def leave_out(self, visits: Iterable[int]) -> None:
+        """Never draw the groups of these positions in the task's stream as new ones, whatever rewards they get."""
         ...
 
 

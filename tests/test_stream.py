@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -20,18 +21,22 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from solera import open_store
-from solera.config import check, parse
+from solera.config import DrawConfig, check, parse
 from solera.errors import SoleraError
-from solera.protocols import SupplyState
+from solera.protocols import Supplied, SupplyState
 from solera.records import Group, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.report.sinks import read_metrics
 from solera.run import running
+from solera.store.deferred import Deferred
+from solera.store.ledger import Ledger
 from solera.store.queue import Queue
+from solera.store.selected import Selected
 from solera.sync.rules import SyncState, never, within
 from solera.tasks.episodes import Guard
 from solera.tasks.event_loop import EventLoop
 from solera.training.stream import OpenGroup, Stream
 from tests.command import start
+from tests.store.test_ledger import visit
 from tests.test_supply import Counting, Echo
 
 RUN = """
@@ -261,20 +266,39 @@ def test_a_rule_that_waits_too_long_is_overruled():
     ]  # fmt: skip
 
 
-def test_groups_are_drawn_in_the_order_of_the_stream_and_imported_ones_last():
+def test_groups_are_drawn_in_the_order_of_the_stream_without_imported_ones_and_those_left_out():
     def unused() -> Iterator[tuple[int, str, int | None]]:
         for number, admission in enumerate([7, None, 3, 9, 3, None, 7, 9]):
             yield number, f"p/{admission}", admission
 
-    first = Queue(-1, 0).draw(unused(), 3, 2, by_admission=True)
-    assert first == [("p/3", [2, 4]), ("p/7", [0, 6]), ("p/9", [3, 7])]
-    assert Queue(-1, 0).draw(unused(), 9, 2, by_admission=True)[-1] == ("p/None", [1, 5])
+    queue = Queue(-1, 0)
+    assert queue.draw(unused(), 9, 2, by_admission=True) == [("p/3", [2, 4]), ("p/7", [0, 6]), ("p/9", [3, 7])]
+    assert queue.ready(unused(), 2) == {3, 7, 9}
+    queue.leave_out([3, 9])
+    assert queue.ready(unused(), 2) == {7}
+    assert queue.draw(unused(), 9, 2, by_admission=True) == [("p/7", [0, 6])]
+    assert queue.leftover == 2  # those of 3; 9 comes after what was drawn
+
+
+class Ordered(Counting):
+    """A store that says which of its groups could be drawn: those with rewards."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.left_out = set[int]()
+
+    def supplied(self, groups: int, group_size: int, now: PolicyVersion) -> Supplied:
+        graded = Counter(rollout.admission for rollout in self.added if rollout.rewards)
+        return Supplied(groups, {number for number, count in graded.items() if count == group_size} - self.left_out)
+
+    def leave_out(self, visits: Iterable[int]) -> None:
+        self.left_out.update(visits)
 
 
 def supply_of(task: Echo, events: EventLoop) -> Stream:
     """Batches of two groups of three, up to eight batches old."""
     return Stream(
-        task, task, Counting(0), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
+        task, task, Ordered(), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
         seed=0, guard=Guard(), events=events,
     )  # fmt: skip
 
@@ -329,10 +353,11 @@ class Silent(Synced):
 
 
 def test_groups_that_are_not_drawn_are_counted_by_reason():
-    """The third is drawn. The first has no rewards, so the store must have left out the second."""
+    """The third is drawn. The first has no rewards; the second was ready, so its rewards have changed since."""
     with EventLoop() as events:
         supply, now = supply_of(Silent(), events), PolicyVersion("test", 3)
-        supply.wait(3, now)
+        supply.wait(2, now)
+        assert supply.store.left_out == {0}
         third = Group("p/2", tuple(rollout for rollout in supply.store.added if rollout.admission == 2))
         assert len(third.rollouts) == 3
         supply.drawn([third], 0)
@@ -369,3 +394,79 @@ def test_a_group_that_ends_while_a_checkpoint_is_written_is_attempted_again_afte
         assert supply.state() == SupplyState(6, running=(4, 5), ready=(3,))
         supply.restore(supply.state())
         assert supply.state() == SupplyState(6, running=(4, 5), ready=(3,))
+        assert supply.store.left_out == {0, 1, 2}
+
+
+def test_a_resumed_stream_waits_for_earlier_groups_that_it_attempts_again():
+    """Later ones are ready. Without the earlier ones, a batch of them would leave out what takes long."""
+    with EventLoop() as events:
+        task = Synced()
+        supply = supply_of(task, events)
+        for number in (4, 5, 6, 7):
+            prompt = task.prompt(number)
+            turn = asyncio.run(task.generate(prompt.token_ids, None, 0))
+            supply.store.added += [Rollout.of(prompt, turn, rewards=(Reward(1.0),)).admitted(number)] * 3
+        supply.restore(SupplyState(8, running=(2, 3), ready=(4, 5, 6, 7)))
+        assert supply._drawable() == 0
+        supply.max_age = 1  # had it been 1 before, these would not all be under way
+        supply.wait(2, PolicyVersion("test", 4))
+        assert supply.store.supplied(2, 3, PolicyVersion("test", 4)).ready >= {2, 3}
+
+
+class Down(Unhurried):
+    """A judge that has no opinion about the first 66 problems, eleven batches."""
+
+    async def run(self, prompt, generate) -> Rollout:
+        completion = await generate(prompt.token_ids)
+        number = int(prompt.key.partition("/")[2])
+        known = prompt.key.startswith("held") or number >= 66
+        rewards = (Reward(float(completion.token_ids_T.sum() % 2)),) if known else ()
+        return Rollout.of(prompt, completion, rewards=rewards)
+
+
+@pytest.mark.parametrize("draw", ["", 'draw = { policy = "replay", fresh = 0.5 }'], ids=["plain", "replay"])
+def test_a_stream_recovers_from_many_groups_without_rewards(tmp_path, draw):
+    """Each step gives up after four batches of replacements. The third or fourth finds rewards again. What the earlier
+    ones left to it is as young as it should be."""
+    more = f"sync = {{ period = 2 }}\n{draw}"
+    folder = train(settings(tmp_path, "run", 'mode = "stream", max_age = 4', more), task=Down)
+    rows = metrics_of(folder)[:10]
+    assert rows[0]["groups/drawn"] == 0
+    assert [row["groups/drawn"] for row in rows[4:]] == [6] * 6
+    trained = used(folder)
+    assert min(r.admission for _, r in trained) == 66
+    first = {r.id: version for version, r in reversed(trained)}
+    assert max(first[r.id] - int(r.sequences[0].version_T[r.sequences[0].mask_T].min()) for _, r in trained) <= 4
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_reward_that_comes_after_a_group_was_replaced_is_not_trained_on(place, selective):
+    """Problem 0 had no reward when the batch was supplied. Another problem took its place."""
+    ledger, now = Ledger(place), PolicyVersion("test", 0)
+    store = Selected(ledger, DrawConfig(min_spread=0.1), 0, True) if selective else Deferred(ledger, True)
+    store.add(visit(0, "a", "--") + visit(1, "b", "01"))
+    assert store.supplied(1, 2, now) == (1, {1})
+    store.leave_out([0])
+    first = store.watermark() - 3
+    ledger.revise([(first, Reward(0.0)), (first + 1, Reward(1.0))])
+    assert store.supplied(1, 2, now) == (1, {1})
+    assert [group.prompt_key for group in store.draw(2, 2, now)] == ["b"]
+    assert store.passed_over() == {"leftover": 2}
+    ledger.close()
+
+
+def test_imported_rollouts_are_replayed_by_a_stream_and_make_its_own_no_older(tmp_path):
+    teacher = tmp_path / "teacher.jsonl"
+    lines = ({"prompt": f"{n}+{n}=", "response": str(2 * n + wrong), "model": "t", "reward": 1.0 - wrong}
+             for n in range(20, 50) for wrong in (0, 1, 0, 1))  # fmt: skip
+    teacher.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    more = (
+        'sync = { period = 2 }\ndraw = { policy = "replay", fresh = 0.5 }\nobjective = { name = "red_weight" }\n'
+        f'store = {{ data = ["{teacher}"], skip_bad = "{tmp_path / "held_out.jsonl"}" }}'
+    )
+    trained = used(train(settings(tmp_path, "run", 'mode = "stream", max_age = 2', more)))
+    first = {r.id: version for version, r in reversed(trained)}
+    own = [r for _, r in trained if r.admission is not None]
+    assert max(first[r.id] - int(r.sequences[0].version_T[r.sequences[0].mask_T].min()) for r in own) <= 2
+    assert {r.admission for r in own} == set(range(30))  # three new groups in each of ten batches, and none is lost
+    assert sum(r.origin == "model:t" for _, r in trained) > 20

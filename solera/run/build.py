@@ -29,7 +29,7 @@ from solera.learner.reference import Reference
 from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective
-from solera.protocols import Engine, Sink, Store, Supply, Task
+from solera.protocols import Engine, OrderedStore, Sink, Supply, Task
 from solera.records import Prompt, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
@@ -189,7 +189,9 @@ def _single(parts: Parts, objective: Objective) -> Learner:
     )  # fmt: skip
 
 
-def _supply(parts: Parts, engine: Engine, store: Store, sampling: Sampling, guard: Guard, events: EventLoop) -> Supply:
+def _supply(
+    parts: Parts, engine: Engine, store: OrderedStore, sampling: Sampling, guard: Guard, events: EventLoop
+) -> Supply:
     config = parts.config
     collect, members = config.collect, _members(config)
     if collect.mode == "stream":
@@ -294,7 +296,7 @@ def _graded_alone(parts: Parts) -> bool:
     return not parts.own.has_task(parts.config) and not parts.own.functions(parts.config)
 
 
-def store_of(config: Config, ledger: Ledger) -> Store:
+def store_of(config: Config, ledger: Ledger) -> OrderedStore:
     """The store that batches are drawn from: first in, first out, each rollout once, unless `[draw]` is set."""
     streams = config.collect.mode == "stream"
     if config.draw == DrawConfig():

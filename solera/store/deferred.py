@@ -5,11 +5,11 @@ would have to wait. A second thread would not help, because it would take Python
 GPU.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
 from itertools import count
 
-from solera.protocols import Tally
+from solera.protocols import Supplied, Tally
 from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.ledger import Ledger, in_groups, refuse_equal_parts
 from solera.store.queue import Unused
@@ -21,7 +21,8 @@ FIRST_UNWRITTEN = 2**62
 class Deferred:
     """Implements the Store protocol over a ledger. Keeps what `add` and `record` receive until `flush`, or until
     anything other than a draw needs it. A process that is killed earlier loses only the step that a resume would undo
-    anyway. With `by_admission`, groups are drawn in the order of the task's stream, in whatever order they arrived."""
+    anyway. With `by_admission`, groups are drawn in the order of the task's stream, in whatever order they arrived,
+    and imported rollouts are not drawn: whoever generates all the time counts on its own being drawn in time."""
 
     selective = False
 
@@ -52,6 +53,14 @@ class Deferred:
     def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion | None = None) -> int:
         with self.ledger.transaction(), closing(self._unused()) as unused:
             return self.ledger.queue().missing(unused, groups + reserve, group_size)
+
+    def supplied(self, groups: int, group_size: int, now: PolicyVersion | None = None) -> Supplied:
+        with self.ledger.transaction(), closing(self._unused()) as unused:
+            return Supplied(groups, self.ledger.queue().ready(unused, group_size))
+
+    def leave_out(self, visits: Iterable[int]) -> None:
+        with self.ledger.transaction():
+            self.ledger.queue().leave_out(visits)
 
     def draw(self, groups: int, group_size: int, now: PolicyVersion | None = None) -> list[Group]:
         with self.ledger.transaction():

@@ -69,7 +69,9 @@ class Selection:
     most: int
     """Maximum number of groups that will be drawn. Only so many need to be sorted."""
     by_admission: bool = False
-    """Whether `first` means the order of the task's stream, not of arrival. Imported groups then come last."""
+    """Whether `first` means the order of the task's stream, not of arrival. Imported groups are then never new."""
+    left_out: frozenset[int] = frozenset()
+    """Visits that are not to be drawn as new ones."""
 
     @property
     def least(self) -> int:
@@ -119,10 +121,19 @@ class Ranking:
     def missing(self, groups: int, reserve: int) -> int:
         """Number of groups to generate so that `groups` can be drawn and `reserve` remain; 0 if the run generates
         nothing."""
+        wanted = self.needed(groups) + reserve
+        return sum(max(0, wanted - len(part.groups)) for part in self.shares if part.written)
+
+    def needed(self, groups: int) -> int:
+        """Number of new groups that a draw of `groups` takes, if the run generates any."""
         counts = apportion(groups, [part.share for part in self.shares])
         pairs = list(zip(self.shares, counts, strict=True))
-        others = sum(min(count, len(part.groups)) for part, count in pairs if not part.written)
-        return sum(max(0, groups - others + reserve - len(part.groups)) for part in self.shares if part.written)
+        return groups - sum(min(count, len(part.groups)) for part, count in pairs if not part.written)
+
+    def visits(self, rows: Rows) -> set[int]:
+        """The visits whose groups can be drawn as new ones."""
+        members = [part.groups.of(place) for part in self.shares if part.written for place in range(len(part.groups))]
+        return {int(rows.admission_R[each].max()) for each in members}
 
 
 def rank(rows: Rows, selection: Selection) -> Ranking:
@@ -131,12 +142,16 @@ def rank(rows: Rows, selection: Selection) -> Ranking:
     eligible_R = _eligible(rows, selection, passed)
     reached = int(rows.admission_R[rows.uses_R > 0].max(initial=NO_VISIT))
     new_R = eligible_R & (rows.uses_R == 0)
+    if selection.by_admission:
+        new_R &= rows.admission_R != NO_VISIT
     if writes(draw) and draw.leftovers == "drop":
         new_R &= ~_late(rows, new_R, reached, selection, passed)
     if draw.policy == "fresh":
         parts = [_part(rows, selection, passed, 1.0, new_R, "first", True)]
     elif draw.policy == "replay":
         old_R = eligible_R & (rows.uses_R > 0)
+        if selection.by_admission:
+            old_R |= eligible_R & (rows.admission_R == NO_VISIT)
         parts = [
             _part(rows, selection, passed, draw.fresh, new_R, "first", True),
             _part(rows, selection, passed, 1 - draw.fresh, old_R, draw.order),
@@ -185,8 +200,11 @@ def _too_old(rows: Rows, selection: Selection) -> Mask | None:
 
 
 def _late(rows: Rows, new_R: Mask, reached: int, selection: Selection, passed: Passed) -> Mask:
-    """Rows of visits before one that a step has used. Flat groups among them are counted as flat."""
+    """Rows of visits that are left out, or lie before one that a step has used. Flat groups among them are counted as
+    flat."""
     late_R = new_R & (rows.admission_R != NO_VISIT) & (rows.admission_R <= reached)
+    if selection.left_out:
+        late_R |= new_R & np.isin(rows.admission_R, list(selection.left_out))
     if late_R.any():
         found = Passed()
         _filtered(rows, _cut_visits(rows, late_R, selection.group_size), selection, found)
@@ -350,8 +368,7 @@ def _ranked(rows: Rows, groups: Groups, selection: Selection, order: Order) -> n
         return np.random.default_rng(stream_seed(selection.seed, selection.now)).permutation(len(groups))
     first_P = rows.id_R[groups.member_R[groups.start_P]]
     if order == "first" and selection.by_admission:
-        visit_P = rows.admission_R[groups.member_R[groups.start_P]]
-        return _best(-np.where(visit_P == NO_VISIT, np.iinfo(np.int32).max, visit_P), first_P, selection.most)
+        return _best(-rows.admission_R[groups.member_R[groups.start_P]], first_P, selection.most)
     if order == "first":
         return _best(-first_P, first_P, selection.most)
     if order == "newest":

@@ -7,7 +7,7 @@ of one prompt fill one group after the other.
 """
 
 from bisect import insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from heapq import nsmallest
 from itertools import islice
 from math import inf
@@ -28,6 +28,8 @@ class Queue:
         self._leftover = leftover
         self._left_by_draw = 0
         self._drawn: dict[int, int] = {}
+        self._left_out = set[int]()
+        """Visits after `reached` that are not to be drawn."""
 
     @property
     def leftover(self) -> int:
@@ -38,13 +40,25 @@ class Queue:
         """Number of complete groups that are missing."""
         return groups - sum(1 for _ in islice(complete_groups(unused, group_size, {}), groups))
 
+    def ready(self, unused: Iterable[Unused], group_size: int) -> set[int]:
+        """The visits whose groups can be drawn."""
+        visits = {visit for _, (_, visit), _ in complete_groups(unused, group_size, {}) if visit is not None}
+        return visits - self._left_out
+
+    def leave_out(self, visits: Iterable[int]) -> None:
+        """Never draw these visits, whatever rewards they get."""
+        self._left_out.update(visit for visit in visits if visit > self.reached)
+
     def draw(
         self, unused: Iterable[Unused], groups: int, group_size: int, by_admission: bool = False
     ) -> list[tuple[str, list[int]]]:
-        """Key and members of the first complete groups, in the order of their first members or of their admission."""
+        """Key and members of the first complete groups, in the order of their first members. `by_admission`: in the
+        order of their visits, without imported ones."""
         filling: Filling = {}
-        choose = earliest_groups if by_admission else first_groups
-        first = choose(unused, groups, group_size, filling)
+        if by_admission:
+            first = earliest_groups(unused, groups, group_size, filling, self._left_out)
+        else:
+            first = first_groups(unused, groups, group_size, filling)
         self._drawn = {id_: visit for members, (_, visit) in first if visit is not None for id_ in members}
         last = max(self._drawn.values(), default=self.reached)
         self._left_by_draw = sum(len(ids) for (_, visit), ids in filling.items() if visit is not None and visit < last)
@@ -55,6 +69,7 @@ class Queue:
         reached = max((self._drawn[id_] for id_ in ids if id_ in self._drawn), default=self.reached)
         if reached > self.reached:
             self.reached, self._leftover, self._left_by_draw = reached, self.leftover, 0
+            self._left_out = {visit for visit in self._left_out if visit > reached}
 
 
 def complete_groups(
@@ -84,13 +99,13 @@ def first_groups(
 
 
 def earliest_groups(
-    unused: Iterable[Unused], groups: int, group_size: int, filling: Filling
+    unused: Iterable[Unused], groups: int, group_size: int, filling: Filling, left_out: Collection[int]
 ) -> list[tuple[list[int], tuple[str, int | None]]]:
-    """Complete groups in the order of their admission. Imported ones, which have none, come last."""
-    found = [(members, visit) for members, visit, _ in complete_groups(unused, group_size, filling)]
-
-    def order(group: tuple[list[int], tuple[str, int | None]]) -> tuple[float, int]:
-        members, (_, admission) = group
-        return inf if admission is None else admission, members[0]
-
-    return nsmallest(groups, found, key=order)
+    """Complete groups in the order of their visits. Those of visits in `left_out` stay in `filling`."""
+    found: list[tuple[int, list[int], str]] = []
+    for members, (key, visit), _ in complete_groups(unused, group_size, filling):
+        if visit in left_out:
+            filling[key, visit] = members
+        elif visit is not None:
+            found.append((visit, members, key))
+    return [(members, (key, visit)) for visit, members, key in nsmallest(groups, found)]

@@ -1,10 +1,10 @@
 """A view of the ledger for draw policies other than first in, first out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from solera.config import DrawConfig, writes
 from solera.errors import SoleraError
-from solera.protocols import Tally
+from solera.protocols import Supplied, Tally
 from solera.records import Group, PolicyVersion, Reward, Rollout, Use
 from solera.store.catalogue import Catalogue
 from solera.store.drawing import Ranking, Selection, rank
@@ -13,7 +13,8 @@ from solera.store.ledger import Ledger
 
 class Selected:
     """Implements the Store protocol over a ledger and the section `[draw]`. With `by_admission`, new groups are drawn
-    in the order of the task's stream, in whatever order they arrived."""
+    in the order of the task's stream, in whatever order they arrived, and imported rollouts are not new: with the
+    policy `replay` they can be drawn like used ones."""
 
     selective = True
 
@@ -24,6 +25,7 @@ class Selected:
         self.seed = seed
         self._catalogue: Catalogue | None = None
         self._passed: Mapping[str, int] = {}
+        self._left_out = set[int]()
 
     def add(self, rollouts: list[Rollout]) -> list[int]:
         return self.ledger.add(rollouts)
@@ -49,6 +51,14 @@ class Selected:
 
     def missing(self, groups: int, group_size: int, reserve: int, now: PolicyVersion) -> int:
         return self._rank(groups, group_size, now).missing(groups, reserve)
+
+    def supplied(self, groups: int, group_size: int, now: PolicyVersion) -> Supplied:
+        ranking = self._rank(groups, group_size, now)
+        assert self._catalogue is not None
+        return Supplied(ranking.needed(groups), ranking.visits(self._catalogue.rows))
+
+    def leave_out(self, visits: Iterable[int]) -> None:
+        self._left_out.update(visits)
 
     def draw(self, groups: int, group_size: int, now: PolicyVersion) -> list[Group]:
         ranking = self._rank(groups, group_size, now)
@@ -81,9 +91,12 @@ class Selected:
             self._catalogue.refresh(connection)
         catalogue = self._catalogue
         selection = Selection(
-            self.draw_config, group_size, now.version, self.seed, catalogue.origins, groups, self.by_admission
-        )
-        return rank(catalogue.rows, selection)
+            self.draw_config, group_size, now.version, self.seed, catalogue.origins, groups, self.by_admission,
+            frozenset(self._left_out),
+        )  # fmt: skip
+        ranking = rank(catalogue.rows, selection)
+        self._left_out = {visit for visit in self._left_out if visit > ranking.reached}
+        return ranking
 
 
 def _nothing(passed: Mapping[str, int], origins: tuple[str, ...]) -> str:

@@ -7,8 +7,9 @@ group is admitted while fewer than
     need + (e + max_age - n) · B
 
 groups are open, where `need` is the number of new groups that batch n takes. A group is open from its admission until
-it is drawn, or closed because it cannot be drawn. Batches take open groups in the order of their admission and wait for
-slow ones. So a group is drawn by batch e + max_age at the latest. Version e or a later one wrote its first token, so
+it is drawn, or closed because it cannot be drawn. A closed group is never drawn as a new one, even if its rewards come
+later: another was admitted in its place. Batches take open groups in the order of their admission and wait for slow
+ones. So a group is drawn by batch e + max_age at the latest. Version e or a later one wrote its first token, so
 its age is at most `max_age`. Nothing is ever dropped for its age: dropping late responses would starve long, hard
 prompts.
 """
@@ -18,12 +19,12 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
-from solera.protocols import Engine, Store, SupplyState, Task
+from solera.protocols import Engine, OrderedStore, SupplyState, Task
 from solera.records import Group, PolicyVersion, Prompt, Sampling
 from solera.tasks.company import Company
 from solera.tasks.episodes import Attempted, Guard, attempt
@@ -44,7 +45,7 @@ FREE_SHARE = 8
 
 @dataclass(eq=False)
 class OpenGroup:
-    """A group from its admission until it is drawn or closed."""
+    """A group from its admission until it is drawn or closed (left out because it cannot be drawn)."""
 
     admitted: float
     """When it was admitted, in seconds of `time.perf_counter`."""
@@ -86,7 +87,7 @@ class Stream:
         self,
         task: Task,
         engine: Engine,
-        store: Store,
+        store: OrderedStore,
         *,
         sampling: Sampling,
         group_size: int,
@@ -119,6 +120,9 @@ class Stream:
         self._next_batch = 0
         self._need = 0
         """New groups that the next batch takes."""
+        self._gives_up = False
+        """Whether the next batch takes what is open, although it is less. Nothing more is admitted until it is drawn:
+        the bound counts on every batch to leave no more open groups than the batches after it take."""
         self._error: BaseException | None = None
         self._tasks = set[asyncio.Task[None]]()
         """Kept, because an event loop holds its tasks only weakly."""
@@ -140,15 +144,19 @@ class Stream:
         """Return once `groups` groups can be drawn, the earliest admitted first. Returns the tokens of all groups that
         were stored meanwhile.
 
-        If many groups cannot be drawn, because they have no reward or the store filters them out, it returns earlier.
+        If many groups cannot be drawn, because they have no reward or the store filters them out, no others take their
+        place, and it returns with less.
         """
-        generated, waves = self._generated + self._store_ended(), 0
+        generated, waves, closed = self._generated + self._store_ended(), 0, 0
         self._generated = 0
         with self._changed:
-            self._next_batch = now.version
+            self._next_batch, self._gives_up = now.version, False
         while True:
-            need = self._needed(groups, now)
-            if self._ready(need) or need > (ROUNDS + 1) * groups or (self.max_age == 0 and waves >= ROUNDS):
+            need, ready = self.store.supplied(groups, self.group_size, now)
+            closed += self._close_all_but(ready)
+            with self._changed:
+                self._gives_up = closed > ROUNDS * groups or (self.max_age == 0 and waves >= ROUNDS)
+            if self._ready(need):
                 return generated
             waves += self._admit_for(now.version, need)
             self.store.flush()
@@ -157,17 +165,29 @@ class Stream:
                     self._changed.wait_for(self._anything_to_store)
                 generated += self._store_ended()
 
-    def _needed(self, groups: int, now: PolicyVersion) -> int:
-        """How many of the open groups a draw of `groups` needs, counting those that turned out to be undrawable."""
+    def _close_all_but(self, ready: Collection[int]) -> int:
+        """Close the groups that were stored and cannot be drawn. Returns their number."""
         with self._changed:
-            stored = sum(group.stored for group in self._open.values())
-        return self.store.missing(groups, self.group_size, stored, now)
+            numbers = [number for number, group in self._open.items() if group.stored and number not in ready]
+            for number in numbers:
+                self._close(number)
+        self.store.leave_out(numbers)
+        return len(numbers)
+
+    def _close(self, number: int) -> None:
+        group = self._open.pop(number)
+        self._closed["filtered" if group.graded else "ungraded"] += 1
 
     def _ready(self, need: int) -> bool:
-        """Whether the first `need` groups in the order of admission are stored."""
+        """Whether the first `need` groups in the order of admission are stored, or all, if no others come."""
         with self._changed:
-            first = [self._open[number] for number in sorted(self._open)[:need]]
-        return len(first) == need and all(group.stored for group in first)
+            first = [self._open.get(number) for number in self._in_order()[:need]]
+            enough = len(first) == need or self._gives_up
+            return enough and all(group is not None and group.stored for group in first)
+
+    def _in_order(self) -> list[int]:
+        """The open groups, and those that will be attempted again, in the order of their first admission."""
+        return sorted({*self._open, *self._again})
 
     def _anything_to_store(self) -> bool:
         return self._error is not None or any(group.attempted is not None for group in self._open.values())
@@ -200,11 +220,11 @@ class Stream:
         last = max(numbers, default=-1)
         with self._changed:
             for number in [n for n, group in self._open.items() if n in numbers or (n < last and group.stored)]:
-                opened = self._open.pop(number)
                 if number in numbers:
-                    self._waited.append(_waited(opened, numbers[number], at))
+                    self._waited.append(_waited(self._open.pop(number), numbers[number], at))
                 else:
-                    self._closed["filtered" if opened.graded else "ungraded"] += 1
+                    self._close(number)
+            self._gives_up = False
         self._admit_for(self._next_batch + 1, self.new_per_batch)
 
     def _admit_for(self, next_batch: int, need: int) -> bool:
@@ -242,7 +262,9 @@ class Stream:
         if self._error is not None:
             return 0
         ahead = UNBOUNDED if math.isinf(self.max_age) else self.engine.version + int(self.max_age) - self._next_batch
-        room = self._need + ahead * self.new_per_batch - len(self._open)
+        bound = 0 if self._gives_up else self._need + ahead * self.new_per_batch
+        again = len(self._again)  # these were admitted before the run was interrupted
+        room = again + max(0, bound - len(self._open) - again)
         if self.max_age == 0:
             return 0 if self._running else room
         wanted = int(self.engine.slots * OVERSUBSCRIBED)
@@ -261,8 +283,9 @@ class Stream:
 
     def _drawable(self) -> int:
         """How many groups have ended, counted from the first in the order of admission up to one that has not."""
-        numbers = sorted(self._open)
-        return next((place for place, n in enumerate(numbers) if self._open[n].ended is None), len(numbers))
+        numbers = self._in_order()
+        ended = (number in self._open and self._open[number].ended is not None for number in numbers)
+        return next((place for place, has_ended in enumerate(ended) if not has_ended), len(numbers))
 
     async def _write(self, number: int, seeds: list[int]) -> None:
         """Attempt one group. The first error that is not an episode's own ends the run."""
@@ -329,6 +352,8 @@ class Stream:
         now = time.perf_counter()
         self.position, self._again = state.position, list(state.running)
         self._open = {number: OpenGroup(now, ended=now) for number in state.ready}
+        begun = {*state.running, *state.ready}
+        self.store.leave_out(number for number in range(state.position) if number not in begun)
 
     def take_metrics(self) -> dict[str, float]:
         """Since the last call: the engine's seconds, groups that were closed without being drawn, failed episodes, and
