@@ -243,6 +243,15 @@ def test_the_same_from_python(tmp_path):
     assert list(tmp_path.glob("runs/*/model/model.safetensors"))
 
 
+def test_a_folder_named_solera_beside_a_program_does_not_hide_the_package(tmp_path):
+    """As beside a clone of the repository."""
+    (tmp_path / "solera").mkdir()
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import solera; solera.RunConfig"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_debug_shows_the_traceback_and_a_reader_that_left_is_no_error():
     plain = solera("train", "nowhere.toml", "--debug")
     assert "Traceback" in plain.stderr and "nowhere.toml: cannot be read" in plain.stderr
