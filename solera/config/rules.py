@@ -169,7 +169,7 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (not c.learn.graphs or (c.model.compile and c.cluster.learners == 0),
          "learn.graphs needs model.compile and a learner in this process: remove it, or "
          + ("cluster.learners" if c.cluster.learners else "set model.compile")),
-        (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; AdamW diverges above 1"),
+        (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; it must be below 1, or AdamW diverges"),
         (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
          and len(c.run.name.encode()) <= LONGEST_NAME),
          f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, at most {LONGEST_NAME} "

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from solera.config import Config, ModelConfig
+from solera.config import EMBEDDED_MODELS, Config
 from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
@@ -94,7 +94,7 @@ def train(
     config, own = own_code(config, task, rewards, objective, rule)
     unset, config = config.learn.lr is None, resolved(config)
     remarks = notices(config) if own.objective is None else []
-    if unset and config.model.path != ModelConfig.path:
+    if unset and config.model.path not in EMBEDDED_MODELS:
         remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, a safe value for a pretrained model")
     parts = load_parts(config, own, partial(say, console))
     beginning, read = _checked(parts)

@@ -107,13 +107,16 @@ def load_module(spec: str, field: str) -> ModuleType:
 
 
 def _from_file(path: Path) -> ModuleType:
-    """Execute a file once per content. A file may load a model, and it is checked early and used again later."""
+    """Execute a file once per content. A file may load a model, and it is checked early and used again later. It may
+    import files in its folder."""
     code = path.read_bytes()
     name = f"solera_own_{blake2b(str(path.resolve()).encode() + code, digest_size=6).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickle look it up there
     module.__file__ = str(path)
+    if (folder := str(path.resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # last, so that no file there hides a package
     try:
         exec(compile(code, path, "exec"), vars(module))  # an import might find the bytecode of an older file
     except BaseException:

@@ -1,5 +1,7 @@
 """Reward functions of one's own: found, recognised, and refused in one line."""
 
+import sys
+
 import pytest
 
 from solera.errors import SoleraError
@@ -104,3 +106,10 @@ def test_functions_of_packages_are_found_where_the_command_is_called(tmp_path, m
 def test_what_names_no_function_is_refused_before_any_import(spec, says):
     with pytest.raises(SoleraError, match=says):
         check_spec(spec)
+
+
+def test_a_file_may_import_files_beside_it(file, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "beside_own_rewards.py").write_text("def f(rollout, row): ...")
+    assert takes(file, "from beside_own_rewards import f") is None
+    assert sys.path[-1] == str(tmp_path.resolve())
