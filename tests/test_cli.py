@@ -93,7 +93,7 @@ def test_version():
         (["train", "--task.level", "9"], "levels 1 to 4"),
         (
             ["train", "--sampling.max_tokens", "60"],
-            "a prompt of 6 tokens and sampling.max_tokens = 60 do not fit the model's 64",
+            "a prompt of 6 tokens and sampling.max_tokens = 60 do not fit the model's context of 64",
         ),
         (
             ["train", "data.jsonl"],

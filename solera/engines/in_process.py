@@ -31,8 +31,9 @@ def refuse_too_long(prompt: int, limit: int, most: int | None) -> None:
     """Refuse a prompt that leaves no room for `max_tokens` in the model's context."""
     if most is not None and prompt + limit > most:
         raise SoleraError(
-            f"a prompt of {prompt} tokens and sampling.max_tokens = {limit} do not fit the model's {most}: "
-            + ("lower sampling.max_tokens" if prompt < most else "take a model with more")
+            f"a prompt of {prompt} tokens and sampling.max_tokens = {limit} do not fit the model's context of {most} "
+            "tokens: "
+            + ("lower sampling.max_tokens" if prompt < most else "shorten the prompt, or use a model with a longer one")
         )
 
 

@@ -10,6 +10,8 @@ from solera.protocols import Metrics
 WINDOW = 10
 """Number of batches that are considered together."""
 NEARLY_ALL = 0.9
+MANY = 0.5
+"""Share of responses that were cut off, above which this is the likely cause."""
 SOLVED = 0.9
 """Held-out accuracy above which equal rewards mean that the task is learned."""
 FLAT, ACCURACY = "reward/zero_variance_fraction", "eval/pass@1"
@@ -33,10 +35,15 @@ def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
     if flat < NEARLY_ALL:
         return None
     reward = sum(row["reward/mean"] for row in batches) / WINDOW
+    cut_off = sum(row.get("response/truncated", 0.0) for row in batches) / WINDOW
+    cause = (
+        f"{cut_off:.0%} of the responses were cut off (raise sampling.max_tokens, or ask for shorter answers)"
+        if cut_off > MANY
+        else "the problems are too hard or too easy, or every answer is the same (docs/tasks.md)"
+    )
     return (
-        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on "
-        "average), so there is nothing to learn from them: the problems are too hard or too easy, or every "
-        "answer is the same (docs/tasks.md)"
+        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on average), so there "
+        f"is nothing to learn from them: {cause}"
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
 from solera.records import Prompt
 from solera.tasks.conversation import Conversation, Limits, Message
@@ -39,7 +40,10 @@ class Agent:
     def prompt(self, key: str, messages: str | Sequence[Message], **data: Any) -> Prompt:
         """A prompt for `talk`. `messages` may be the text of a single user message."""
         shown = self.messages(messages)
-        ids = self.codec.chat(shown, self.schemas, **self.template_kwargs)
+        try:
+            ids = self.codec.chat(shown, self.schemas, **self.template_kwargs)
+        except SoleraError as error:
+            raise SoleraError(f"prompt {key!r} {error}") from error
         return Prompt(key, ids, {**data, "messages": shown})
 
     def messages(self, messages: str | Sequence[Message]) -> list[Message]:

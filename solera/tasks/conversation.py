@@ -161,7 +161,10 @@ class Conversation:
 
     def _give(self) -> None:
         """Make the conversation so far the next input of the engine."""
-        rendered = self.codec.chat_text(self.messages, self.tools, **self._template_kwargs)
+        try:
+            rendered = self.codec.chat_text(self.messages, self.tools, **self._template_kwargs)
+        except SoleraError as error:
+            raise SoleraError(f"the conversation {error}") from error
         between = self._between(rendered)
         if between is None:
             if self._parts:

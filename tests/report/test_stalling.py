@@ -52,6 +52,14 @@ def test_silence(batches, accuracy):
     assert stall(batches, accuracy) is None
 
 
+def test_responses_that_are_cut_off_are_named_as_the_cause():
+    flat = [row | {"response/truncated": share} for row, share in zip(rows(*[1.0] * 10), [0.4, 0.8] * 5, strict=True)]
+    assert stall(flat, 0.1).endswith(
+        "60% of the responses were cut off (raise sampling.max_tokens, or ask for shorter answers)"
+    )
+    assert "too hard or too easy" in stall([row | {"response/truncated": 0.4} for row in flat], 0.1)
+
+
 def test_without_an_evaluation_equal_rewards_are_said_too():
     assert "98% of the groups" in stall(rows(*[0.98] * 10), None)
 
