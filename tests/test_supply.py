@@ -10,7 +10,7 @@ import pytest
 from solera.protocols import Work
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.streams import stream_seed
-from solera.tasks.episodes import attempt_all
+from solera.tasks.episodes import STOP, attempt_all
 from solera.training.supply import LockStep, attempt_seeds
 
 SAMPLING = Sampling(1.0, 4)
@@ -34,7 +34,7 @@ class Echo:
 
     async def generate(self, token_ids, sampling, seed) -> Completion:
         self.asked.append((token_ids, seed))
-        return Completion(np.array([1], np.int32), np.zeros(1, np.float32), ((1, 0),), "stop")
+        return Completion(np.array([1], np.int32), np.zeros(1, np.float32), ((1, 0),), "stop", lineage="test")
 
 
 class Counting:
@@ -88,6 +88,20 @@ def test_what_was_begun_is_taken_whole_or_not_at_all(held, written_ahead, missin
     assert all(r.prompt_key == f"p/{r.admission}" for r in store.added)
     assert len(task.asked) - before == 3 * (written_ahead + written)
     assert supply.position == first + missing
+    supply.close()
+
+
+@pytest.mark.parametrize(("missing", "discarded"), [(5, 0), (3, 15), (7, 15), (0, 15)])
+def test_tokens_written_ahead_and_not_needed_are_discarded_once(missing, discarded):
+    """Five groups of three responses with one token each. Where none is missing, an import has filled the store."""
+    task, store, told = Echo(), Counting(0), list[int]()
+    guard = STOP.discarding(told.append)
+    supply = LockStep(task, task, store, sampling=SAMPLING, group_size=3, reserve=0, seed=0, guard=guard)
+    supply.wait(5, NOW)
+    supply.drawn([], 5)
+    store.held = 7 - missing
+    supply.wait(7, NOW)
+    assert sum(told) == discarded
     supply.close()
 
 

@@ -161,6 +161,7 @@ class LockStep:
             generated += tokens
             if not self.store.selective and all(rollout.rewards for rollout in rollouts):
                 break
+        self._discard(ahead)
         if not generated:
             self.store.flush()
         return generated
@@ -208,8 +209,12 @@ class LockStep:
         """Attempt the next problems of the stream, one group each, unless exactly these were attempted ahead."""
         if len(ahead) == groups * self.members:
             return ahead
-        self.guard.discard(sum(rollout.length for rollout in stored({0: ahead})[0] if rollout.lineage is not None))
+        self._discard(ahead)
         return self._attempt(self.position, groups)
+
+    def _discard(self, ahead: list[Attempted]) -> None:
+        """Count the tokens of attempts that were made ahead and are not needed."""
+        self.guard.discard(sum(rollout.length for rollout in stored({0: ahead})[0] if rollout.lineage is not None))
 
     def _attempt(self, first: int, groups: int) -> list[Attempted]:
         if not self.host_is_free:
