@@ -15,6 +15,7 @@ import torch
 from solera.cli import main
 from solera.learner.learner import Learner
 from solera.report.sinks import read_metrics
+from solera.sharded.ranks import RankError
 from tests.command import run_script, start
 
 RUN = """
@@ -195,6 +196,29 @@ def test_a_run_left_at_once_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said == "solera: interrupted; continue with: solera train --resume disk/run"
     assert main(["train", "--resume", "disk/run"]) == 0
+
+
+@pytest.mark.parametrize(("every", "last"), [(2, 2), (0, 0)])
+def test_after_a_stop_was_asked_for_a_lost_rank_stops_the_run(tmp_path, monkeypatch, capsys, every, last):
+    """A signal to a group of processes may end a rank, too. Here an error in the fourth update stands for that."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(RUN.format(steps=5, every=every))
+
+    def update(self, batch, learn=Learner.update):
+        if self.version == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RankError("rank 0 of 1 was ended by signal 15 in learn")
+        return learn(self, batch)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Learner, "update", update)
+        assert main(["train", "run.toml"]) == 130
+    told, said = capsys.readouterr()
+    assert "ended by signal 15 in learn; the run stops, because it was asked to" in " ".join(told.split())
+    assert "starting all ranks again" not in told
+    assert said == f"solera: stopped after batch {last}; continue with: solera train --resume disk/run\n"
+    assert main(["train", "--resume", "disk/run"]) == 0
+    assert [row["step"] for row in rows(Path("disk/run"))] == list(range(6))
 
 
 def test_a_gpu_without_memory_is_said_in_one_line_and_the_run_goes_on(tmp_path, monkeypatch, capsys):

@@ -18,9 +18,9 @@ from solera.engines.absent import NoEngine
 from solera.engines.in_process import refuse_too_long
 from solera.errors import SoleraError, counted, one_line
 from solera.folder.beginning import Beginning, make_run_folder, new_folder, read_beginning
-from solera.folder.checkpoint import Checkpoint
+from solera.folder.checkpoint import Checkpoint, checkpoints, step_of
 from solera.folder.files import UNFINISHED, alone, publish
-from solera.folder.paths import CONFIG, MODEL
+from solera.folder.paths import CHECKPOINTS, CONFIG, MODEL
 from solera.models import loading
 from solera.objectives.objective import Objective
 from solera.objectives.table import notices
@@ -180,14 +180,19 @@ def _train(
 def _learn_to_the_end(
     parts: Parts, read: Sequence[ReadLines[Rollout]], folder: Path, console: Console, resumption: Resumption | None
 ) -> tuple[Parts, bool, int]:
-    """Run the loop. If a rank is lost, resume from the last checkpoint with new ranks (`cluster.restarts`).
+    """Run the loop. If a rank is lost, resume from the last checkpoint with new ranks (`cluster.restarts`), unless the
+    run was asked to stop.
 
     Returns the parts that the run ended with, whether it finished, and the version it reached.
     """
+    interruption = Interruption(parts.say)
     for left in reversed(range(parts.config.cluster.restarts + 1)):
         try:
-            return parts, *_learn(parts, read, folder, console, resumption)
+            return parts, *_learn(parts, read, folder, console, resumption, interruption)
         except RankError as error:
+            if _wants_to_stop(interruption, console):
+                parts.say(f"{error}; the run stops, because it was asked to")
+                return parts, False, max(map(step_of, checkpoints(folder / CHECKPOINTS)), default=0)
             if not left:
                 raise
             parts.say(f"{error}; starting all ranks again, {counted(left - 1, 'further restart')} allowed after this")
@@ -198,7 +203,12 @@ def _learn_to_the_end(
 
 
 def _learn(
-    parts: Parts, read: Sequence[ReadLines[Rollout]], folder: Path, console: Console, resumption: Resumption | None
+    parts: Parts,
+    read: Sequence[ReadLines[Rollout]],
+    folder: Path,
+    console: Console,
+    resumption: Resumption | None,
+    interruption: Interruption,
 ) -> tuple[bool, int]:
     """Run the loop. Return whether it finished, and the version it reached."""
     config, checkpoint = parts.config, resumption.checkpoint if resumption else None
@@ -213,7 +223,7 @@ def _learn(
         import_data(parts, read, store)
         sink = TeeSink(sinks_of(parts, folder, console, checkpoint.state.version if checkpoint else 0))
         closing.callback(sink.close)
-        with Interruption(parts.say) as interruption, torch_for(parts.model, config.run), rare_garbage_collection():
+        with interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
             closing.callback(loop.learner.close)
             closing.callback(loop.engine.close)

@@ -1,5 +1,6 @@
 """Ranks as processes on this machine. When the controller dies, they end themselves."""
 
+import atexit
 import multiprocessing
 import os
 import pickle
@@ -36,6 +37,8 @@ class Processes:
         self._beats: list[Connection] = []
         self._pulses: dict[int, float] = {}
         self.processes: list[Any] = []
+        # Otherwise a program that does not close its ranks would wait for them for ever: they ignore SIGTERM.
+        atexit.register(_end, self.processes)
         for rank in range(count):
             (ours, theirs), (beats, beating) = context.Pipe(), context.Pipe(duplex=False)
             made = partial(make, Seat(rank, count, address, timeout, threads))
@@ -80,10 +83,7 @@ class Processes:
         return f"processes {', '.join(str(process.pid) for process in self.processes)}"
 
     def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-        for process in self.processes:
-            process.join()
+        _end(self.processes)
         for connection in (*self._connections, *self._beats):
             connection.close()
         self._folder.cleanup()
@@ -95,6 +95,13 @@ class Processes:
             raise SilentError(rank) from error
         except (EOFError, OSError):
             return None
+
+
+def _end(processes: Sequence[Any]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.join()
 
 
 def limit(connection: Connection, seconds: float) -> None:
@@ -131,7 +138,8 @@ def receive(connection: Connection) -> Reply:
 def _serve(connection: Connection, beating: Connection, make: Callable[[], Any]) -> None:
     """Run a rank: answer calls until the controller closes the connection or dies."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine, whatever its name resolves to
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the controller finishes its step
+    for number in (signal.SIGINT, signal.SIGTERM):  # reach the whole group; the controller finishes its step
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_controller, daemon=True).start()
     served = Served()
     threading.Thread(target=_beat, args=(served, beating), daemon=True).start()

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -168,7 +169,7 @@ if __name__ == "__main__":
     print(*(process.pid for process in ranks.host.processes), flush=True)
     if sys.argv[1] == "learning":
         sharded.update(batch_of(make_groups(), sharded, spec))
-    else:
+    elif sys.argv[1] == "waiting":
         input()
 """
 
@@ -181,16 +182,33 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("doing", ["waiting", "learning"])
-def test_ranks_end_when_the_controller_is_killed(tmp_path, doing):
-    script = tmp_path / "controller.py"
+def controller_of(folder: Path, doing: str) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process with two ranks, and their process ids."""
+    script = folder / "controller.py"
     script.write_text(CONTROLLER)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.getcwd(), os.getenv("PYTHONPATH")]))}
     controller = subprocess.Popen(
         [sys.executable, script, doing], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     )
     pids = [int(word) for word in controller.stdout.readline().split()]
-    assert len(pids) == 2 and all(map(runs, pids))
+    assert len(pids) == 2
+    return controller, pids
+
+
+def test_a_program_that_does_not_close_its_ranks_ends_with_them(tmp_path):
+    controller, pids = controller_of(tmp_path, "nothing")
+    try:
+        assert controller.wait(60) == 0
+    finally:
+        controller.kill()
+        controller.communicate()
+    seconds_until(lambda: not any(map(runs, pids)), 60, "the ranks end")
+
+
+@pytest.mark.parametrize("doing", ["waiting", "learning"])
+def test_ranks_end_when_the_controller_is_killed(tmp_path, doing):
+    controller, pids = controller_of(tmp_path, doing)
+    assert all(map(runs, pids))
     time.sleep(2)
     assert controller.poll() is None
     controller.kill()

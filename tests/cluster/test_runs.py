@@ -142,19 +142,21 @@ def test_after_a_rank_is_lost_all_ranks_begin_again_in_the_same_run(tmp_path, un
     assert account.difference == 0 and account.dropped["superseded"] > 0
 
 
-@pytest.mark.parametrize("runtime", HOSTS)
-def test_ctrl_c_finishes_the_step_and_writes_a_checkpoint(tmp_path, undisturbed, runtime):
-    """A terminal sends the signal to the ranks as well."""
+@pytest.mark.parametrize(
+    ("runtime", "sent"), [("processes", signal.SIGINT), ("processes", signal.SIGTERM), ("ray", signal.SIGINT)]
+)
+def test_a_signal_to_all_processes_finishes_the_step_and_writes_a_checkpoint(tmp_path, undisturbed, runtime, sent):
+    """A terminal sends SIGINT to the ranks as well; `timeout`, systemd and Slurm send SIGTERM."""
     command = [sys.executable, "-m", "solera.cli", "train", str(write(tmp_path, "stopped", runtime=runtime))]
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     folder = tmp_path / "stopped"
     reached(folder, 5, process)
-    os.killpg(process.pid, signal.SIGINT)
-    _, said = process.communicate()
+    os.killpg(process.pid, sent)
+    told, said = process.communicate()
     assert process.returncode == 130, said
-    assert "stopped after batch" in said
+    assert "stopped after batch" in said and "was ended" not in told
     assert solera("train", "--resume", folder).returncode == 0
     assert_same(folder, undisturbed)
 
