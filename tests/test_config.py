@@ -192,6 +192,31 @@ def test_impossible_rewards_are_refused(values, says):
         check(override(Config(), "reward", **values))
 
 
+ADAPTIVE = 'sync = { rule = "adaptive", set_point = 0.02, v_max = 9 }'
+
+
+@pytest.mark.parametrize(
+    ("sync", "reached", "says"),
+    [
+        ("sync = { period = 4 }", 5, r"5 \(collect.offset \+ sync.period - 1\) .*: raise it, or lower sync.period"),
+        (ADAPTIVE, 10, r"10 \(collect.offset \+ sync.v_max - 1\) .*: raise it, or lower sync.v_max"),
+    ],
+)
+def test_a_limit_of_replay_lets_the_runs_own_rollouts_pass(sync, reached, says):
+    """Two batches wait. The engine's weights are up to 3 or 8 batches old when it writes."""
+    config = parse(f'{sync}\ncollect = {{ offset = 2 }}\ndraw = {{ policy = "replay" }}', "test")
+    check(override(config, "draw", max_age=reached))
+    with pytest.raises(SoleraError, match=f"draw.max_age is {reached - 1}, .* reach age {says}"):
+        check(override(config, "draw", max_age=reached - 1))
+
+
+@pytest.mark.parametrize("mode", ["lock_step", "stream"])
+def test_without_syncs_no_limit_of_replay_is_possible(mode):
+    text = f'sync = {{ rule = "never" }}\ncollect = {{ mode = "{mode}" }}\ndraw = {{ policy = "replay", max_age = 99 }}'
+    with pytest.raises(SoleraError, match=r"draw.max_age is 99, but with sync.rule = never .* remove one"):
+        check(parse(text, "test"))
+
+
 def test_every_field_has_help_and_every_room_a_sentence():
     import inspect
     import re

@@ -197,9 +197,6 @@ def _sync_rules(config: Config) -> list[tuple[bool, str]]:
     ]  # fmt: skip
 
 
-_WHY_SO_OLD = {"lock_step": "collect.offset + sync.period - 1", "stream": "collect.max_age"}
-
-
 def _stream_rules(config: Config) -> list[tuple[bool, str]]:
     collect, sync, draw = config.collect, config.sync, config.draw
     if collect.mode == "lock_step":
@@ -342,6 +339,9 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
     draw, size = config.draw, config.collect.group_size
     shares = shares_of(draw)
     reached = staleness_of(config)
+    streams = config.collect.mode == "stream"
+    bound = "collect.max_age" if streams else "sync.v_max" if config.sync.rule == "adaptive" else "sync.period"
+    cause = bound if streams else f"collect.offset + {bound} - 1"
     acts_with = [
         ("fresh", draw.policy == "replay", 'policy = "replay"'), ("shares", draw.policy == "mixed", 'policy = "mixed"'),
         ("mix", draw.policy == "mixed", 'policy = "mixed"'),
@@ -361,10 +361,12 @@ def _draw_rules(config: Config) -> list[tuple[bool, str]]:
          f"draw.shares is {list(draw.shares)}; each must be ORIGIN=NUMBER with a number above 0, no origin twice"),
         (draw.mix == "between" or len(shares) <= size, f"draw.shares names {len(shares)} origins, more than "
          f"collect.group_size = {size} members"),
+        (draw.max_age is None or not writes(draw) or config.sync.rule != "never",
+         f"draw.max_age is {draw.max_age}, but with sync.rule = never the run's own rollouts get older without limit: "
+         "remove one of them"),
         (draw.max_age is None or not writes(draw) or draw.max_age >= reached,
-         f"draw.max_age is {draw.max_age}, but the run's own rollouts reach age {reached} "
-         f"({_WHY_SO_OLD[config.collect.mode]}) before they are drawn and would be skipped: raise it, or sync more "
-         "often"),
+         f"draw.max_age is {draw.max_age}, but the run's own rollouts reach age {reached} ({cause}) before they "
+         f"are drawn and would be skipped: raise it, or lower {bound}"),
         (draw.max_uses is None or draw.max_uses >= 1, f"draw.max_uses is {draw.max_uses}; it must be at least 1"),
         (draw.min_rewarded is None or min(2, size) <= draw.min_rewarded <= size, f"draw.min_rewarded is "
          f"{draw.min_rewarded}; it must be at least {min(2, size)} and at most collect.group_size = {size}"),

@@ -267,11 +267,11 @@ def staleness_of(config: "Config") -> float:
     (9, 20)
     """
     sync, collect = config.sync, config.collect
-    if sync.rule == "never" or (sync.rule == "adaptive" and collect.mode == "lock_step"):
+    if sync.rule == "never":
         return math.inf
     if collect.mode == "stream":
         return 2 * sync.period if collect.max_age is None else collect.max_age
-    return collect.offset + sync.period - 1
+    return collect.offset + (sync.v_max if sync.rule == "adaptive" else sync.period) - 1
 
 
 def writes(draw: DrawConfig) -> bool:
