@@ -49,8 +49,8 @@ class TensorBoard:
         self._file = (folder / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}").open("wb")
         self._records = RecordWriter(self._file)
         self._write(Event(file_version="brain.Event:2"))
-        if start:  # makes TensorBoard drop earlier values from this step on
-            self._write(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
+        # Makes TensorBoard drop what earlier files hold from this step on.
+        self._write(Event(step=start, session_log=SessionLog(status=SessionLog.START)))
 
     def log(self, step: int, metrics: Metrics) -> None:
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]

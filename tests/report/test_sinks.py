@@ -32,6 +32,18 @@ def test_json_lines_and_tensorboard_hold_what_was_logged(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("eval/pass@1")] == [(0, 0.5)]
 
 
+@pytest.mark.parametrize("start", [0, 1, 2])
+def test_tensorboard_forgets_the_steps_that_a_resumed_run_writes_again(tmp_path, start):
+    """Without a checkpoint a run starts again at step 0."""
+    for steps, value in ((range(3), 0.25), (range(start, start + 1), 0.75)):
+        sink = TensorBoard(tmp_path, steps.start)
+        for step in steps:
+            sink.log(step, {"reward/mean": value})
+        sink.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("reward/mean")
+    assert [(e.step, e.value) for e in events] == [*((step, 0.25) for step in range(start)), (start, 0.75)]
+
+
 def test_weights_and_biases_offline(tmp_path):
     pytest.importorskip("wandb")
     program = f"""
