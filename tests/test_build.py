@@ -6,12 +6,16 @@ import pytest
 import torch
 
 from solera.config import ClusterConfig, Config, ModelConfig, RewardConfig, RunConfig
+from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
+from solera.learner.learner import Learner
 from solera.models.extent import largest
+from solera.report.sinks import TeeSink
 from solera.run import build, parts
 from solera.run.build import _graded_alone, _has_room_beside
 from solera.run.own_code import OwnCode
 from solera.run.parts import Parts, compute_of, device_of, resolved
+from solera.store.ledger import Ledger
 
 
 @pytest.mark.parametrize(
@@ -103,3 +107,17 @@ def test_with_ranks_and_engines_the_main_process_keeps_off_the_gpu(monkeypatch, 
     assert asked == [loaded_on]
     assert found.device.type == "cuda"
     assert found.compute == (torch.bfloat16 if learners else torch.float16)
+
+
+def test_a_loop_that_cannot_be_built_closes_what_it_has_opened(tmp_path, monkeypatch):
+    """Servers and engines in actors would otherwise run until the process ends."""
+    closed = list[str]()
+    for part in (Learner, InProcessEngine):
+        monkeypatch.setattr(part, "close", lambda self: closed.append(type(self).__name__))
+    found = parts.load_parts(resolved(Config(run=RunConfig(device="cpu"))))
+    monkeypatch.setattr(type(found.task), "held_out", lambda task, count: {}[count])
+    store = Ledger(tmp_path / "store.db")
+    with pytest.raises(KeyError):
+        build.build_loop(found, store, TeeSink([]), tmp_path)
+    store.close()
+    assert closed == ["InProcessEngine", "Learner"]

@@ -5,6 +5,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -62,22 +63,22 @@ CANARY_PROMPTS = 2
 
 def build_loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool] = lambda: False) -> Loop:
     """Build the loop and everything it needs. After every step the loop asks `stop` whether to end."""
-    learner = learner_of(parts, parts.objective)
-    try:
-        return _loop(parts, learner, store, sink, folder, stop)
-    except BaseException:
-        learner.close()
-        raise
+    with ExitStack() as opened:
+        loop = _loop(parts, store, sink, folder, stop, opened)
+        opened.pop_all()
+    return loop
 
 
-def _loop(
-    parts: Parts, learner: Learner | ShardedLearner, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool]
-) -> Loop:
+def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[[], bool], opened: ExitStack) -> Loop:
+    """`opened` closes the learner and the engine if a later part cannot be built."""
     config, objective = parts.config, parts.objective
+    learner = learner_of(parts, objective)
+    opened.callback(learner.close)
     sampling = Sampling(config.sampling.temperature, config.sampling.max_tokens)
     guard = Guard(config.collect.errors, config.collect.retries, parts.say)
     counts = Counts(folder / TOKENS)
     engine, shared = _engine(parts, learner, folder, counts)
+    opened.callback(engine.close)
     drawn_from = store_of(config, store)
     events = EventLoop(in_rounds=config.collect.deterministic)
     served = isinstance(engine, EnginePool)
