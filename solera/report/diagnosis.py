@@ -175,7 +175,8 @@ def _course(run: RunFolder, found: list[Accuracy]) -> Iterator[str]:
             "Sync sooner, lower learn.lr, or choose an objective that clips."
         )
     elif not last.above(found[0]) and last.value < SOLVED and last.step >= FEW_BATCHES:
-        yield f"No learning: accuracy is not notably higher after {last.step:,.0f} steps than before."
+        yet = "" if run.finished else " yet"
+        yield f"No learning{yet}: accuracy is not notably higher after {last.step:,.0f} steps than before."
     alike = run.points("eval/alike")
     if alike and alike[-1][1] >= MUCH_ALIKE and last.value < SOLVED:
         yield f"The model gives the same answer to {percent(alike[-1][1])} of the held-out problems."

@@ -95,6 +95,7 @@ def test_a_run_that_is_not_finished_says_so_first(tmp_path):
         ({"evaluations": (0.3, 0.8, 0.1)}, "Collapse: accuracy fell from 80 % at step 20 to 10 %."),
         ({"evaluations": (0.3, 0.3)}, "No learning: accuracy is not notably higher after 40 steps than before."),
         ({"evaluations": (0.3, 0.32)}, "No learning: accuracy is not notably higher after 40 steps than before."),
+        ({"evaluations": (0.3, 0.3), "finished": False}, "No learning yet: accuracy is not notably higher after 40"),
         ({"evaluations": (0.95, 0.95)}, None),  # nothing left to learn
         ({"evaluations": (0.3, 0.3), "every": 15}, None),  # too early to say
         ({"improvement__state": [1.0] * 7 + [-1.0, 1.0, -1.0]}, "2 updates judged harmful, the first at step 7"),

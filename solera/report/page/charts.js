@@ -51,7 +51,8 @@ function figure(value) {
   if (size > 0 && size < 0.001) return value.toExponential(1);
   return String(+value.toPrecision(size >= 1000 ? 5 : 4));
 }
-const percent = (value) => (value === null || value === undefined ? "–" : `${+(100 * value).toFixed(1)} %`);
+/* Two digits below 10 %, because the marks of an axis may be a quarter of a percent apart. */
+const percent = (value) => (value === null || value === undefined ? "–" : `${+(100 * value).toFixed(Math.abs(value) < 0.1 ? 2 : 1)} %`);
 const said = (line, value) => line.words?.[value] ?? (line.percent ? percent(value) : figure(value));
 
 /* The range of the axis of values. It starts at zero, unless that would squeeze the curves into the upper third. A few
@@ -268,7 +269,7 @@ class Chart {
 
   valueAt(line, step) {
     const place = step == null ? line.steps.length - 1 : nearest(line.steps, step);
-    const interval = line.low && line.low[place] !== null && line.high[place] !== null && line.low[place] !== line.high[place] ? ` (${said(line, line.low[place]).replace(" %", "")}–${said(line, line.high[place])})` : "";
+    const interval = line.low && line.low[place] !== null && line.high[place] !== null && line.low[place] !== line.high[place] ? ` (${said(line, line.low[place]).replace(" %", "")} to ${said(line, line.high[place])})` : "";
     const elsewhere = step != null && line.steps[place] !== step ? ` at ${figure(line.steps[place])}` : "";
     return said(line, line.values[place]) + interval + elsewhere;
   }
