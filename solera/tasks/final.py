@@ -53,7 +53,7 @@ _PHRASE = re.compile(
 )
 _HEADING = re.compile(
     r"(?im)^[ \t]*(?P<dress>#{1,6} ?|\*\*|__)?(?:\d+[.)] )?(?:the |my |so,? )?(?:final )?answers?"
-    rf"[ \t]*(?:\*\*|__|#+)?[ \t]*\n{_FILLER}{{0,20}}"
+    rf"[ \t]*+(?:\*\*|__|#+)?[ \t]*+\n{_FILLER}{{0,20}}"
 )
 _REASON = re.compile(r"(?i),?\s\(?(?:because|since)\b.*")
 SENTENCE_END = re.compile(
@@ -88,7 +88,7 @@ _HEADINGS = re.compile(
     r"|answer)\b"
 )
 _RETRACTION = re.compile(
-    r"(?:^|(?<=[.!?\n*(—–])|(?<=[.!?:;,] )|(?<=- )|(?<=— )|(?<=– ))\s*(?i:"
+    r"(?:^|(?<=[.!?\n*(—–])|(?<=[.!?:;,] )|(?<=- )|(?<=— )|(?<=– ))[^\S\n]*+(?i:"
     r"(?:but |oh |hmm+,? |no,? )?wait\b(?= ?[,.!:;—–-]|…|\s+(?:no|that|this|i)\b)|actually,|correction\b|(?:sorry"
     r"|oops|whoops)\b|scratch that"
     r"|no, (?!worries)|let me (?:re-?(?:do|calculate|compute|count|consider|think|check that again)|correct|fix"

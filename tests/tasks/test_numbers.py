@@ -136,3 +136,35 @@ def test_emphasis_before_the_last_number_does_not_take_quadratic_time(mark):
         return time.process_time() - start
 
     assert seconds(4_000) < max(8 * seconds(1_000), 0.3)  # quadratic is 16 times, and over a second
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("The answer is 72. That is right.", "I hope it helps."), ("#### 72", "error"), ("It is 72 here.", "Wait, no"),
+        ("So 48 + 24 = 72.", "is that right?"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("blank", ["\n", " ", "\t", " \n", "\n\n  "])
+def test_blank_lines_before_a_word_of_a_retraction_do_not_take_quadratic_time(before, after, blank):
+    def seconds(size: int) -> float:
+        start = time.process_time()
+        number(before + blank * (size // len(blank)) + after, "72", True)
+        return time.process_time() - start
+
+    assert seconds(4_000) < max(8 * seconds(1_000), 0.3)  # quadratic is 16 times, and more than a second
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\n\n\n", "\n  \n\t"])
+def test_a_retraction_after_blank_lines_still_counts(blank):
+    assert number(f"The answer is 70.{blank} Wait, that is wrong: it is 72.", "72", True)
+    assert not number(f"The answer is 70.{blank} Wait, that is wrong: it is 72.", "70", True)
+
+
+def test_blanks_after_a_heading_do_not_take_quadratic_time():
+    def seconds(size: int) -> float:
+        start = time.process_time()
+        number("72\nanswer" + "\t" * size + "x", "72", True)
+        return time.process_time() - start
+
+    assert seconds(16_000) < max(8 * seconds(4_000), 0.3)  # quadratic is 16 times, and about a second
