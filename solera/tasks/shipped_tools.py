@@ -15,6 +15,8 @@ from solera.tasks.judges import NoVerdictError, judges
 LONGEST_OUTPUT = 20_000
 LONGEST_EXPRESSION = 500
 LARGEST_POWER = 1000
+LARGEST_VALUE = 40_000
+"""Bits of a numerator or denominator. Longer ones would take long to compute, and no thread runs meanwhile."""
 TEXTS = (".txt", ".md", ".rst")
 PASSAGES = 3
 
@@ -67,12 +69,19 @@ def _value(node: ast.expr) -> Fraction:
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         base, power = _value(node.left), _value(node.right)
-        if abs(power) > LARGEST_POWER or abs(power) * max(1, math.log10(max(float(abs(base)), 1.0))) > LARGEST_POWER:
+        if abs(power) > LARGEST_POWER or abs(power) * _bits(base) > LARGEST_VALUE:
             raise ValueError("the power is too large")
         return base**power.numerator if power.denominator == 1 else Fraction(str(float(base) ** float(power)))
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+        value = _OPERATIONS[type(node.op)](_value(node.left), _value(node.right))
+        if _bits(value) > LARGEST_VALUE:
+            raise ValueError("the numbers are too long")
+        return value
     raise ValueError(f"{ast.unparse(node)} is not a number or an operation")
+
+
+def _bits(value: Fraction) -> int:
+    return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
 def folder_search(folder: str | Path, passages: int = PASSAGES) -> Callable[[str], str]:

@@ -238,6 +238,16 @@ def test_calculator():
         calculator("1/0")
 
 
+def test_calculator_refuses_long_fractions_before_it_computes_them():
+    assert calculator("1.004166667 ** 360")[:8] == "4.467744"  # (1 + 0.05 / 12) ** 360 = 4.46774431…
+    assert calculator("2 ** 1000 / 2 ** 990") == "1024" and calculator("0.5 ** -3") == "8"
+    for power in ("(0.9**1000)**1000", "(1/3 ** 900) ** -900", "(1 - 0.1**500) ** 900"):
+        with pytest.raises(ValueError, match="the power is too large"):
+            calculator(power)
+    with pytest.raises(ValueError, match="the numbers are too long"):
+        calculator("*".join(["0.7**1000"] * 40))
+
+
 def test_python_runs_in_the_sandbox(tmp_path):
     secret = tmp_path / "secret.txt"
     secret.write_text("password")
