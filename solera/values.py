@@ -20,6 +20,15 @@ def shown(value: Any) -> str:
     return f"{kind(value)}: {one_line(repr(value), 60)}"
 
 
+def whole_characters(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair. No tokenizer can encode such a half.
+
+    >>> whole_characters("a" + chr(0xD83D))
+    'a?'
+    """
+    return text.encode("utf-8", "replace").decode()
+
+
 def is_token_ids(token_ids: Any) -> bool:
     """Whether it is already a tuple of whole numbers."""
     return type(token_ids) is tuple and set(map(type, token_ids)) <= {int}

@@ -20,7 +20,7 @@ from solera.tasks.conversation import Conversation, Limits, Message
 from solera.tasks.jsonl import read_object
 from solera.tasks.sources import Lines, find_splits
 from solera.tasks.tools import TIMEOUT, Tool, Toolbox
-from solera.values import kind, shown
+from solera.values import kind, shown, whole_characters
 
 RESERVED = ("reset", "reward", "get_reward")
 """Methods of an environment that are no tools."""
@@ -106,7 +106,7 @@ class EnvironmentTask:
             observation, value, ended = _step(await self._call(environment.step, turn.text), self.name)
             rewards.append(chat.reward(value, f"turn_{len(rewards) + 1}"))
             if not ended:
-                chat.add({"role": "user", "content": str(observation)})
+                chat.add({"role": "user", "content": whole_characters(str(observation))})
         return rewards or [Reward(0.0)]
 
     async def _reward(self, environment: Environment) -> float:
@@ -211,6 +211,7 @@ def _messages(prompt: Any, observation: Any, name: str) -> list[Message]:
             else f"returned {kind(observation)}"
         )
         raise SoleraError(f"environment {name}: reset {what}; it must return the text of the first message")
+    observation = whole_characters(observation)
     if not messages:
         return [{"role": "user", "content": observation}]
     return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + observation}]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
+from solera.values import whole_characters
 
 Message = dict[str, Any]
 
@@ -127,6 +128,10 @@ def _call(text: str) -> Call:
 def _of(value: Any) -> Call:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return Call("", {}, 'a call is an object with a "name" and "arguments"')
+    try:
+        value = json.loads(whole_characters(json.dumps(value, ensure_ascii=False)))  # it may hold half a surrogate pair
+    except RecursionError:
+        return Call("", {}, "the call is nested too deeply")
     arguments = value.get("arguments", value.get("parameters", {}))
     if not isinstance(arguments, dict):
         return Call(value["name"], {}, "its arguments must be an object")

@@ -12,6 +12,7 @@ from solera.errors import SoleraError, one_line
 from solera.tasks.calls import Outcome, TookTooLongError, call_each
 from solera.tasks.schema import schema_of
 from solera.tasks.tool_calls import Call
+from solera.values import whole_characters
 
 TIMEOUT = 30.0
 """Seconds for a call, by default."""
@@ -63,7 +64,7 @@ class Toolbox:
         outcome = await self._outcome(call, timeout)
         failed, taken = outcome.error is not None, time.monotonic() - began
         text = f"error: {outcome.error}" if failed else _text(outcome.value)
-        return Result(self._cut(text), failed, taken)
+        return Result(self._cut(whole_characters(text)), failed, taken)
 
     async def _outcome(self, call: Call, timeout: float) -> Outcome:
         """The value, or an error whose text the model is shown."""

@@ -13,6 +13,7 @@ from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
 from solera.tasks.conversation import Conversation, Message, Turn
 from solera.tasks.tool_calls import CallFormat, response, with_tools
+from solera.values import whole_characters
 
 _CALLS = re.compile(r"<tool_call>|\[TOOL_CALLS\]")
 
@@ -100,7 +101,7 @@ def plain(message: Message) -> Message:
         if any(part.get("type") != "text" for part in content):
             raise SoleraError("the environment shows the policy something other than text, such as an image")
         content = "".join(part["text"] for part in content)
-    return {**message, "content": content or ""}
+    return {**message, "content": whole_characters(content or "")}
 
 
 def _in_text(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:

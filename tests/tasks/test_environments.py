@@ -186,6 +186,24 @@ def test_gymnasium():
     assert asyncio.run(task.run(prompt, script)).facts.turns == 3
 
 
+class Halves:
+    """Its texts hold halves of surrogate pairs."""
+
+    def reset(self):
+        return "Go \ud83d"
+
+    def step(self, action):
+        return "on \udc00", 0.0, False, False, {}
+
+
+def test_half_a_surrogate_pair_in_an_observation_does_not_end_the_episode():
+    task, tokenizer = task_of(Halves)
+    prompt = task.prompt(0)
+    script = Scripted(tokenizer, *["a"] * 10)
+    asyncio.run(task.run(prompt, script))
+    assert "Go ?" in tokenizer.decode(script.given[0]) and "on ?" in tokenizer.decode(script.given[1])
+
+
 class Raising(Counter):
     def get_reward(self):
         raise ConnectionError("down")

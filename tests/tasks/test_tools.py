@@ -169,6 +169,42 @@ def test_the_template_tells_the_format_and_tools_are_used(name, wanted):
     assert chat.messages[-1] == {"role": "assistant", "content": "It is 42."}
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("qwen2_5", r'<tool_call>{"name": "echo", "arguments": {"text": "a\ud83d"}}</tool_call>'),
+        ("qwen2_5", r'<tool_call>{"name": "echo", "arguments": {"text": "fail\udc00"}}</tool_call>'),
+        ("qwen2_5", r'<tool_call>{"name": "ec\ud83dho", "arguments": {}}</tool_call>'),
+        ("llama3_1", r'{"name": "echo", "parameters": {"text": "a\ud83d"}}'),
+        ("mistral_nemo", r'[TOOL_CALLS][{"name": "echo", "arguments": {"text": "a\ud83d", "\ud83d": 1}}]'),
+        ("mistral_nemo", r'[TOOL_CALLS][{"name": "echo", "arguments": {"text": "a", "b": "\ud83d"}, "id": "\ud83d"}]'),
+        ("smollm2", r'<tool_call>{"name": "echo", "arguments": {"text": "a\ud83d"}}</tool_call>'),
+    ],
+)  # fmt: skip
+def test_half_a_surrogate_pair_does_not_end_the_episode(name, said):
+    def echo(text: str) -> str:
+        """Return the text, and half a pair.
+
+        Args:
+            text: The text.
+        """
+        if text.startswith("fail"):
+            raise ValueError("no \udc00")
+        return text + "\ud83d"
+
+    tokenizer = small_tokenizer(TEMPLATES[name])
+    agent = Agent(codec_of(tokenizer, TEMPLATES[name]), [echo], Limits(turns=5))
+    prompt = agent.prompt("p", "Hi")
+    chat = asyncio.run(agent.talk(prompt, Scripted(tokenizer, said, "Done.")))
+    assert chat.messages[-1]["content"] == "Done."
+    json.dumps(chat.messages, ensure_ascii=False).encode()
+
+
+def test_a_whole_surrogate_pair_in_a_call_is_one_character():
+    (call,) = hermes(r'<tool_call>{"name": "echo", "arguments": {"text": "\ud83d\ude42 \ud83d"}}</tool_call>')
+    assert call.arguments == {"text": "🙂 ?"}
+
+
 def test_every_way_to_fail_is_one_line_for_the_model():
     def raises(a: int):
         """Fail."""

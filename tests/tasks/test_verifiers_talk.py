@@ -94,6 +94,13 @@ def test_a_history_that_the_environment_changes_starts_another_sequence():
     assert "Blocked" in texts[1] and "one" not in texts[1] and texts[1].endswith("two<|im_end|>")
 
 
+def test_half_a_surrogate_pair_in_a_message_is_shown_as_a_question_mark():
+    codec = codec_of(small_tokenizer(TEMPLATES["qwen2_5"]), TEMPLATES["qwen2_5"])
+    script = Scripted(codec.tokenizer, "x")
+    asyncio.run(Talk(codec, format_of(codec), script).answer({"messages": [{"role": "user", "content": "Hi \ud83d"}]}))
+    assert "Hi ?" in codec.tokenizer.decode(script.given[0])
+
+
 def test_pictures_and_a_missing_package_are_refused_in_one_line(monkeypatch, tmp_path):
     codec = codec_of(small_tokenizer(TEMPLATES["qwen2_5"]), TEMPLATES["qwen2_5"])
     talk = Talk(codec, format_of(codec), Scripted(codec.tokenizer, "x"))
