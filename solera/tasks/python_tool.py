@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import math  # noqa: F401  (loaded before the sandbox closes, so that code can import it quickly)
+import sys
 from collections.abc import Callable
 
 
@@ -15,7 +16,7 @@ def runner(longest: int) -> Callable[[str], str]:
     """The function that executes code. It returns at most `longest` characters."""
 
     def execute(code: str) -> str:
-        printed = io.StringIO()
+        printed, sys.stdin = io.StringIO(), io.StringIO()  # the real one is the pipe of the questions
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
                 _execute(code)

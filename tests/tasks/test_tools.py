@@ -295,7 +295,8 @@ def test_python_runs_in_the_sandbox(tmp_path):
     found = asyncio.run(ask(
         "print(6 * 7)", "x = 3\nx ** 2", "1 / 0", "import socket; socket.socket()",
         f"open({str(tmp_path / 'new.txt')!r}, 'w').write('x')", "while True: pass", "import os; os._exit(0)",
-        "print('x' * 10**6)", "import sys; sys.stderr.write('note')", "syntax error",
+        "print('x' * 10**6)", "import sys; sys.stderr.write('note')", "syntax error", "print(1); input()",
+        "import sys; repr(sys.stdin.read())",
     ))  # fmt: skip
     assert found[:3] == ["42\n", "9\n", "error: ZeroDivisionError: division by zero\n"]
     assert found[3].startswith("error: PermissionError") and found[4].startswith("error: PermissionError")
@@ -303,6 +304,7 @@ def test_python_runs_in_the_sandbox(tmp_path):
     assert all("the code did not finish" in text for text in found[5:7])
     assert len(found[7]) < 5000 and "more characters" in found[7]
     assert found[8].startswith("note") and "SyntaxError" in found[9]
+    assert found[10].startswith("1\nerror: EOFError") and found[11] == "''\n"
 
 
 def test_search_in_a_folder(tmp_path):
