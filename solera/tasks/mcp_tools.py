@@ -55,7 +55,7 @@ class McpTool:
             "type": "function", "function": {"name": name, "description": about, "parameters": parameters}
         }  # fmt: skip
 
-    async def __call__(self, **arguments: Any) -> str:
+    async def __call__(self, /, **arguments: Any) -> str:
         return await self.connection.call(self.name, arguments)
 
 

@@ -4,8 +4,9 @@ import asyncio
 import inspect
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, NamedTuple
 
 from solera.errors import SoleraError, one_line
@@ -71,8 +72,8 @@ class Toolbox:
         if mistake := call.mistake or self._mistake(call):
             return Outcome(error=ValueError(mistake))
         tool = self._tools[call.name]
-        if _is_async(tool):
-            outcome = await _awaited(tool, call.arguments, timeout)
+        if is_async(tool):
+            outcome = await awaited(partial(tool, **call.arguments), timeout)
         else:
             async with aclosing(call_each(tool, [((), call.arguments)], timeout)) as outcomes:
                 outcome = await anext(outcomes)
@@ -97,13 +98,17 @@ class Toolbox:
         return text if left <= 0 else f"{text[: self.longest]}… ({left} more characters)"
 
 
-def _is_async(tool: Tool) -> bool:
+def is_async(tool: Tool) -> bool:
     return inspect.iscoroutinefunction(tool) or inspect.iscoroutinefunction(getattr(type(tool), "__call__", None))  # noqa: B004
 
 
-async def _awaited(tool: Tool, arguments: dict[str, Any], timeout: float) -> Outcome:
-    """Wait for a coroutine. One that ignores its cancellation is left behind."""
-    running = asyncio.ensure_future(tool(**arguments))
+async def awaited(call: Callable[[], Awaitable[Any]], timeout: float) -> Outcome:
+    """Make an asynchronous call and wait for it. One that ignores its cancellation is left behind."""
+
+    async def made() -> Any:
+        return await call()
+
+    running = asyncio.ensure_future(made())
     try:
         await asyncio.wait([running], timeout=timeout)
     finally:

@@ -13,6 +13,7 @@ from transformers.utils import get_json_schema
 from solera.errors import SoleraError
 from solera.tasks.agent import Agent
 from solera.tasks.conversation import Limits
+from solera.tasks.mcp_tools import McpTool
 from solera.tasks.schema import schema_of
 from solera.tasks.shipped_tools import calculator, folder_search, python
 from solera.tasks.tool_calls import Call, format_of, hermes, llama, mistral
@@ -167,6 +168,30 @@ def test_the_template_tells_the_format_and_tools_are_used(name, wanted):
     calls = 1 if wanted == "llama" else 2
     assert (facts.turns, facts.calls, facts.errors, facts.ending) == (2, calls, calls - 1, "done")
     assert chat.messages[-1] == {"role": "assistant", "content": "It is 42."}
+
+
+class Remote:
+    """An asynchronous tool that takes any argument."""
+
+    schema = {"type": "function", "function": {"name": "remote", "description": "", "parameters": {}}}  # noqa: RUF012
+
+    async def __call__(self, **arguments):
+        return arguments
+
+
+class Echoing:
+    async def call(self, tool: str, arguments: dict) -> str:
+        return json.dumps(arguments)
+
+
+def test_an_argument_with_any_name_never_ends_the_episode():
+    async def answer(tool, name: str):
+        return (await Toolbox([tool]).answer([Call(name, {"self": 1, "name": 2, "timeout": 3})], 60.0))[0]
+
+    result = asyncio.run(answer(McpTool(Echoing(), "mcp", "", {}), "mcp"))
+    assert not result.failed and json.loads(result.text) == {"self": 1, "name": 2, "timeout": 3}
+    result = asyncio.run(answer(Remote(), "remote"))
+    assert result.failed and "self" in result.text
 
 
 @pytest.mark.parametrize(
