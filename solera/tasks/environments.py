@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ from solera.errors import SoleraError
 from solera.protocols import Codec, Generate
 from solera.records import Prompt, Reward, Rollout
 from solera.tasks.agent import Agent
-from solera.tasks.calls import call_each
+from solera.tasks.calls import TookTooLongError, call_each
 from solera.tasks.conversation import Conversation, Limits, Message
 from solera.tasks.jsonl import read_object
 from solera.tasks.sources import Lines, find_splits
-from solera.tasks.tools import TIMEOUT, Tool, Toolbox
+from solera.tasks.tools import TIMEOUT, Tool, Toolbox, awaited, is_async
 from solera.values import kind, shown, whole_characters
 
 RESERVED = ("reset", "reward", "get_reward")
@@ -119,10 +120,14 @@ class EnvironmentTask:
 
     async def _call(self, method: Tool, *arguments: Any) -> Any:
         """Call a method in a thread, or await it; its error fails the episode."""
-        if inspect.iscoroutinefunction(method):
-            return await method(*arguments)
-        async with aclosing(call_each(method, [(arguments, {})], self.timeout)) as outcomes:
-            outcome = await anext(outcomes)
+        if is_async(method):
+            outcome = await awaited(partial(method, *arguments), self.timeout)
+        else:
+            async with aclosing(call_each(method, [(arguments, {})], self.timeout)) as outcomes:
+                outcome = await anext(outcomes)
+        if isinstance(outcome.error, TookTooLongError):
+            called = getattr(method, "__name__", "a method")
+            raise SoleraError(f"environment {self.name}: {called} took longer than timeout = {self.timeout:g} s")
         if outcome.error is not None:
             raise outcome.error
         return outcome.value

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 
 import pytest
 
@@ -202,6 +203,52 @@ def test_half_a_surrogate_pair_in_an_observation_does_not_end_the_episode():
     script = Scripted(tokenizer, *["a"] * 10)
     asyncio.run(task.run(prompt, script))
     assert "Go ?" in tokenizer.decode(script.given[0]) and "on ?" in tokenizer.decode(script.given[1])
+
+
+class SlowStep:
+    timeout = 0.3
+
+    def reset(self):
+        return "Go."
+
+    async def step(self, action):
+        await asyncio.sleep(20)
+
+
+class SlowStepInThread(SlowStep):
+    def step(self, action):
+        time.sleep(3)
+
+
+class SlowReward(SlowStep):
+    step = None
+
+    async def get_reward(self):
+        await asyncio.sleep(20)
+
+
+@pytest.mark.parametrize(
+    ("environment", "method"), [(SlowStep, "step"), (SlowStepInThread, "step"), (SlowReward, "get_reward")]
+)
+def test_a_method_that_takes_longer_than_the_timeout_ends_the_episode(environment, method):
+    task, tokenizer = task_of(environment)
+    prompt = task.prompt(0)
+    began = time.monotonic()
+    said = f"environment {environment.__name__}: {method} took longer than timeout = 0.3 s"
+    with pytest.raises(SoleraError, match=said):
+        asyncio.run(task.run(prompt, Scripted(tokenizer, "a")))
+    assert time.monotonic() - began < 10
+
+
+class Asynchronous(Counter):
+    async def get_reward(self):
+        await asyncio.sleep(0)
+        return 0.25
+
+
+def test_asynchronous_methods_are_awaited():
+    task, tokenizer = task_of(Asynchronous)
+    assert asyncio.run(task.run(task.prompt(0), Scripted(tokenizer, "Hi."))).reward == 0.25
 
 
 class Raising(Counter):
