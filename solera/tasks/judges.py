@@ -112,6 +112,9 @@ class Judge:
         except (BrokenPipeError, NoVerdictError) as error:
             self._end()
             raise NoVerdictError(str(error)) from error
+        except BaseException:  # Ctrl-C: a late reply would be taken for the reply to the next question
+            self._end()
+            raise
         if "error" in reply:
             raise NoVerdictError(reply["error"])
         return reply["value"]
@@ -129,6 +132,9 @@ class Judge:
         except NoVerdictError as error:
             self._end()
             raise SoleraError(f"the grading process of {self._module} did not start: {error}") from error
+        except BaseException:
+            self._end()
+            raise
         if "missing" in reply:
             self._end()
             what = f"{reply['missing']} is not installed" if reply["missing"] else reply["why"]
@@ -139,9 +145,10 @@ class Judge:
 
     def _reply(self, process: subprocess.Popen[bytes], limit: float) -> dict[str, Any]:
         assert process.stdout is not None
-        end, line = time.monotonic() + limit, b""
+        end, line, waiting = time.monotonic() + limit, b"", select.poll()  # select.select takes no file above 1023
+        waiting.register(process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+            if not waiting.poll(max(0.0, end - time.monotonic()) * 1000):
                 raise NoVerdictError(f"it took longer than {limit:g} s")
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:
