@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, overload
+from typing import Literal, TypeVar, overload
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Failed:
 
 
 Attempted = Rollout | Failed
+T = TypeVar("T")
 
 
 class Guard:
@@ -216,7 +217,7 @@ async def episodes(
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # lets all episodes send their first request
         asked()
-        return [await attempted for attempted in running]
+        return await all_or_first_error(running)
     except BaseException:  # the first error cancels the other episodes
         for each in running:
             each.cancel()
@@ -224,6 +225,16 @@ async def episodes(
         raise
     finally:
         asked()
+
+
+async def all_or_first_error(running: Items["asyncio.Task[T]"]) -> list[T]:
+    """The results of tasks, in order. If one fails, raise its error at once, whatever the others still do."""
+    if running:
+        await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    for each in running:
+        if each.done():
+            each.result()
+    return [await each for each in running]
 
 
 def _nothing(_: object = None) -> None: ...

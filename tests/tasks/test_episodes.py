@@ -1,6 +1,7 @@
 """Episodes: what a task may make of the engine's text, and what a failure costs."""
 
 import asyncio
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +49,27 @@ def run(episode, guard: Guard | None = None, engine=None):
 
 def ids_of(completion: Completion) -> tuple[int, ...]:
     return tuple(completion.token_ids_T.tolist())
+
+
+@pytest.mark.parametrize("order", [("bad", "slow"), ("slow", "bad"), ("slow", "slow", "bad", "good")])
+def test_the_first_failure_ends_all_episodes_at_once(order):
+    class Task:
+        async def run(self, prompt, generate):
+            if prompt.key == "slow":
+                await asyncio.sleep(20)
+                raise RuntimeError("the slow one")
+            if prompt.key == "bad":
+                raise ValueError("the first one")
+            return Rollout.of(prompt, await generate(prompt.token_ids), rewards=(Reward(1.0),))
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="the first one"):
+        attempt_all(Task(), Counted(), [(Prompt(key, (1,)), 0) for key in order], SAMPLING)
+    assert time.monotonic() - began < 10
+
+
+def test_no_episodes_at_all():
+    assert attempt_all(None, Counted(), [], SAMPLING) == []
 
 
 async def two_turns(prompt, generate):
