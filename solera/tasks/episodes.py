@@ -321,9 +321,12 @@ class Episode:
         covered_T = np.zeros_like(mask_T)
         for given, completion in self.turns:
             start, stop = len(given), len(given) + len(completion.token_ids_T)
+            if stop > len(mask_T) or not mask_T[start:stop].any():
+                continue  # most turns of a rewritten history: so that all of it is not compared for each of its turns
             written_by = [version for tokens, version in completion.versions for _ in range(tokens)]
             covered_T[start:stop] |= (
-                sequence.token_ids_T[:stop].tolist() == [*given, *completion.token_ids_T.tolist()]
+                np.array_equal(sequence.token_ids_T[start:stop], completion.token_ids_T)
+                and np.array_equal(sequence.token_ids_T[:start], np.array(given, np.int32))
                 and version_T[start:stop].tolist() == written_by
                 and (logp_T is None or np.array_equal(logp_T[start:stop], completion.behaviour_logp_T))
             )

@@ -16,7 +16,7 @@ from solera.objectives.objective import compose
 from solera.objectives.table import resolve
 from solera.records import Completion, PolicyVersion, Prompt, Reward, Rollout, Sampling, Sequence, Span
 from solera.store.ledger import Ledger
-from solera.tasks.episodes import Failed, Guard, attempt, attempt_all
+from solera.tasks.episodes import Episode, Failed, Guard, attempt, attempt_all
 from solera.training.collation import collate
 from solera.training.supply import LockStep
 
@@ -70,6 +70,25 @@ def test_the_first_failure_ends_all_episodes_at_once(order):
 
 def test_no_episodes_at_all():
     assert attempt_all(None, Counted(), [], SAMPLING) == []
+
+
+def test_a_rewritten_history_is_checked_in_quadratic_time():
+    """Every turn begins another sequence of all text so far, as for a template that strips earlier reasoning."""
+
+    def seconds(turns: int) -> float:
+        episode, text, sequences = Episode(None, PROMPT, SAMPLING, 0), PROMPT.token_ids, []
+        for _ in range(turns):
+            written = Completion(np.arange(100, dtype=np.int32), np.zeros(100, np.float32), ((100, 0),), "stop", "me")
+            given = (*text, *range(5, 105))
+            episode.turns.append((given, written))
+            sequences.append((given, written))
+            text = (*given, *ids_of(written))
+        rollout = Rollout.of_sequences(PROMPT, *sequences, rewards=(Reward(1.0),))
+        start = time.process_time()
+        assert episode.checked(rollout) is rollout
+        return time.process_time() - start
+
+    assert seconds(160) < max(32 * seconds(40), 0.5)  # quadratic is 16 times, cubic 64 times and over 2 seconds
 
 
 async def two_turns(prompt, generate):
