@@ -3,6 +3,7 @@
 Only an explicit hub name causes network access. This is the only file that imports the package `datasets`.
 """
 
+import csv
 import json
 import os
 import re
@@ -51,7 +52,23 @@ def _files(folder: Path, split: str) -> list[Path]:
 
 def _lines(file: str) -> Lines:
     kind = TABLES.get(Path(file).suffix)
-    return _numbered(_load(kind, file, data_files=file)["train"], file) if kind else file
+    if kind is None:
+        return file
+    options = _all_text(file) if kind == "csv" else {}
+    return _numbered(_load(kind, file, data_files=file, **options)["train"], file)
+
+
+def _all_text(file: str) -> dict[str, Any]:
+    """Options to load a CSV file without a guess at the type of its columns: 007 and 3 stay as they are. Empty cells
+    are null."""
+    datasets = _datasets(file)
+    try:
+        with open(Path(file).expanduser(), encoding="utf-8-sig", errors="replace", newline="") as lines:
+            columns = next(csv.reader(lines), [])
+    except (OSError, csv.Error) as error:
+        raise SoleraError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or one_line(error)}") from error
+    text = datasets.Features({column: datasets.Value("string") for column in columns})
+    return {"features": text, "keep_default_na": False, "na_values": [""]}
 
 
 @lru_cache(maxsize=4)

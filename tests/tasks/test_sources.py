@@ -15,7 +15,8 @@ from solera.objectives.table import resolve_config
 from solera.records import Prompt, Rollout
 from solera.tasks.countdown import Countdown, is_held_out, solved_problems
 from solera.tasks.expression import countdown, countdown_problem
-from solera.tasks.jsonl import Jsonl
+from solera.tasks.graders import GRADERS
+from solera.tasks.jsonl import Jsonl, split_rows
 from solera.tasks.mathematics import math
 from solera.tasks.mixture import Mixture
 from solera.tasks.prompting import first_unknown
@@ -69,6 +70,31 @@ def test_tables_are_read_by_datasets(tmp_path):
 
     datasets.Dataset.from_list(questions(5, 6, 7)).to_parquet(tmp_path / "test.parquet")
     assert len(gsm8k(path=str(tmp_path)).held_out(9)) == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "given"),
+    [(["3", "2.5", "7", "12"], "3"), (["007", "042", "010", "123"], "007"), (["true", "1e3", "NA", "None"], "NA")],
+)
+def test_cells_of_a_csv_file_are_the_text_that_is_written_there(tmp_path, answers, given):
+    file = tmp_path / "data.csv"
+    rows = [f'"What, {n}?",{answer},{n},\n' for n, answer in enumerate(answers * 5)]
+    file.write_text("\ufeffprompt,answer,level,note\n" + "".join(rows), encoding="utf-8")
+    task = resolve_task(TaskConfig("jsonl", path=str(file)))
+    training, held_out = split_rows(task, frozenset(("exact",)))
+    rows = {row.data["prompt"]: row.data for row in training + held_out}
+    n = answers.index(given)
+    assert rows[f"What, {n}?"] == {"prompt": f"What, {n}?", "answer": given, "level": str(n), "note": None}
+    assert {row["answer"] for row in rows.values()} == set(answers)
+    assert GRADERS["exact"](given, str(rows[f"What, {n}?"]["answer"]), True)
+
+
+def test_numbers_in_a_csv_file_are_graded_by_value(tmp_path):
+    file = tmp_path / "data.csv"
+    file.write_text("prompt,answer\n" + "".join(f"What is {n} + 0.50?,{n}.50\n" for n in range(20)))
+    task = Jsonl(resolve_task(TaskConfig("jsonl", path=str(file))), Letters(), 0, None, frozenset(("number",)))
+    answer = task.prompt(0).data["answer"]
+    assert answer.endswith(".50") and GRADERS["number"](f"It is {float(answer)}", answer, True)
 
 
 def test_mathematics_by_hub_name_with_answers_or_with_boxed_solutions(monkeypatch):
