@@ -18,7 +18,7 @@ from solera.records import Prompt, Reward, Rollout
 from solera.tasks.agent import Agent
 from solera.tasks.calls import TookTooLongError, call_each
 from solera.tasks.conversation import Conversation, Limits, Message
-from solera.tasks.jsonl import read_object
+from solera.tasks.jsonl import read_object, shuffled
 from solera.tasks.sources import Lines, find_splits
 from solera.tasks.tools import TIMEOUT, Tool, Toolbox, awaited, is_async
 from solera.values import kind, shown, whole_characters
@@ -79,9 +79,7 @@ class EnvironmentTask:
         if self.rows is None:
             return self._prompt(index)
         passes, place = divmod(index, len(self._training))
-        order = list(self._training)
-        random.Random(passes).shuffle(order)
-        return self._prompt(order[place])
+        return self._prompt(self._training[shuffled(0, passes, len(self._training))[place]])
 
     def held_out(self, count: int) -> list[Prompt]:
         numbers = self._held_out if self.rows is not None else range(FIRST_HELD_OUT, FIRST_HELD_OUT + count)

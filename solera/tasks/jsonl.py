@@ -65,7 +65,7 @@ class Jsonl:
                 "task.path is unset, so there is nothing to train on: name a file, a folder or a hub name"
             )
         epoch, place = divmod(index, len(self._training))
-        return _prompt(*self._training[_order(self._seed, epoch, len(self._training))[place]])
+        return _prompt(*self._training[shuffled(self._seed, epoch, len(self._training))[place]])
 
     def held_out(self, count: int) -> list[Prompt]:
         """Return up to `count` different held-out rows, the same in every run, whatever the order of the file."""
@@ -128,7 +128,8 @@ def _prompt(row: DatasetRow, ids: np.ndarray) -> Prompt:
 
 
 @lru_cache(maxsize=4)
-def _order(seed: int, epoch: int, count: int) -> list[int]:
+def shuffled(seed: int, epoch: int, count: int) -> list[int]:
+    """The order of `count` rows in an epoch."""
     order = list(range(count))
     Random(seed << 40 | epoch).shuffle(order)
     return order

@@ -15,7 +15,6 @@ from contextlib import suppress
 from contextvars import Context
 from hashlib import blake2b
 from pathlib import Path
-from random import Random
 from tempfile import TemporaryFile
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -24,6 +23,7 @@ from solera.errors import SoleraError, one_line
 from solera.protocols import Codec, Generate
 from solera.records import Prompt, Reward, Rollout
 from solera.tasks.environments import HELD_OUT_SHARE
+from solera.tasks.jsonl import shuffled
 from solera.tasks.tool_calls import format_of
 from solera.tasks.verifiers_talk import Talk, plain
 
@@ -60,9 +60,7 @@ class VerifiersTask:
 
     def prompt(self, index: int) -> Prompt:
         passes, place = divmod(index, len(self._training))
-        order = list(self._training)
-        Random(passes).shuffle(order)
-        return self._prompts[order[place]]
+        return self._prompts[self._training[shuffled(0, passes, len(self._training))[place]]]
 
     def held_out(self, count: int) -> list[Prompt]:
         return [self._prompts[number] for number in self._held_out[:count]]

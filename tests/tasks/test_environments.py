@@ -119,6 +119,27 @@ def test_rows(whole):
         task_of(Counter, rows=rows[:1])
 
 
+def test_a_prompt_does_not_take_longer_if_there_are_more_rows():
+    def seconds(count: int) -> float:
+        task, _ = task_of(OfRow, rows=[{"prompt": "Go.", "target": n} for n in range(count)])
+        start = time.process_time()
+        for index in range(200):
+            task.prompt(index)
+        return time.process_time() - start
+
+    assert seconds(40_000) < max(8 * seconds(500), 0.5)  # with a shuffle for each prompt, over 2 seconds
+
+
+def test_the_order_of_rows_is_that_of_earlier_versions():
+    task, _ = task_of(OfRow, rows=[{"prompt": "Go.", "target": n} for n in range(40)])
+    held = {prompt.data["target"] for prompt in task.held_out(40)}
+    for epoch in range(2):
+        order = [n for n in range(40) if n not in held]
+        random.Random(epoch).shuffle(order)
+        count = len(order)
+        assert [task.prompt(epoch * count + n).data["target"] for n in range(count)] == order
+
+
 def test_rows_from_a_file(tmp_path):
     """Columns may have any name, and a split `test` is what is held out."""
     source = tmp_path / "envs.py"
