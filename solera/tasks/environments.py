@@ -30,7 +30,8 @@ TURNS = 10
 HELD_OUT_SHARE = 8
 FIRST_HELD_OUT = 1 << 40
 """Number of the first held-out episode of an environment without rows."""
-_SEEDED = threading.Lock()
+SEEDED = threading.Lock()
+"""Held by whoever changes the state of Python's `random` and puts it back, in any thread."""
 
 Rows = Sequence[Mapping[str, Any]]
 Environment = Any
@@ -142,7 +143,7 @@ class EnvironmentTask:
     def _begin(self, number: int) -> tuple[Environment, Any]:
         """A new environment after its `reset`, and what `reset` returned."""
         environment, row = self.make(), {} if self.rows is None else self.rows[number]
-        with _SEEDED:
+        with SEEDED:
             state = random.getstate()
             random.seed(number)
             try:

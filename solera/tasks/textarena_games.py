@@ -5,18 +5,16 @@ step, so that an episode can be repeated, whatever other games do meanwhile.
 """
 
 import random
-import threading
 from functools import partial
 from typing import Any
 
 from solera.errors import SoleraError, one_line
 from solera.protocols import Codec
 from solera.tasks.conversation import Limits
-from solera.tasks.environments import FIRST_HELD_OUT, EnvironmentTask
+from solera.tasks.environments import FIRST_HELD_OUT, SEEDED, EnvironmentTask
 
 TURNS = 100
 """Most turns of an episode. Most games end earlier by their own rules."""
-_GLOBAL = threading.Lock()
 
 
 def textarena_task(name: str, codec: Codec) -> EnvironmentTask:
@@ -47,7 +45,7 @@ class Game:
         return self._said(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        with _GLOBAL:
+        with SEEDED:
             before = random.getstate()
             random.setstate(self._random)
             try:

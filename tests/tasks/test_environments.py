@@ -3,7 +3,11 @@
 import asyncio
 import json
 import random
+import sys
+import threading
 import time
+import types
+from functools import partial
 
 import pytest
 
@@ -13,6 +17,7 @@ from solera.records import Reward
 from solera.tasks.conversation import Limits
 from solera.tasks.environments import EnvironmentTask, tools_of
 from solera.tasks.own import load_task, make_task
+from solera.tasks.textarena_games import Game
 from tests.tasks.chatting import TEMPLATES, codec_of, small_tokenizer
 from tests.tasks.test_conversation import Scripted
 
@@ -270,6 +275,45 @@ class Asynchronous(Counter):
 def test_asynchronous_methods_are_awaited():
     task, tokenizer = task_of(Asynchronous)
     assert asyncio.run(task.run(task.prompt(0), Scripted(tokenizer, "Hi."))).reward == 0.25
+
+
+class Draws:
+    """A game as TextArena has them: it draws from Python's global random numbers."""
+
+    rewards = None
+
+    def __init__(self) -> None:
+        self.state = self
+
+    def reset(self, num_players, seed):
+        self.board = [random.random() for _ in range(5000)]
+
+    def step(self, action):
+        self.board = [random.random() for _ in range(5000)]
+        return False, {}
+
+    def get_observation(self):
+        return 0, [(0, str(sum(self.board)), "board")]
+
+
+def test_a_game_that_begins_while_another_makes_a_step_is_the_same_as_alone(monkeypatch):
+    textarena = types.SimpleNamespace(
+        make=lambda name: Draws(), ObservationType=types.SimpleNamespace(PLAYER_ACTION="act")
+    )
+    monkeypatch.setitem(sys.modules, "textarena", textarena)
+    task, _ = task_of(partial(Game, "Draws-v0"))
+    alone, (other, _), ended = task._begin(7)[1], task._begin(1), threading.Event()
+
+    def steps():
+        while not ended.is_set():
+            other.step("x")
+
+    stepping = threading.Thread(target=steps)
+    stepping.start()
+    began = [task._begin(7)[1] for _ in range(100)]
+    ended.set()
+    stepping.join()
+    assert began == [alone] * 100
 
 
 class Raising(Counter):
