@@ -36,8 +36,16 @@ def load(settings: dict[str, Any]) -> Any:
 
 
 def describe(environment: Any, most: int) -> list[dict[str, Any]]:
-    """The messages that each of the first tasks begins with, as far as they are known."""
-    return [{"key": task.key, "messages": _messages(task.data)} for task in islice(environment.taskset, most)]
+    """The messages that each task begins with, as far as they are known."""
+    return [{"key": task.key, "messages": _messages(task.data)} for task in tasks_of(environment, most)]
+
+
+def tasks_of(environment: Any, most: int) -> list[Any]:
+    """All tasks of a finite set, the first ones of an endless set. A set that does not say which it is, and that has no
+    length, counts as endless."""
+    tasks = environment.taskset
+    endless = getattr(tasks, "INFINITE", not hasattr(tasks, "__len__"))
+    return list(islice(tasks, most if endless else None))
 
 
 def _messages(data: Any) -> list[dict[str, Any]]:
@@ -54,7 +62,7 @@ class Stage:
 
     def __init__(self, environment: Any, most: int, send: Send) -> None:
         self.environment = environment
-        self.tasks = list(islice(environment.taskset, most))
+        self.tasks = tasks_of(environment, most)
         self.send = send
         self.port = 0
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}

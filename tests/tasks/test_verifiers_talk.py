@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,8 @@ from solera.errors import SoleraError
 from solera.records import Prompt, Reward
 from solera.tasks.tool_calls import format_of
 from solera.tasks.verifiers_talk import Talk
-from solera.tasks.verifiers_task import PYTHON, VerifiersTask
+from solera.tasks.verifiers_task import MOST, PYTHON, VerifiersTask
+from solera.tasks.verifiers_worker import Stage, tasks_of
 from tests.tasks.chatting import TEMPLATES, TOOLS, codec_of, small_tokenizer
 from tests.tasks.test_conversation import Scripted
 
@@ -99,6 +102,30 @@ def test_half_a_surrogate_pair_in_a_message_is_shown_as_a_question_mark():
     script = Scripted(codec.tokenizer, "x")
     asyncio.run(Talk(codec, format_of(codec), script).answer({"messages": [{"role": "user", "content": "Hi \ud83d"}]}))
     assert "Hi ?" in codec.tokenizer.decode(script.given[0])
+
+
+class Declared:
+    """A set of tasks that says whether it is endless, as those of verifiers do."""
+
+    def __init__(self, endless: bool) -> None:
+        self.INFINITE = endless
+
+    def __iter__(self):
+        return count() if self.INFINITE else iter(range(1500))
+
+
+class Undeclared:
+    def __iter__(self):
+        return count()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "used"),
+    [([*range(1500)], 1500), (Declared(False), 1500), (Declared(True), 1000), (Undeclared(), 1000), (range(3), 3)],
+)
+def test_only_an_endless_set_of_tasks_is_cut(tasks, used):
+    environment = SimpleNamespace(taskset=tasks)
+    assert tasks_of(environment, MOST) == Stage(environment, MOST, print).tasks == [*range(used)]
 
 
 def test_pictures_and_a_missing_package_are_refused_in_one_line(monkeypatch, tmp_path):
