@@ -28,6 +28,8 @@ RESERVED = ("reset", "reward", "get_reward")
 TURNS = 10
 """Most turns of an episode, unless the environment has limits of its own."""
 HELD_OUT_SHARE = 8
+EPISODE = "solera_episode"
+"""Where a prompt keeps the number and the first messages of its episode, beside the columns of its row."""
 FIRST_HELD_OUT = 1 << 40
 """Number of the first held-out episode of an environment without rows."""
 SEEDED = threading.Lock()
@@ -87,8 +89,9 @@ class EnvironmentTask:
         return [self._prompt(number) for number in numbers[:count]]
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
-        environment, _ = self._begin(prompt.data["number"])
-        chat = self.agent.start(prompt, generate)
+        number, messages = prompt.data[EPISODE]
+        environment, _ = self._begin(number)
+        chat = self.agent.start(replace(prompt, data={"messages": messages}), generate)
         if self.steps:
             rewards = await self._play(environment, chat)
         else:
@@ -138,7 +141,7 @@ class EnvironmentTask:
             messages = [{"role": "system", "content": self.system}, *messages]
         about = number if self.rows is None else blake2b(_canonical(row), digest_size=8).hexdigest()
         made = self.agent.prompt(f"{self.name}/{about}", messages)
-        return replace(made, data={**row, **made.data, "number": number})
+        return replace(made, data={"number": number, **made.data, **row, EPISODE: (number, made.data["messages"])})
 
     def _begin(self, number: int) -> tuple[Environment, Any]:
         """A new environment after its `reset`, and what `reset` returned."""

@@ -163,9 +163,10 @@ def test_rows_from_a_file(tmp_path):
         make_task(load_task(f"env:{source}:Sum", str(path)), codec_of(tokenizer, template)) for path in (file, folder)
     ]
     for task in tasks:
-        prompt = task.prompt(2)
-        assert prompt.data["messages"][-1]["content"] == f"m{prompt.data['key']}"
-        rollout = asyncio.run(task.run(prompt, Scripted(tokenizer, "Hi.")))
+        prompt, script = task.prompt(2), Scripted(tokenizer, "Hi.")
+        rollout = asyncio.run(task.run(prompt, script))
+        assert (prompt.data["messages"], prompt.data["number"]) == (f"m{prompt.data['key']}", -1)
+        assert script.given == [prompt.token_ids] and f"m{prompt.data['key']}<" in tokenizer.decode(prompt.token_ids)
         assert rollout.reward == prompt.data["key"]
     assert sorted(prompt.data["key"] for prompt in tasks[1].held_out(99)) == list(range(30, 40))
     assert sorted(tasks[1].prompt(n).data["key"] for n in range(30)) == list(range(30))
