@@ -96,7 +96,7 @@ class Connection:
             if isinstance(error, Exception):
                 raise McpError(f"{self.name}: {one_line(error)}") from error
             raise
-        text = "\n".join(getattr(block, "text", None) or f"[{block.type}]" for block in result.content)
+        text = "\n".join(getattr(block, "text", f"[{block.type}]") for block in result.content)
         if result.is_error:
             raise McpError(text)
         return text

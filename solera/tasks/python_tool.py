@@ -20,6 +20,9 @@ def runner(longest: int) -> Callable[[str], str]:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             try:
                 _execute(code)
+            except SystemExit as end:
+                if end.code:
+                    print(f"error: SystemExit: {end.code}")
             except BaseException as error:
                 said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 print(f"error: {said}")

@@ -86,7 +86,7 @@ def _bits(value: Fraction) -> int:
 
 def folder_search(folder: str | Path, passages: int = PASSAGES) -> Callable[[str], str]:
     """A tool `search` over the paragraphs of all text files in a folder (.txt, .md, .rst)."""
-    files = sorted(path for path in Path(folder).rglob("*") if path.suffix in TEXTS)
+    files = sorted(path for path in Path(folder).rglob("*") if path.suffix in TEXTS and path.is_file())
     found = [
         (path.relative_to(folder).as_posix(), " ".join(paragraph.split()))
         for path in files

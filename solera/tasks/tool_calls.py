@@ -64,7 +64,8 @@ def hermes(text: str) -> list[Call]:
     [Call(name='add', arguments={'a': 1}, mistake=None, id=None)]
     """
     said = text.rpartition("</think>")[2]
-    return [_call(found) for found in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", said, re.DOTALL)]
+    found = re.finditer(r"<tool_call>(.*?)(?:</tool_call>|$)|<think>.*", said, re.DOTALL)
+    return [_call(each[1]) for each in found if each[1] is not None]
 
 
 def llama(text: str) -> list[Call]:

@@ -5,6 +5,7 @@ import enum
 import json
 import threading
 import time
+import types
 from typing import Literal
 
 import pytest
@@ -13,7 +14,7 @@ from transformers.utils import get_json_schema
 from solera.errors import SoleraError
 from solera.tasks.agent import Agent
 from solera.tasks.conversation import Limits
-from solera.tasks.mcp_tools import McpTool
+from solera.tasks.mcp_tools import Connection, McpTool
 from solera.tasks.schema import schema_of
 from solera.tasks.shipped_tools import calculator, folder_search, python
 from solera.tasks.tool_calls import Call, format_of, hermes, llama, mistral
@@ -111,6 +112,9 @@ JSON = '{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}}'
         (hermes, f"<think>\nnot <tool_call>{JSON}</tool_call>\n</think>\n\nyes", []),
         (hermes, f"<think>a</think><tool_call>\n{JSON}\n</tool_call>\n<tool_call>{JSON}</tool_call>", [ADD, ADD]),
         (hermes, f"<tool_call>\n{JSON}", [ADD]),
+        (hermes, f"<think>\nI could call\n<tool_call>{JSON}</tool_call>", []),
+        (hermes, f"<tool_call>{JSON}</tool_call><think>or <tool_call>{JSON}</tool_call>", [ADD]),
+        (hermes, '<tool_call>{"name": "a", "arguments": {"b": "<think>"}}</tool_call>', [Call("a", {"b": "<think>"})]),
         (llama, JSON.replace("arguments", "parameters"), [ADD]),
         (llama, f"<|python_tag|>{JSON}; {JSON}", [ADD, ADD]),
         (llama, '{"answer": 4}', []),
@@ -177,6 +181,23 @@ class Remote:
 
     async def __call__(self, **arguments):
         return arguments
+
+
+class Silent:
+    """A client of a server whose tool returns an empty text and a picture."""
+
+    async def ready(self):
+        return self
+
+    async def call_tool(self, tool, arguments):
+        blocks = [types.SimpleNamespace(type="text", text=""), types.SimpleNamespace(type="image", data="…")]
+        return types.SimpleNamespace(content=blocks, is_error=False)
+
+
+def test_an_empty_result_of_a_server_is_shown_as_an_empty_text(monkeypatch):
+    connection = Connection("server", {})
+    monkeypatch.setattr(connection, "_session", Silent)
+    assert asyncio.run(connection.call("look", {})) == "\n[image]"
 
 
 class Echoing:
@@ -321,7 +342,8 @@ def test_python_runs_in_the_sandbox(tmp_path):
         "print(6 * 7)", "x = 3\nx ** 2", "1 / 0", "import socket; socket.socket()",
         f"open({str(tmp_path / 'new.txt')!r}, 'w').write('x')", "while True: pass", "import os; os._exit(0)",
         "print('x' * 10**6)", "import sys; sys.stderr.write('note')", "syntax error", "print(1); input()",
-        "import sys; repr(sys.stdin.read())",
+        "import sys; repr(sys.stdin.read())", "print(1); exit()", "import sys; sys.exit(0)",
+        "import sys; sys.exit('bad')",
     ))  # fmt: skip
     assert found[:3] == ["42\n", "9\n", "error: ZeroDivisionError: division by zero\n"]
     assert found[3].startswith("error: PermissionError") and found[4].startswith("error: PermissionError")
@@ -330,11 +352,13 @@ def test_python_runs_in_the_sandbox(tmp_path):
     assert len(found[7]) < 5000 and "more characters" in found[7]
     assert found[8].startswith("note") and "SyntaxError" in found[9]
     assert found[10].startswith("1\nerror: EOFError") and found[11] == "''\n"
+    assert found[12:] == ["1\n", "", "error: SystemExit: bad\n"]
 
 
 def test_search_in_a_folder(tmp_path):
     (tmp_path / "a.md").write_text("Solera trains models.\n\nThe capital of France is Paris.\n\nA capital letter.")
     (tmp_path / "b.txt").write_text("Bordeaux is in France. Wine, wine, wine.")
+    (tmp_path / "notes.md").mkdir()
     (tmp_path / "c.bin").write_text("France France France")
     search = folder_search(tmp_path, passages=2)
     assert schema_of(search)["function"]["name"] == "search"
