@@ -89,6 +89,8 @@ class Rewards:
     batchers: "tuple[RewardBatcher, ...]" = ()
     truncated: Reward | None = None
     overlong: Callable[[int], float] | None = None
+    comparing: str = ""
+    """Names of the graders that need the answer column."""
 
     async def __call__(self, prompt: Prompt, completion: Completion) -> tuple[Reward, ...]:
         attempt = partial(Rollout.of, prompt, completion)
@@ -109,6 +111,11 @@ class Rewards:
         finished = finish_reason == "stop"
         if self.truncated is not None and not finished:
             return (self.truncated,)
+        if self.comparing and self.answer not in prompt.data:
+            raise SoleraError(
+                f"prompt {prompt.key!r}: field {self.answer!r} is missing, but the grader {self.comparing} needs it: "
+                "put it into the prompt's data"
+            )
         text = self.codec.decode(token_ids_T)
         rewards = list(given)
         for check in self.checks:
@@ -173,6 +180,7 @@ def build_rewards(
         tuple(RewardBatcher(function, weights.get(function.spec, 1.0), reward, problems, column) for function in own),
         Reward(reward.truncated_reward, TRUNCATED, "length") if reward.truncated == "penalise" else None,
         partial(overlong, limit, reward.overlong_buffer, reward.overlong_penalty) if reward.overlong_buffer else None,
+        ", ".join(name for name, *_ in parts if name in COMPARING),
     )
 
 

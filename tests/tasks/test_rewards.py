@@ -42,6 +42,16 @@ def test_without_functions_the_tasks_own_grader_gives_one_part():
     assert values(grade_all(SUMS, ["2", "4", "6"], finished=False)) == [{"reward": 0.0}] * 3
 
 
+@pytest.mark.parametrize("grader", ["exact", "number", "math"])
+def test_a_prompt_without_an_answer_to_compare_with_is_refused(grader):
+    with pytest.raises(SoleraError, match=f"field 'answer' is missing, but the grader {grader} needs it"):
+        grade_all(Listed({"prompt": "1+1=", "solution": "2"}), ["2"], functions=(grader,))
+
+
+def test_a_grader_of_the_form_needs_no_answer():
+    assert values(grade_all(Listed({"prompt": "1+1="}), ["\\boxed{2}"], functions=("boxed",))) == [{"boxed": 1.0}]
+
+
 def test_a_function_sees_the_rollout_and_may_not_change_the_row(tmp_path):
     path = write_rewards(
         tmp_path,
