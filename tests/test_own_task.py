@@ -55,6 +55,13 @@ TASKS = f"""
                 raise ConnectionError("the tool is down")
             return rollout
 
+    class Quotes(Flaky):
+        async def run(self, prompt, generate):
+            try:
+                return await super().run(prompt, generate)
+            except ConnectionError:
+                raise RuntimeError("no closing [/INST] in [the answer] :cat:") from None
+
     class Forgets(TwoTries):
         async def run(self, prompt, generate):
             first = await generate(prompt.token_ids)
@@ -130,6 +137,15 @@ def test_with_collect_errors_it_costs_one_episode(folder, errors):
         assert values == [(-1.0 if errors == "-1" else 0.0,)]
         used = store.execute("select count(*) from uses").fetchone()
         assert used == (64,)
+
+
+def test_an_error_and_a_folder_with_brackets_and_colons_are_printed_as_they_are(folder):
+    options = ["--collect.errors", "missing", "--run.root", "runs[a]:cat:"]
+    done = command("train", "short.toml", "--task", "tasks.py:Quotes", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Quotes.run raised RuntimeError: no closing [/INST] in [the answer] :cat: (tasks.py" in done.stdout
+    assert done.stdout.splitlines()[0] == "run    runs[a]:cat:/x"
+    assert done.stdout.splitlines()[-1] == "model  runs[a]:cat:/x/model"
 
 
 def test_a_rollout_that_is_not_what_the_engine_wrote_stops_the_run(folder):

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from solera.bench import peer
 from solera.bench.options import BenchOptions, Mode, refuse_without_gpu
@@ -59,7 +60,7 @@ def run(options: BenchOptions, console: Console) -> Measured:
                 found = measure()
             except SoleraError as error:
                 failed[name] = error
-                console.print(f"{name}: {error}", highlight=False, markup=False)
+                console.print(Text(f"{name}: {error}"))
                 continue
             rounds[name].append(found)
             if options.json:

@@ -164,17 +164,17 @@ def _check_task(config: Config, options: GenerateOptions) -> None:
 
 
 def _generate(order: Order, target: Path | None) -> int:
+    from functools import partial
+
     from rich.console import Console
 
     from solera.report.console import Attempting, loading
+    from solera.run import saying
 
     notes = Console(stderr=True)
+    say = partial(saying.say, notes)
     with loading(notes):
         from solera.run import generating
-
-    def say(sentence: str) -> None:
-        notes.print(f"note: {sentence}", highlight=False, soft_wrap=True)
-
     from solera.run.interruption import Interruption
 
     stopping = "stopping after the current responses; press Ctrl-C again to stop at once"

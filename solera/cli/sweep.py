@@ -99,6 +99,7 @@ def run(arguments: list[str]) -> int:
 
 def _sweep(chosen: argparse.Namespace) -> int:
     from rich.console import Console
+    from rich.text import Text
 
     from solera.run.forking import Processes
     from solera.sweep.file import read_plan
@@ -116,7 +117,7 @@ def _sweep(chosen: argparse.Namespace) -> int:
     with Processes(signal.SIGINT) as processes:
         share = share_of(plan, chosen.jobs, processes)
         size = f"{counted(cells, 'cell')} × {counted(len(plan.seeds), 'seed')}"
-        console.print(f"{plan.name}: {size}, {share.words()}, in {plan.folder}")
+        console.print(Text(f"{plan.name}: {size}, {share.words()}, in {plan.folder}"))
         stopped = not run_all(
             plan, wanted, share, console, main, processes, retry=chosen.retry, minutes=chosen.minutes,
             measure=chosen.measure_gain,
@@ -130,13 +131,15 @@ def _sweep(chosen: argparse.Namespace) -> int:
 
 def _report(plan: "Plan", wanted: "list[PlannedRun]", console: "Console") -> bool:
     """Write the report on all cells. Return whether all wanted runs are finished."""
+    from rich.text import Text
+
     from solera.sweep.report import state_words, summary, write
     from solera.sweep.results import collect
 
     results = collect(plan)
     page = write(results)
     for line in (*summary(results), state_words(results), f"report {page}"):
-        console.print(line, markup=False)
+        console.print(Text(line))
     for cell, gain in results.gains().items():
         console.print(
             f"gain of {gain.active:.1f} active runs: {gain.factor:.2f} times the batches per second of one run ({cell})"

@@ -114,6 +114,8 @@ def _help() -> str:
 
 
 def _train_with(start: "Callable[[Any, Console], Result]") -> int:
+    from rich.text import Text
+
     from solera.report.console import StandardOutput, loading
 
     console = StandardOutput()
@@ -125,13 +127,13 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
         print(f"solera: {stopped}", file=sys.stderr)
         return 141 if console.reader_left else 130
     pages = {"plot": result.plot, "report": result.report}
-    console.print(
+    told = (
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
         f"{result.seconds:.0f} s\n"
         f"all evaluations: best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
-        + "".join(f"{name:6} {path}\n" for name, path in pages.items() if path) + f"model  {result.model}",
-        highlight=False, soft_wrap=True,
+        + "".join(f"{name:6} {path}\n" for name, path in pages.items() if path) + f"model  {result.model}"
     )  # fmt: skip
+    console.print(Text(told), soft_wrap=True)
     return 0
 
 

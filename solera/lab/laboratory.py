@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
+from rich.text import Text
 
 from solera.errors import SoleraError
 from solera.folder.files import appearing, write_whole
@@ -32,7 +33,7 @@ def run(options: LabOptions, console: Console) -> None:
         plot = folder / f"{name}.png"
         with appearing(plot) as unfinished:
             experiment.draw(found[name]).savefig(unfinished)
-        console.print(f"{name}: {perf_counter() - start:.0f} s, {plot}\n", highlight=False, soft_wrap=True)
+        console.print(Text(f"{name}: {perf_counter() - start:.0f} s, {plot}\n"), soft_wrap=True)
         write_whole(numbers, json.dumps(found))
 
 

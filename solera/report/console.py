@@ -149,8 +149,9 @@ class Attempting:
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
-            TextColumn("{task.description}"), MofNCompleteColumn(), BarColumn(bar_width=24), TimeElapsedColumn(),
-            TextColumn("ETA"), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+            TextColumn("{task.description}", markup=False), MofNCompleteColumn(), BarColumn(bar_width=24),
+            TimeElapsedColumn(), TextColumn("ETA"), TimeRemainingColumn(), console=console,
+            disable=not console.is_terminal,
         )  # fmt: skip
         self._tasks: dict[str, TaskID] = {}
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from solera.errors import counted
 from solera.evaluate.attempts import Attempts
@@ -30,7 +31,7 @@ def show(evaluation: Evaluation, console: Console) -> None:
         console.print(table)
     for line in (*ungraded(evaluation), *comparison_lines(evaluation)):
         wrapped = fill(line, console.width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-        console.print(wrapped, highlight=False, soft_wrap=True, markup=False)
+        console.print(Text(wrapped), soft_wrap=True)
 
 
 def tables(evaluation: Evaluation, width: int) -> list[Table]:
@@ -74,7 +75,7 @@ def _rows(heads: tuple[str, ...], lines: list[TableRow], room: int) -> Table:
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for line in lines:
-        table.add_row(broken(line.label, room), *line.cells, style=line.style)
+        table.add_row(Text(broken(line.label, room)), *line.cells, style=line.style)
     return table
 
 
@@ -83,7 +84,7 @@ def _columns(heads: tuple[str, ...], lines: list[TableRow], size: int) -> Table:
     table.add_column("")
     for line in lines:
         table.add_column(
-            broken(line.label.strip(), size), justify="right", overflow="fold", width=size, style=line.style
+            Text(broken(line.label.strip(), size)), justify="right", overflow="fold", width=size, style=line.style
         )
     for head, *cells in zip(heads, *(line.cells for line in lines), strict=True):
         table.add_row(head, *cells)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.text import Text
 
 from solera.config import EMBEDDED_MODELS, Config
 from solera.engines.absent import NoEngine
@@ -103,7 +104,7 @@ def train(
     folder = make_run_folder(config, beginning, own.names())
     with alone(folder):
         if config.report.progress:
-            console.print(f"run    {folder}", highlight=False, soft_wrap=True, markup=False)
+            console.print(Text(f"run    {folder}"), soft_wrap=True)
         for sentence in remarks:
             parts.say(sentence)
         return _train(parts, read, folder, console)

@@ -1,13 +1,14 @@
 """Prints notes on the console."""
 
 from rich.console import Console
+from rich.text import Text
 
 from solera.config import Config
 from solera.errors import counted
 
 
 def say(console: Console, sentence: str) -> None:
-    console.print(f"note: {sentence}", highlight=False, soft_wrap=True)
+    console.print(Text(f"note: {sentence}"), soft_wrap=True)
 
 
 def say_if_fewer(console: Console, config: Config, found: int) -> None:

@@ -6,6 +6,7 @@ import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from solera.errors import counted
 from solera.folder.paths import METRICS
@@ -38,7 +39,7 @@ class Progressing:
         self._bar.update(self._task, completed=self._total - self._left, runs=state, left=self.left())
 
     def say(self, sentence: str) -> None:
-        self.console.print(f"{sentence}  {self.left()}".rstrip(), markup=False)
+        self.console.print(Text(f"{sentence}  {self.left()}".rstrip()))
 
     def left(self) -> str:
         """The estimated remaining time in words; empty before the first batch."""

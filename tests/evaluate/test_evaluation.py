@@ -106,6 +106,15 @@ def shown_text(evaluation, width=160):
     return text.getvalue()
 
 
+@pytest.mark.parametrize("width", [60, 160])
+def test_names_with_brackets_are_shown_as_they_are(width):
+    names = ["runs[a]/x", "m[/b]:cat:"]
+    models = [examined(name, [1, 0], run=name.partition("/")[0]) for name in names]
+    table = shown_text(Evaluation(Config(), tuple(models)), width)
+    assert all(name in table for name in names)
+    assert "runs[a]" in table.split()  # 1 checkpoint of it
+
+
 @pytest.mark.parametrize("width", [44, 80, 160])
 def test_no_number_and_no_short_name_is_broken_whatever_the_width(width):
     long = "runs/a-long-name/checkpoints/step-000005"

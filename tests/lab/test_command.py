@@ -32,9 +32,10 @@ def test_one_experiment_with_options(tmp_path: Path):
     assert [(row["objective"], row["lag"]) for row in rows] == [("rloo", 0), ("rloo", 2), ("grpo", 0), ("grpo", 2)]
     # On-policy, leave-one-out points along ∇J.
     assert rows[0]["cosine"] == pytest.approx(1, abs=1e-12)
-    again = solera("lab", "bias", *arguments, "--out", "again", cwd=tmp_path, fresh=True)
+    again = solera("lab", "bias", *arguments, "--out", "again[1]", cwd=tmp_path, fresh=True)
     assert again.returncode == 0
-    assert (tmp_path / "again/lab.json").read_bytes() == (tmp_path / "here/lab.json").read_bytes()
+    assert "again[1]/bias.png" in again.stdout
+    assert (tmp_path / "again[1]/lab.json").read_bytes() == (tmp_path / "here/lab.json").read_bytes()
 
 
 def test_a_quick_look_and_a_single_experiment_leave_other_results_alone(tmp_path: Path):
