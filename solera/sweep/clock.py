@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from solera.sweep.plan import PlannedRun
-from solera.sweep.progress import learned
+from solera.sweep.progress import kept
 from solera.sweep.results import Results
 from solera.sweep.worker import Worker
 
@@ -28,13 +28,13 @@ class Estimates:
         return cls(slowest)
 
     def seconds(self, run: PlannedRun, running: Sequence[Worker] = ()) -> float:
-        """How long a run will take from its last batch on; 0 if nothing is known. Active runs count, too."""
+        """How long a run will take from its newest checkpoint on; 0 if nothing is known. Active runs count, too."""
         known = dict(self.by_cell)
         for worker in running:
-            if (made := learned(worker.run) - worker.before) > 0:
-                known.setdefault(worker.run.cell.name, worker.seconds / made)
+            if worker.made:
+                known.setdefault(worker.run.cell.name, worker.seconds / worker.made)
         each = known.get(run.cell.name, max(known.values(), default=0.0))
-        return each * (run.config.run.steps - learned(run))
+        return each * (run.config.run.steps - kept(run))
 
 
 class Clock:

@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from solera.errors import counted
-from solera.folder.paths import METRICS
+from solera.folder.checkpoint import checkpoints, step_of
+from solera.folder.paths import CHECKPOINTS, METRICS
 from solera.sweep.plan import PlannedRun
 
 LONGEST_LINE = 1 << 16
@@ -21,7 +22,7 @@ class Progressing:
 
     def __init__(self, runs: list[PlannedRun], console: Console) -> None:
         self.console = console
-        self._learned = {run.name: learned(run) for run in runs}
+        self._learned = {run.name: kept(run) for run in runs}
         self._total = self._left = sum(run.config.run.steps for run in runs)
         self._before = sum(self._learned.values())
         self._start = time.monotonic()
@@ -66,3 +67,9 @@ def learned(run: PlannedRun) -> int:
     except FileNotFoundError:
         return 0
     return min(json.loads(lines[-2])["step"] + 1, run.config.run.steps) if len(lines) > 1 else 0
+
+
+def kept(run: PlannedRun) -> int:
+    """Batches that a run keeps when it is resumed: those before its newest checkpoint."""
+    found = checkpoints(run.folder / CHECKPOINTS)
+    return min(step_of(found[-1]), run.config.run.steps) if found else 0

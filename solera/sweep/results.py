@@ -207,7 +207,7 @@ def _result(plan: Plan, run: PlannedRun, state: State, failure: str | None) -> R
 
 def write_record(plan: Plan, run: PlannedRun, seconds: float, active: float, before: int) -> Path:
     """Write the results of a run that has just finished to a small file. `before` is the number of batches that it had
-    learned from before this command."""
+    kept from before this command."""
     folder, steps = read_run(run.folder), run.config.run.steps
     batches = [sum(row.get(name, 0.0) for name in BATCH_TIMES) for row in folder.rows if "time/learn" in row]
     record = {

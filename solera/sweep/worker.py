@@ -11,7 +11,7 @@ from solera.config import dump
 from solera.run.forking import Processes
 from solera.sweep.machine import Share
 from solera.sweep.plan import PlannedRun
-from solera.sweep.progress import learned
+from solera.sweep.progress import kept, learned
 from solera.sweep.state import at_work
 
 Command = Callable[[list[str]], int]
@@ -31,8 +31,10 @@ class Worker:
         processes: Processes,
     ) -> None:
         self.run = run
-        self.before = learned(run)
+        self.before = kept(run)
         """Batches that the run had learned from before it was resumed."""
+        self._logged = learned(run)
+        """The same, with batches after its newest checkpoint. It repeats these."""
         self.seconds = 0.0
         """How long it has been active."""
         self.together = 0.0
@@ -46,6 +48,12 @@ class Worker:
     def status(self) -> int | None:
         """Exit status; `None` while it runs, negative if a signal killed it."""
         return self._process.exitcode
+
+    @property
+    def made(self) -> int:
+        """Batches that it has learned from since it was resumed. None while it has not taken its metrics back."""
+        now = learned(self.run)
+        return 0 if now == self._logged else max(0, now - self.before)
 
     def interrupt(self) -> None:
         if self.status is None:

@@ -15,6 +15,7 @@ from solera.sweep.results import Gain, collect
 from solera.sweep.state import refuse_changed
 from tests.command import solera
 from tests.sweep.test_machine import GRID
+from tests.sweep.test_worker import log_batches, worker_of
 
 SLOW = GRID.replace("steps = 4", "steps = 4000").replace("seeds = 2", "seeds = 1")
 
@@ -111,6 +112,30 @@ def test_a_run_takes_as_long_as_others_of_its_cell_or_as_the_slowest_cell(plan):
     record(plan, "reinforce-s1", 1.0, 1.0, seconds=90.0)
     estimates = Estimates.of(collect(plan))
     assert (estimates.seconds(grpo), estimates.seconds(reinforce)) == (40.0, 90.0)
+
+
+def test_a_killed_run_takes_the_time_from_its_checkpoint_on(plan):
+    """10 seconds per batch; the run logged 3 of 4 batches and saved after 2."""
+    grpo = plan.runs()[0]
+    record(plan, "grpo-s1", 1.0, 1.0, seconds=40.0)
+    estimates = Estimates.of(collect(plan))
+    log_batches(grpo, 3)
+    assert estimates.seconds(grpo) == 40.0
+    log_batches(grpo, 3, 1, 2)
+    assert estimates.seconds(grpo) == 20.0
+
+
+def test_an_active_run_tells_how_long_others_of_its_cell_take(plan):
+    """It went on after 2 batches of 4 and made one in 7 seconds."""
+    grpo, _, other = plan.runs()[:3]
+    log_batches(grpo, 3, 2)
+    worker = worker_of(grpo, plan.folder)
+    worker.seconds = 7.0
+    assert Estimates({}).seconds(other, [worker]) == 0
+    log_batches(grpo, 2)
+    log_batches(grpo, 4)
+    worker.seconds = 14.0
+    assert Estimates({}).seconds(other, [worker]) == 28.0
 
 
 def test_no_run_starts_that_would_not_finish_in_time(plan):

@@ -1,13 +1,17 @@
 """What a sweep does to its runs, with processes that are not runs."""
 
+import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from solera.sweep.machine import Share
+from solera.sweep.plan import PlannedRun
 from solera.sweep.runner import Runner
+from solera.sweep.worker import Worker
 from tests.sweep.test_machine import plan_of
 
 WAITING = """
@@ -55,3 +59,31 @@ def test_a_run_that_just_ended_does_not_keep_the_others_from_being_stopped(tmp_p
     finally:
         going.kill()
         going.communicate()
+
+
+def log_batches(run: PlannedRun, batches: int, *checkpoints: int) -> None:
+    """What a run leaves that was killed: it logged so many batches and saved after these."""
+    for step in checkpoints:
+        (run.folder / "checkpoints" / f"step-{step:06d}").mkdir(parents=True, exist_ok=True)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(batches)))
+
+
+def worker_of(run: PlannedRun, folder: Path) -> Worker:
+    return Worker(run, folder, lambda _: 0, Share(1, 1), {}, Given(Unreported(NOBODY)))
+
+
+@pytest.mark.parametrize(("checkpoints", "kept"), [((), 0), ((1,), 1), ((1, 2), 2)])
+def test_a_killed_run_goes_on_from_its_newest_checkpoint(tmp_path, monkeypatch, checkpoints, kept):
+    """It logged 3 of 4 batches."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path)
+    run = plan.runs()[0]
+    log_batches(run, 3, *checkpoints)
+    worker = worker_of(run, plan.folder)
+    assert worker.before == kept
+    assert worker.made == 0  # it has not started to learn
+    log_batches(run, kept)
+    assert worker.made == 0
+    log_batches(run, 4)
+    assert worker.made == 4 - kept
