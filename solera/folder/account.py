@@ -85,5 +85,7 @@ def account_of(fields: dict[str, Any] | None) -> Account | None:
 
 def append_account(path: Path, step: int, account: Account) -> None:
     """Add a line to `account.jsonl`. Lines are never taken back: a resumed run goes on counting what it had lost."""
-    with path.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps({"step": step, **account.metrics()}) + "\n")
+    with path.open("a+b") as lines:
+        lines.seek(max(0, lines.tell() - 1))
+        end = b"\n" if lines.read() not in (b"", b"\n") else b""  # of a line that a kill cut off
+        lines.write(end + json.dumps({"step": step, **account.metrics()}).encode() + b"\n")

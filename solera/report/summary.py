@@ -107,15 +107,29 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
 def _account(run: RunFolder) -> dict[str, int]:
     """What became of the tokens, by name; empty if the run has not taken its account yet."""
     path = run.path / ACCOUNT
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    whole = [line for line in lines if line.endswith("}")]  # a killed run may have left half a line
-    if not whole:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []
+    found = [_account_row(line) for line in reversed(lines) if line.strip()]
+    row = next((row for row in found if row is not None), None)
+    if found and found[0] is None:
+        shown = "account of tokens is not known" if row is None else f"account shown is that of step {row['step']}"
+        run.notes.append(f"The last line of account.jsonl is incomplete or damaged: the {shown}.")
+    if row is None:
         return {}
-    row = {name.removeprefix("tokens/"): tokens for name, tokens in json.loads(whole[-1]).items() if name != "step"}
+    row = {name.removeprefix("tokens/"): tokens for name, tokens in row.items() if name != "step"}
     row["unexplained"] = 2 * row["generated"] - sum(row.values())
     return {
         name.replace("/", ": ").replace("_", " "): n for name, n in row.items() if n or name in ("generated", "trained")
     }
+
+
+def _account_row(line: str) -> dict[str, int] | None:
+    """The numbers of a line, or `None` if it is not a line of an account."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and all(type(number) is int for number in row.values())
+    return row if whole and {"step", "tokens/generated", "tokens/trained"} <= row.keys() else None
 
 
 def _pacing(run: RunFolder) -> dict[str, Any]:
