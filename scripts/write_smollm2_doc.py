@@ -62,7 +62,8 @@ def published(plan: Plan) -> Results:
             continue
         refuse_other(plan, run, parse(record["config"], str(file)), file, "remove that file")
         points = [(step, accuracy) for step, accuracy in record["curve"]]
-        runs.append(RunResult(run, "finished", None, Measures(**record["measures"]), points, Pace(**record["pace"])))
+        pace = Pace(**record["pace"]) if record["pace"] is not None else None
+        runs.append(RunResult(run, "finished", None, Measures(**record["measures"]), points, pace))
     return Results(plan, runs)
 
 

@@ -9,7 +9,8 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from solera.folder.files import write_whole
-from solera.folder.paths import CONFIG
+from solera.folder.paths import CONFIG, MODEL, REPORT
+from solera.report.html import write_report
 from solera.report.run_folder import RunFolder, read_run
 from solera.report.summary import ACCURACY
 from solera.sweep.plan import Cell, Plan, PlannedRun
@@ -200,26 +201,48 @@ def _result(plan: Plan, run: PlannedRun, state: State, failure: str | None) -> R
         return RunResult(run, state, failure, None, [])
     if (record := read_record(record_file(plan.folder, run))) is not None:
         curve = [(step, accuracy) for step, accuracy in record["curve"]]
-        return RunResult(run, state, None, Measures(**record["measures"]), curve, Pace(**record["pace"]))
+        pace = Pace(**record["pace"]) if record["pace"] is not None else None
+        return RunResult(run, state, None, Measures(**record["measures"]), curve, pace)
     folder = read_run(run.folder)
     return RunResult(run, state, None, measured(folder, run.config.run.steps), folder.points(ACCURACY))
 
 
-def write_record(plan: Plan, run: PlannedRun, seconds: float, active: float, before: int) -> Path:
-    """Write the results of a run that has just finished to a small file. `before` is the number of batches that it had
-    kept from before this command."""
-    folder, steps = read_run(run.folder), run.config.run.steps
-    batches = [sum(row.get(name, 0.0) for name in BATCH_TIMES) for row in folder.rows if "time/learn" in row]
+def pace_of(run: PlannedRun, seconds: float, active: float, before: int) -> Pace:
+    """The pace of a run that has just finished. `before` is the number of batches that it had kept from before this
+    command."""
+    rows = read_run(run.folder).rows
+    batches = [sum(row.get(name, 0.0) for name in BATCH_TIMES) for row in rows if "time/learn" in row]
+    return Pace(seconds, run.config.run.steps - before, median(batches[before:] or [0.0]), active)
+
+
+def write_record(plan: Plan, run: PlannedRun, pace: Pace | None) -> Path:
+    """Write the results of a finished run to a small file. The pace is not known if another command finished it."""
+    folder = read_run(run.folder)
     record = {
         "run": run.name,
-        "measures": asdict(measured(folder, steps)),
+        "measures": asdict(measured(folder, run.config.run.steps)),
         "curve": folder.points(ACCURACY),
-        "pace": asdict(Pace(seconds, steps - before, median(batches[before:] or [0.0]), active)),
+        "pace": _maybe(pace),
         "config": (run.folder / CONFIG).read_text("utf-8"),
     }
     file = record_file(plan.folder, run)
     file.parent.mkdir(exist_ok=True)
     return write_whole(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def record_finished(plan: Plan) -> None:
+    """Write what is missing of finished runs: a run may have been stopped while it wrote its report, or finished by
+    `solera train --resume`."""
+    for run in plan.runs():
+        if (run.folder / MODEL).is_dir() and not record_file(plan.folder, run).exists():
+            write_record(plan, run, None)
+            write_page(run)
+
+
+def write_page(run: PlannedRun) -> None:
+    """Write the report of a finished run, unless it is there or not wanted."""
+    if run.config.report.page and not (run.folder / REPORT).exists():
+        write_report([run.folder], run.folder / REPORT)
 
 
 def measured(folder: RunFolder, steps: int) -> Measures:

@@ -5,13 +5,14 @@ from collections import deque
 
 from rich.console import Console
 
+from solera.folder.paths import MODEL
 from solera.run.forking import Processes
 from solera.run.interruption import Interruption
 from solera.sweep.clock import Clock, Estimates
 from solera.sweep.machine import Share, compile_cache
 from solera.sweep.plan import Plan, PlannedRun
 from solera.sweep.progress import Progressing
-from solera.sweep.results import collect, write_record
+from solera.sweep.results import collect, pace_of, record_finished, write_page, write_record
 from solera.sweep.state import Failures, locked, state_of
 from solera.sweep.worker import Command, Worker
 
@@ -38,6 +39,7 @@ def run_all(
     With `measure`, the first run is alone, so that the others can be compared with it.
     """
     with locked(plan.folder), Interruption() as interruption:
+        record_finished(plan)
         runner, clock = Runner(plan, wanted, share, retry, command, processes), Clock(minutes)
         try:
             with Progressing(wanted, console) as progress:
@@ -121,14 +123,18 @@ class Runner:
     def _ended(self, worker: Worker) -> str:
         run, status = worker.run, worker.status
         assert status is not None
-        if status == 0:
+        stopped = status == INTERRUPTED or self._stopping
+        words = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+        reason = f"{words}: {worker.last_line()}"
+        if (run.folder / MODEL).is_dir():  # also if its process ended while it wrote the run's report
             self.finished += 1
-            write_record(self._plan, run, worker.seconds, worker.together / worker.seconds, worker.before)
-            return f"finished  {run.name}"
-        if status == INTERRUPTED or self._stopping:
+            pace = pace_of(run, worker.seconds, worker.together / worker.seconds, worker.before)
+            write_record(self._plan, run, pace)
+            if stopped:
+                write_page(run)
+            return f"finished  {run.name}{'' if status == 0 or stopped else f', but then: {reason}'}"
+        if stopped:
             self.stopped += 1
             return f"stopped   {run.name}"
-        words = f"exit status {status}" if status > 0 else f"killed by signal {-status}"
-        reason = f"{words}: {worker.last_line()}"
         self._failures.add(run, reason)
         return f"failed    {run.name}: {reason}"

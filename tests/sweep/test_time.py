@@ -80,6 +80,26 @@ def test_the_small_files_are_enough_on_another_machine(tmp_path):
     assert "(runs/grpo-s0/report.html)" not in page  # it is not there
 
 
+def test_a_finished_run_without_a_record_gets_one(tmp_path):
+    """As after `solera train --resume` finished it: nobody knows how long it took."""
+    (tmp_path / "grid.toml").write_text(GRID.replace("page = false", "page = true"))
+    options = ("sweep", "grid.toml", "--only", "algorithm=grpo")
+    assert solera(*options, cwd=tmp_path).returncode == 0
+    records, run = tmp_path / "sweeps/grid/results", tmp_path / "sweeps/grid/runs/grpo-s0"
+    before = {file: json.loads(file.read_text()) for file in records.iterdir()}
+    (run / "report.html").unlink()
+    for file in before:
+        file.unlink()
+    again = solera(*options, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "finished  " not in again.stdout and "2 of 4 runs finished; 2 not started." in again.stdout
+    assert {file: json.loads(file.read_text()) for file in records.iterdir()} == {
+        file: {**was, "pace": None} for file, was in before.items()
+    }
+    assert (run / "report.html").exists()
+    assert solera("sweep", "grid.toml", "--report", cwd=tmp_path).returncode == 0
+
+
 def test_a_record_of_another_config_is_refused(plan):
     record(plan, "grpo-s0", 1.0, 1.0)
     refuse_changed(plan)

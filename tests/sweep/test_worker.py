@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from solera.config import dump
 from solera.sweep.machine import Share
 from solera.sweep.plan import PlannedRun
-from solera.sweep.runner import Runner
+from solera.sweep.results import collect
+from solera.sweep.runner import INTERRUPTED, Runner
+from solera.sweep.state import Failures
 from solera.sweep.worker import Worker
-from tests.sweep.test_machine import plan_of
+from tests.report.runs import write_run
+from tests.sweep.test_machine import GRID, plan_of
 
 WAITING = """
 import signal, time
@@ -33,13 +37,22 @@ class Unreported:
         self.pid = pid
 
 
+class Ended:
+    """A process that has ended."""
+
+    pid = NOBODY
+
+    def __init__(self, exitcode: int) -> None:
+        self.exitcode = exitcode
+
+
 class Given:
     """Starts nothing; the jobs are given."""
 
-    def __init__(self, *jobs: Unreported) -> None:
+    def __init__(self, *jobs: Unreported | Ended) -> None:
         self._jobs = list(jobs)
 
-    def start(self, *_: object) -> Unreported:
+    def start(self, *_: object) -> Unreported | Ended:
         return self._jobs.pop(0)
 
 
@@ -87,3 +100,30 @@ def test_a_killed_run_goes_on_from_its_newest_checkpoint(tmp_path, monkeypatch, 
     assert worker.made == 0
     log_batches(run, 4)
     assert worker.made == 4 - kept
+
+
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [
+        (0, ""), (INTERRUPTED, ""), (1, ", but then: exit status 1: no output"),
+        (-signal.SIGKILL, ", but then: killed by signal 9: no output"),
+    ],
+)  # fmt: skip
+def test_a_run_with_a_model_is_finished_however_it_ended(tmp_path, monkeypatch, status, after):
+    """It was stopped, or failed, while it wrote its report."""
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of(tmp_path, GRID.replace("page = false", "page = true"))
+    plan.folder.mkdir(parents=True)
+    runner = Runner(plan, plan.runs()[:1], Share(1, 1), False, lambda _: 0, Given(Ended(status)))
+    runner.fill(1, float("inf"))
+    (worker,) = runner.running
+    worker.seconds = worker.together = 6.0
+    write_run(worker.run.folder, [{"step": n, "eval/pass@1": 0.5} for n in range(5)], dump(worker.run.config))
+    (worker.run.folder / "model").mkdir()
+    (said,) = runner.reap()
+    assert said == f"finished  grpo-s0{after}"
+    assert (runner.finished, runner.stopped) == (1, 0)
+    (found, *_) = collect(plan).runs
+    assert (found.state, found.measures.final, found.pace.seconds, found.pace.steps) == ("finished", 0.5, 6.0, 4)
+    assert (worker.run.folder / "report.html").exists() == (status == INTERRUPTED)
+    assert Failures(plan.folder).get(worker.run) is None
