@@ -2,11 +2,22 @@
 
 import errno
 import json
+import os
+import time
 
 import pytest
 
 from solera.errors import SoleraError
-from solera.folder.files import PIECE, DamagedError, alone, appearing, check_sealed, refuse_gone, seal, write_whole
+from solera.folder.files import (
+    PIECE,
+    DamagedError,
+    alone,
+    appearing,
+    check_sealed,
+    refuse_gone,
+    seal,
+    write_whole,
+)
 
 
 def write_half(path):
@@ -28,6 +39,28 @@ def test_a_full_disk_names_the_file_and_another_fault_keeps_its_own_place(tmp_pa
         raise OSError(errno.ENOSPC, "No space left on device", at_fault)
     assert str(refusal.value.filename).endswith(named)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path):
+    target = tmp_path / "a.png"
+    with appearing(target) as first:
+        with appearing(target) as second:
+            first.write_text("first")
+            second.write_text("second")
+            assert first.suffix == second.suffix == ".png"  # by which matplotlib chooses a format
+        assert target.read_text() == "second"
+    assert target.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path):
+    """The other file's name has characters that mean something in a pattern."""
+    old, new, other = (tmp_path / f".unfinished-{n}abcdef0-{name}" for n, name in ((1, "[a]"), (2, "[a]"), (3, "a")))
+    for path, age in ((old, 90_000), (new, 3600), (other, 90_000)):
+        path.write_text("half")
+        os.utime(path, (time.time() - age,) * 2)
+    write_whole(tmp_path / "[a]", "whole")
+    assert set(tmp_path.iterdir()) == {tmp_path / "[a]", new, other}
 
 
 @pytest.fixture

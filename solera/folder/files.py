@@ -2,13 +2,15 @@
 
 import errno
 import fcntl
+import glob
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from solera.folder.paths import DIGESTS, LOCK
 
 UNFINISHED = ".unfinished-"
 """Prefix of files and folders that are incomplete or no longer wanted."""
+LEFT = 86_400.0
+"""Seconds without a change after which an unfinished file counts as left by a writer that was killed."""
 PIECE = 1 << 24
 """Bytes that are hashed at once. Pieces are hashed in parallel, because a checkpoint has gigabytes."""
 
@@ -27,8 +31,8 @@ class DamagedError(SoleraError):
 
 
 def beside(target: Path) -> Path:
-    """Temporary name of a file until it is complete."""
-    return target.with_name(f"{UNFINISHED}{target.name}")
+    """Temporary name of a file until it is complete. No two writers get the same name."""
+    return target.with_name(f"{UNFINISHED}{uuid.uuid4().hex[:8]}-{target.name}")
 
 
 @contextmanager
@@ -36,6 +40,7 @@ def appearing(target: Path) -> Iterator[Path]:
     """A file to write to, which replaces the target when it is complete. If the disk is full, the error names the
     target and nothing is left behind."""
     unfinished = beside(target)
+    _remove_leftovers(target)
     try:
         yield unfinished
         unfinished.replace(target)
@@ -47,13 +52,22 @@ def appearing(target: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
 
 
+def _remove_leftovers(target: Path) -> None:
+    """Remove what writers of this file left when they were killed. One that is at work has changed its file since."""
+    for path in target.parent.glob(f"{UNFINISHED}{'?' * 8}-{glob.escape(target.name)}"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > LEFT:
+                path.unlink()
+
+
 def writable(target: Path, named: str) -> Path:
     """Check that a file can be written before doing the work. `named` is the user's name for it."""
     try:
         if target.is_dir():
             raise SoleraError(f"{named}: this is a folder; give a file")
-        beside(target).touch()
-        beside(target).unlink()
+        trial = beside(target)
+        trial.touch()
+        trial.unlink()
     except OSError as error:
         raise SoleraError(f"{named}: cannot write a file to {target.parent}: {error.strerror}") from error
     return target
