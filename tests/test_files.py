@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -16,6 +18,7 @@ from solera.folder.files import (
     check_sealed,
     refuse_gone,
     seal,
+    writable,
     write_whole,
 )
 
@@ -61,6 +64,37 @@ def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path):
         os.utime(path, (time.time() - age,) * 2)
     write_whole(tmp_path / "[a]", "whole")
     assert set(tmp_path.iterdir()) == {tmp_path / "[a]", new, other}
+
+
+@contextmanager
+def pipe_that_is_read(path):
+    os.mkfifo(path)
+    with ThreadPoolExecutor() as pool:
+        yield pool.submit(path.read_text)
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    (tmp_path / "link").symlink_to("pipe")
+    with pipe_that_is_read(pipe) as read:
+        assert writable(tmp_path / "link", "--out") == tmp_path / "link"
+        write_whole(tmp_path / "link", "text")
+        assert read.result(60) == "text"
+    assert pipe.is_fifo() and (tmp_path / "link").is_symlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_and_what_it_leads_to_is_written(tmp_path, there):
+    (tmp_path / "folder").mkdir()
+    file, link = tmp_path / "folder" / "file", tmp_path / "link"
+    link.symlink_to("folder/file")
+    if there:
+        file.write_text("old")
+    writable(link, "--out")
+    write_whole(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder", "link"]
 
 
 @pytest.fixture

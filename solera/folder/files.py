@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -38,18 +39,33 @@ def beside(target: Path) -> Path:
 @contextmanager
 def appearing(target: Path) -> Iterator[Path]:
     """A file to write to, which replaces the target when it is complete. If the disk is full, the error names the
-    target and nothing is left behind."""
-    unfinished = beside(target)
-    _remove_leftovers(target)
+    target and nothing is left behind. A symbolic link stays, and so does a device or a pipe: it gets the content."""
+    stream = _is_stream(target)
+    final = Path(tempfile.gettempdir()) / target.name if stream else _led_to(target)
+    unfinished = beside(final)
+    _remove_leftovers(final)
     try:
         yield unfinished
-        unfinished.replace(target)
+        if stream:
+            with unfinished.open("rb") as made, target.open("wb") as file:
+                shutil.copyfileobj(made, file)
+        else:
+            unfinished.replace(final)
     except OSError as error:
         if error.filename not in (None, str(unfinished)):  # the fault is in a file that was read
             raise
         raise OSError(error.errno, error.strerror, str(target)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _is_stream(target: Path) -> bool:
+    """Whether it is a device or a pipe, which nothing may replace."""
+    return target.exists() and not target.is_file() and not target.is_dir()
+
+
+def _led_to(target: Path) -> Path:
+    return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
 def _remove_leftovers(target: Path) -> None:
@@ -65,9 +81,12 @@ def writable(target: Path, named: str) -> Path:
     try:
         if target.is_dir():
             raise SoleraError(f"{named}: this is a folder; give a file")
-        trial = beside(target)
-        trial.touch()
-        trial.unlink()
+        if not _is_stream(target):
+            trial = beside(_led_to(target))
+            trial.touch()
+            trial.unlink()
+        elif not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise SoleraError(f"{named}: cannot write a file to {target.parent}: {error.strerror}") from error
     return target
