@@ -21,7 +21,12 @@ ACCURACY = "eval/pass@1"
 WASTE = "waste/"
 STALE = f"{WASTE}stale"
 """This metric counts tokens that were trained on. All other waste metrics count tokens that were not."""
-CHOOSING = {"task": ("name", "path"), "objective": ("name",), "model": ("path",), "lora": ("rank",)}
+CHOOSING = {
+    "task": ("name", "path", "held_out_path", "parts", "weights"),
+    "objective": ("name",),
+    "model": ("path",),
+    "lora": ("rank",),
+}
 """Fields on which the defaults of other fields depend."""
 
 
@@ -190,12 +195,12 @@ def _defaults(run: RunFolder) -> dict[str, dict[str, Any]]:
     """The defaults of all fields for the given task and objective."""
     plain, config = dataclasses.asdict(Config()), Config()
     for section, names in CHOOSING.items():
-        config = override(
-            config, section, **{name: run.setting(section, name) or plain[section][name] for name in names}
-        )
+        given = {name: run.setting(section, name) or plain[section][name] for name in names}
+        lists = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
+        config = override(config, section, **given | lists)
     try:
         chosen = dataclasses.asdict(resolve_config(config))
-    except SoleraError:  # the objective comes from another version of Solera
+    except (SoleraError, TypeError, AttributeError):  # the config was edited, or comes from another version of Solera
         return plain
     for section, names in CHOOSING.items():
         chosen[section] |= {name: plain[section][name] for name in names}

@@ -365,6 +365,28 @@ def test_the_choice_of_task_and_objective_is_told_and_what_follows_from_it_is_no
     }
 
 
+@pytest.mark.parametrize(
+    ("task", "differ"),
+    [
+        (TaskConfig("mixture", parts=("arithmetic@1", "gym:gcd@1"), weights=(1.0, 2.0)),
+         {"task.parts": ["arithmetic@1", "gym:gcd@1"], "task.weights": [1.0, 2.0]}),
+        (TaskConfig("mixture", parts=("arithmetic@1",)), {"task.parts": ["arithmetic@1"]}),
+        (TaskConfig("gsm8k", held_out_path="test.jsonl"), {"task.held_out_path": "test.jsonl"}),
+    ],
+)  # fmt: skip
+def test_a_task_of_several_fields_is_told_and_what_follows_from_it_is_not(tmp_path, task, differ):
+    data = report(bare_run(tmp_path / "run", config=dump(resolve_config(Config(task=task))))).data
+    differing = {field["name"]: field["values"] for field in data["settings"] if field["differs"]}
+    assert differing == {"task.name": [task.name]} | {name: [value] for name, value in differ.items()}
+
+
+@pytest.mark.parametrize("parts", ["3", "[3]", '"ab"', "[]", "[[]]"])
+def test_a_damaged_mixture_is_compared_with_the_plain_defaults(tmp_path, parts):
+    config = f'task = {{ name = "mixture", parts = {parts} }}\n'
+    data = report(bare_run(tmp_path / "run", config=config)).data
+    assert "task.name" in {field["name"] for field in data["settings"] if field["differs"]}
+
+
 def test_a_run_without_config_differs_in_nothing(tmp_path):
     folders = [bare_run(tmp_path / "a", config="learn = { lr = 1e-3 }"), bare_run(tmp_path / "b")]
     assert not any(field["differs"] for field in report(folders[1]).data["settings"])
