@@ -165,7 +165,7 @@ def _known(file: SweepFile, field: str, axis: str, choice: Any) -> None:
     where = file.place(*field.split("."))
     if axis not in file.axes:
         raise SoleraError(f"{where}: {field} names the axis {axis!r}{perhaps(axis, file.axes)}")
-    if choice not in file.axes[axis]:
+    if not isinstance(choice, str) or choice not in file.axes[axis]:
         raise SoleraError(
             f"{where}: {field}: {choice!r} is not on the axis {axis}{perhaps(str(choice), file.axes[axis])}"
         )

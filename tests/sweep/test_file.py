@@ -127,6 +127,8 @@ def test_panels_and_counterparts(tmp_path):
         ("seeds = [4, 7]", 'baseline = "grpo"', r"2: sweep\.baseline must be choices by axis"),
         ("seeds = [4, 7]", 'exclude = { algorithm = "grpo" }', r"2: sweep\.exclude must be a list of cells"),
         ("seeds = [4, 7]", 'exclude = [{ algorithm = "grpo" }, { algorithm = "wide" }]', r"2: .*leaves no cell"),
+        ("seeds = [4, 7]", 'exclude = [{ regime = ["lag"] }]', r"2: sweep\.exclude: \['lag'\] is not on the axis"),
+        ("seeds = [4, 7]", "baseline = { algorithm = [] }", r"2: sweep\.baseline: \[\] is not on the axis algorithm"),
         ("[sweep]", "[sweep", r" not valid TOML: .*line 1"),
     ],
 )  # fmt: skip
@@ -140,6 +142,7 @@ def test_refused_in_one_line_with_its_place(tmp_path, before, after, says):
     [
         ("steps = 3\n", "steps = true\n", r"22: quick: run\.steps is True but must be a whole number"),
         ('["lag", "never"]', '["lagg"]', r"20: quick\.keep: 'lagg' is not on the axis regime; did you mean lag"),
+        ('["lag", "never"]', '[["lag"]]', r"20: quick\.keep: \['lag'\] is not on the axis regime"),
         ('["lag", "never"]', '"lag"', r"20: quick\.keep must be lists of choices by axis"),
         ("seeds = 1", "seeds = -1", r"19: seeds is -1"),
         ("[quick.run]", "[quick.sync]\nperiod = 3\n[quick.run]", r"22: cell .*regime never: sync\.period has no"),
