@@ -45,6 +45,7 @@ class SweepFile:
     """The parts of a sweep file. `axes` are nested tables: axis, choice, section, field."""
 
     path: Path
+    text: str
     place: Place
     sweep: SweepTable
     axes: dict[str, dict[str, dict[str, Any]]]
@@ -67,7 +68,7 @@ def read_plan(path: Path, quick: bool = False, *, to_run: bool = True) -> Plan:
     return Plan(
         path, file.sweep.name, Path(file.sweep.root) / file.sweep.name, axes, cells=tuple(cells),
         seeds=_seeds(file.sweep.seeds, file.place("quick" if "seeds" in file.quick else "sweep", "seeds")),
-        measure=file.sweep.measure, baseline=_baseline(file, axes),
+        measure=file.sweep.measure, baseline=_baseline(file, axes), text=file.text,
     )  # fmt: skip
 
 
@@ -87,7 +88,7 @@ def _read(path: Path, quick: bool) -> SweepFile:
     overrides = quickly if quick else {}
     settings = {"name": path.stem, **sweep, **({"seeds": quickly["seeds"]} if "seeds" in overrides else {})}
     table = _sweep_table(settings, place, "-quick" if quick else "")
-    return SweepFile(path, place, table, axes, tables, overrides)
+    return SweepFile(path, text, place, table, axes, tables, overrides)
 
 
 def _sweep_table(settings: dict[str, Any], place: Place, suffix: str) -> SweepTable:

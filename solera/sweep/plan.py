@@ -64,6 +64,8 @@ class Plan:
     measure: MeasureName
     """The measure by which cells are ranked and compared."""
     baseline: dict[str, str]
+    text: str
+    """The file's text when it was read."""
 
     def runs(self) -> list[PlannedRun]:
         """Ordered by seed, so that the finished runs of a stopped sweep can be compared."""

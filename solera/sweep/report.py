@@ -87,7 +87,7 @@ def blocks(results: Results) -> list[Block]:
         Heading("Runs"),
         Table(("run", "state", "final", "best"), [_run_row(results, i) for i in range(len(results.runs))], 2),
         Heading("The sweep's file"),
-        Quoted(plan.source.read_text(encoding="utf-8")),
+        Quoted(plan.text),
     ]
 
 

@@ -207,6 +207,16 @@ def test_text_of_the_sweeps_file_is_no_place_to_fill(plan, tmp_path):
     assert page.data["charts"] and page.tags.count("script") == 3
 
 
+@pytest.mark.parametrize("after", ["", None])
+def test_the_report_quotes_the_file_that_the_sweep_began_with(plan, tmp_path, after):
+    """It was edited, or removed, while the runs were active."""
+    file = tmp_path / "made.toml"
+    text = file.read_text()
+    file.unlink() if after is None else file.write_text(after)
+    report.write(collect(plan))
+    assert text in (plan.folder / "report.md").read_text()
+
+
 def test_the_markdown_says_who_is_best(results):
     report.write(results)
     text = (results.plan.folder / "report.md").read_text()
