@@ -6,17 +6,19 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median, pstdev
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
+from solera.errors import SoleraError
 from solera.folder.files import write_whole
-from solera.folder.paths import CONFIG, MODEL, REPORT
+from solera.folder.paths import CONFIG, METRICS, MODEL, REPORT
 from solera.report.html import write_report
 from solera.report.run_folder import RunFolder, read_run
 from solera.report.summary import ACCURACY
 from solera.sweep.plan import Cell, Plan, PlannedRun
-from solera.sweep.state import Failures, State, read_record, record_file, state_of
+from solera.sweep.state import Failures, State, damaged, read_record, record_file, state_of
 from solera.sweep.student import Paired, holm, paired, spread
 
+T = TypeVar("T")
 SURE = 0.05
 """A difference counts if its corrected p is below this."""
 ALONE = 1.1
@@ -199,12 +201,25 @@ def collect(plan: Plan) -> Results:
 def _result(plan: Plan, run: PlannedRun, state: State, failure: str | None) -> RunResult:
     if state != "finished":
         return RunResult(run, state, failure, None, [])
-    if (record := read_record(record_file(plan.folder, run))) is not None:
-        curve = [(step, accuracy) for step, accuracy in record["curve"]]
-        pace = Pace(**record["pace"]) if record["pace"] is not None else None
-        return RunResult(run, state, None, Measures(**record["measures"]), curve, pace)
+    file = record_file(plan.folder, run)
+    if (record := read_record(file)) is not None:
+        try:
+            curve = [(step, accuracy) for step, accuracy in record["curve"]]
+            if not all(isinstance(number, int | float) for point in curve for number in point):
+                raise TypeError
+            pace = None if record.get("pace") is None else _of_numbers(Pace, record["pace"])
+            return RunResult(run, state, None, _of_numbers(Measures, record["measures"]), curve, pace)
+        except (TypeError, ValueError) as error:
+            raise damaged(file) from error
     folder = read_run(run.folder)
     return RunResult(run, state, None, measured(folder, run.config.run.steps), folder.points(ACCURACY))
+
+
+def _of_numbers(kind: type[T], fields: dict[str, Any]) -> T:
+    """Refuses a field that is missing or unknown, and a value of another type."""
+    if not all(isinstance(fields.get(name), known | int) for name, known in get_type_hints(kind).items()):
+        raise TypeError
+    return kind(**fields)
 
 
 def pace_of(run: PlannedRun, seconds: float, active: float, before: int) -> Pace:
@@ -247,6 +262,8 @@ def write_page(run: PlannedRun) -> None:
 
 def measured(folder: RunFolder, steps: int) -> Measures:
     accuracies = [accuracy for _, accuracy in folder.points(ACCURACY)]
+    if not accuracies:
+        raise SoleraError(f"{folder.path}: {METRICS} holds no evaluation: remove this folder, and the run starts again")
     clipped = [share for _, share in folder.points("clip/fraction")]
     return Measures(
         final=accuracies[-1], best=max(accuracies), mean=fmean(accuracies), wobble=wobble(accuracies),

@@ -25,7 +25,16 @@ class Failures:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "failures.json"
-        self._reasons: dict[str, str] = json.loads(self._path.read_text("utf-8")) if self._path.exists() else {}
+        self._reasons: dict[str, str] = self._read() if self._path.exists() else {}
+
+    def _read(self) -> dict[str, str]:
+        try:
+            found = json.loads(self._path.read_text("utf-8"))
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(reason, str) for reason in found.values()):
+            raise SoleraError(f"{self._path}: the file is damaged: remove it, and failed runs are tried again")
+        return found
 
     def get(self, run: PlannedRun) -> str | None:
         return self._reasons.get(run.name)
@@ -49,10 +58,20 @@ def record_file(plan_folder: Path, run: PlannedRun) -> Path:
 
 def read_record(file: Path) -> dict[str, Any] | None:
     """The content of a record file, or `None` if there is none."""
+    if not file.exists():
+        return None
     try:
-        return json.loads(file.read_text("utf-8")) if file.exists() else None
-    except ValueError as error:
-        raise SoleraError(f"{file}: the file is damaged: remove it, and the run starts again") from error
+        record = json.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise damaged(file) from error
+    kinds = {"measures": dict, "curve": list, "pace": dict | None, "config": str}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        raise damaged(file)
+    return record
+
+
+def damaged(file: Path) -> SoleraError:
+    return SoleraError(f"{file}: the file is damaged: remove it, and the run starts again")
 
 
 def state_of(plan: Plan, run: PlannedRun, failures: Failures) -> State:
@@ -80,10 +99,17 @@ def refuse_changed(plan: Plan) -> None:
             made, where = load_resolved(run.folder / CONFIG), run.folder
             remedy = f"remove that folder{f' and {file}' if file.exists() else ''}"
         elif (record := read_record(file)) is not None:
-            made, where, remedy = parse(record["config"], str(file)), file, "remove that file"
+            made, where, remedy = _config_of(record, file), file, "remove that file"
         else:
             continue
         refuse_other(plan, run, made, where, remedy)
+
+
+def _config_of(record: dict[str, Any], file: Path) -> Config:
+    try:
+        return parse(record["config"], str(file))
+    except ValueError as error:  # not TOML
+        raise damaged(file) from error
 
 
 def refuse_other(plan: Plan, run: PlannedRun, made: Config, where: Path, remedy: str) -> None:

@@ -108,6 +108,53 @@ def test_a_record_of_another_config_is_refused(plan):
         refuse_changed(read_plan(Path("grid.toml")))
 
 
+@pytest.mark.parametrize("name", ["run", "measures", "curve", "pace", "config"])
+@pytest.mark.parametrize("value", [None, 3, "text", [], {}, [[0, "high"]], {"final": 0.5}, {"seconds": 1}])
+def test_a_record_with_a_damaged_part_is_named_in_one_line(plan, name, value):
+    record(plan, "grpo-s0", 1.0, 1.0)
+    file = plan.folder / "results/grpo-s0.json"
+    made = json.loads(file.read_text())
+    assert collect(plan).runs[0].state == "finished"
+    file.write_text(json.dumps(made | {name: value}))
+    if name == "run" or (name, value) in (("pace", None), ("curve", [])):  # nobody needs it, or it is not known
+        collect(plan)
+        return
+    read = refuse_changed if name == "config" else collect
+    with pytest.raises(SoleraError) as refused:
+        read(plan)
+    assert str(refused.value).startswith(f"{file}: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", "\udcff", "[" * 100_000])
+def test_a_damaged_record_is_named_in_one_line(plan, text):
+    file = plan.folder / "results/grpo-s0.json"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    for read in (refuse_changed, collect):
+        with pytest.raises(
+            SoleraError, match=r"grpo-s0\.json: the file is damaged: remove it, and the run starts again"
+        ):
+            read(plan)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"grpo-s0": 3}', "\udcff", "[" * 100_000])
+def test_damaged_failures_are_named_in_one_line(plan, text):
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "failures.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(SoleraError, match=r"failures\.json: the file is damaged: remove it, and failed runs are tried"):
+        collect(plan)
+
+
+def test_a_finished_run_without_evaluations_is_named_in_one_line(plan):
+    run = plan.runs()[0]
+    log_batches(run, 4)
+    (run.folder / "model").mkdir()
+    with pytest.raises(
+        SoleraError, match=r"grpo-s0: metrics\.jsonl holds no evaluation: remove this folder, and the run"
+    ):
+        collect(plan)
+
+
 def test_a_record_may_come_from_a_run_without_cuda_graphs(plan):
     record(plan, "grpo-s0", 1.0, 1.0)
     Path("grid.toml").write_text(f"{GRID}\n[learn]\ngraphs = true\n")
