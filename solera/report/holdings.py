@@ -26,7 +26,7 @@ def plot_holdings(found: Statistics, name: str, target: Path) -> Path:
         figure.legend(*panel.get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=2)
     figure.suptitle(f"{name}: rollouts in the store", color=INK)
     with appearing(target) as unfinished:
-        figure.savefig(unfinished)
+        figure.savefig(unfinished, format="png")
     return target
 
 

@@ -113,12 +113,26 @@ def test_skip_bad_without_data_is_refused():
         check(parse('store.skip_bad = "bad.jsonl"', "test"))
 
 
+def empty_run(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.toml").write_text("")
+    Ledger(folder / "store.db").close()
+    return folder
+
+
 def test_an_empty_store_has_empty_tables(tmp_path):
-    (tmp_path / "config.toml").write_text("")
-    Ledger(tmp_path / "store.db").close()
-    shown = solera("stats", tmp_path)
+    shown = solera("stats", empty_run(tmp_path))
     assert (shown.returncode, shown.stderr) == (0, "")
     assert [line.split()[0] for line in shown.stdout.split("\n\n")] == ["origin", "age", "reward", "uses", "plot"]
+
+
+@pytest.mark.parametrize("name", ["out.png", "out.txt", "out"])
+def test_the_plot_is_a_png_whatever_its_name(tmp_path, name):
+    run = empty_run(tmp_path / "run")
+    shown = solera("stats", run, "--plot", tmp_path / name)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in tmp_path.iterdir()} == {"run", name}
 
 
 def test_a_grade_is_corrected_by_its_part(tmp_path):
