@@ -179,7 +179,9 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
         (["embedded", "--out", "out", "--task", "jsonl", "--task.path", "chat.jsonl"], "chat.jsonl:1: field 'prompt' "),
         (["embedded", "--out", "out", "--prompts", "1", "--export", "taken"], "--export taken: this is a folder"),
         (["embedded", "--out", "out", "--promts", "1"], "did you mean --prompts?"),
-        (["embedded", "--out", "o ut", "--prompts", "1"], "use letters, digits"),
+        (["embedded", "--out", "my answers", "--prompts", "1"], "solera: --out is 'my answers'; use letters, digits"),
+        (["embedded", "--out", "taken/..", "--prompts", "1"], "solera: --out is 'taken/..'; use letters, digits"),
+        (["embedded", "--out", "a" * 201, "--prompts", "1"], "at most 200 bytes, for the folder's name"),
     ],
 )
 def test_mistakes_are_refused_in_one_line_and_leave_nothing(tmp_path, monkeypatch, capfd, arguments, says):

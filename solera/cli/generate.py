@@ -12,6 +12,7 @@ import tyro
 
 from solera.cli.options import parse
 from solera.config import (
+    LONGEST_NAME,
     CollectConfig,
     Config,
     EngineConfig,
@@ -19,7 +20,9 @@ from solera.config import (
     SamplingConfig,
     StoreConfig,
     TaskConfig,
+    may_name,
 )
+from solera.config.fields import shown
 from solera.errors import SoleraError, counted
 from solera.evaluate.candidates import Author, author_of, settings
 from solera.folder.beginning import read_own_code
@@ -129,6 +132,11 @@ def _order(author: Author, base: Config, options: GenerateOptions) -> Order:
     if origin == "self" or not ORIGIN.fullmatch(origin):
         raise SoleraError(f"--origin is {origin!r}; it must be human, model:NAME or file:NAME")
     out = Path(options.out)
+    if not may_name(out.absolute().name):
+        raise SoleraError(
+            f"--out is {shown(options.out)}; use letters, digits and . _ + = - only, at most {LONGEST_NAME} bytes, for "
+            "the folder's name"
+        )
     config = resolve_config(_config(author, base, options, out))
     _check_task(config, options)
     check_out(out)

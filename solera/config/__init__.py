@@ -22,7 +22,7 @@ from solera.config.reading import (
     typed_fields,
     with_settings,
 )
-from solera.config.rules import SAFE, check, default_lr, refuse_without_gpu
+from solera.config.rules import LONGEST_NAME, SAFE, check, default_lr, may_name, refuse_without_gpu
 from solera.config.sections import (
     EMBEDDED_MODELS,
     CheckpointConfig,
@@ -58,6 +58,7 @@ __all__ = [
     "GYM",
     "LARGEST",
     "LARGEST_REWARD",
+    "LONGEST_NAME",
     "SAFE",
     "SYNONYMS",
     "AdvantageName",
@@ -101,6 +102,7 @@ __all__ = [
     "load",
     "load_resolved",
     "located",
+    "may_name",
     "new_per_batch",
     "overlay",
     "override",

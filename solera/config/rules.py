@@ -170,11 +170,19 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
          "learn.graphs needs model.compile and a learner in this process: remove it, or "
          + ("cluster.learners" if c.cluster.learners else "set model.compile")),
         (c.learn.lr is None or c.learn.lr < 1, f"learn.lr is {c.learn.lr}; it must be below 1, or AdamW diverges"),
-        (c.run.name is None or (re.fullmatch(r"[\w.+=-]+", c.run.name) is not None and c.run.name not in (".", "..")
-         and len(c.run.name.encode()) <= LONGEST_NAME),
+        (c.run.name is None or may_name(c.run.name),
          f"run.name is {shown(c.run.name)}; use letters, digits and . _ + = - only, at most {LONGEST_NAME} "
          "bytes (run.root is the folder above it)"),
     ]  # fmt: skip
+
+
+def may_name(folder: str) -> bool:
+    """Whether a run's folder may have this name."""
+    return (
+        re.fullmatch(r"[\w.+=-]+", folder) is not None
+        and folder not in (".", "..")
+        and len(folder.encode()) <= LONGEST_NAME
+    )
 
 
 def _sync_rules(config: Config) -> list[tuple[bool, str]]:
