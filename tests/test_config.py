@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from solera.config import SAFE, Config, check, dump, fields_of, load, override, parse
+from solera.config import SAFE, Config, TaskConfig, check, dump, fields_of, load, override, parse
 from solera.errors import SoleraError
 from solera.folder.beginning import new_folder
 from solera.objectives.table import resolve_config
@@ -273,3 +273,9 @@ def test_a_folder_that_exists_says_how_to_go_on_with_its_run(tmp_path):
         SoleraError, match=r"already exists: extend it \(solera train --resume \S+/x --run\.steps N\), choose"
     ):
         new_folder(config)
+
+
+def test_a_text_with_a_delete_character_reads_back_equal():
+    """TOML allows it only as an escape."""
+    config = Config(task=TaskConfig("jsonl", path="a", template="one\ntwo\x7f {prompt}\x1f"))
+    assert parse(dump(config), "test") == config

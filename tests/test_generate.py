@@ -312,3 +312,11 @@ def test_weights_have_the_same_name_wherever_they_lie(tmp_path, prompts):
     assert {r.lineage for r in first} == {r.lineage for r in second}
     assert [r.origin for r in second] == ["model:copy"] * 2
     assert np.array_equal(first[0].sequences[0].token_ids_T, second[0].sequences[0].token_ids_T)
+
+
+@pytest.mark.parametrize(("level", "told"), [("1", " --task.level 1"), ("2", "")])
+def test_the_command_that_trains_names_the_level_unless_it_is_the_default(tmp_path, capfd, level, told):
+    out = tmp_path / "out"
+    options = ["--device", "cpu", "--samples", "8", "--prompts", "2", "--task.level", level, "--out", str(out)]
+    assert main(["generate", "embedded", *options]) == 0
+    assert f"train   solera train --store.data {out} --draw.policy offline{told}\n" in capfd.readouterr().out

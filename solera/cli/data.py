@@ -207,6 +207,7 @@ def _export(chosen: Namespace) -> int:
 
 
 def _reward(chosen: Namespace) -> int:
+    from solera.config import LARGEST
     from solera.records import Reward
     from solera.store.exchange import import_rewards, usual_part
     from solera.store.ledger import open_store
@@ -214,6 +215,12 @@ def _reward(chosen: Namespace) -> int:
     single = chosen.id is not None and chosen.value is not None
     if single == (chosen.file is not None) or (chosen.file is not None and (chosen.id or chosen.value) is not None):
         raise SoleraError("reward: give --id and --value, or a file (see solera data reward --help)")
+    if chosen.id is not None and not 0 < chosen.id <= LARGEST:
+        raise SoleraError(f"--id is {chosen.id}; it must be a whole number from 1 to {LARGEST}")
+    for name in ("part", "source"):
+        text = getattr(chosen, name) or ""
+        if text.encode(errors="ignore").decode() != text:
+            raise SoleraError(f"--{name} is {text!r}; it must be UTF-8 text")
     with closing(open_store(chosen.run)) as ledger:
         if single:
             part = chosen.part or usual_part(ledger, chosen.id)

@@ -23,6 +23,7 @@ from solera.config import (
     may_name,
 )
 from solera.config.fields import shown
+from solera.config.tasks import TASK_FIELDS
 from solera.errors import SoleraError, counted
 from solera.evaluate.candidates import Author, author_of, settings
 from solera.folder.beginning import read_own_code
@@ -246,6 +247,8 @@ def _training(order: Order) -> list[str]:
         command += ["--model", order.author.path]
     if config.task.name not in (default.task.name, *ANSWERS_MAY_LACK):
         command += ["--task", config.task.name, *(["--task.path", config.task.path] if config.task.path else [])]
+    if config.task.level != TASK_FIELDS.get(config.task.name, {}).get("level"):
+        command += ["--task.level", str(config.task.level)]
     if config.sampling != default.sampling:
         command += ["--sampling.max_tokens", str(config.sampling.max_tokens)]
         command += ["--sampling.temperature", str(config.sampling.temperature)]

@@ -168,7 +168,7 @@ def fields_of(config: Config) -> dict[str, str]:
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML allows it only as an escape
 
 
 def with_settings(config: Config, settings: Iterable[str], option: str) -> Config:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from solera.config import DrawConfig, writes
+from solera.config import LARGEST, DrawConfig, writes
 from solera.config.reading import UNSET
 from solera.config.secrets import HIDDEN, holds_password
 from solera.errors import SoleraError
@@ -97,7 +97,7 @@ def _own_code(path: Path, notes: list[str]) -> tuple[str, ...]:
 def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
     """The tables as written, without the checks of `config.load`, so that runs of other versions can be reported."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         notes.append("config.toml is missing: the settings are unknown.")
         return {}
@@ -138,8 +138,17 @@ def _row(line: str) -> MetricsRow | None:
     """Return the numbers of a line, or `None` if the line is not an object with a step."""
     try:
         values = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or type(values.get("step")) is not int:
+    if not isinstance(values, dict) or type(values.get("step")) is not int or abs(values["step"]) > LARGEST:
         return None
-    return {name: value for name, value in values.items() if type(value) in (int, float)}
+    return {name: _number(value) for name, value in values.items() if type(value) in (int, float)}
+
+
+def _number(value: float) -> float:
+    """Infinity for a whole number that is too large for a float."""
+    try:
+        float(value)
+    except OverflowError:
+        return math.inf
+    return value

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from solera.config import Config, Place, overlay, perhaps, places, read_toml, typed_fields
+from solera.config import Config, Place, check, overlay, perhaps, places, read_toml, typed_fields
 from solera.errors import SoleraError
 from solera.models.source import obtain
 from solera.objectives.table import resolve_config
@@ -65,11 +65,22 @@ def read_plan(path: Path, quick: bool = False, *, to_run: bool = True) -> Plan:
         if not any(left_out.items() <= named.items() for left_out in exclude):
             cells.append(Cell(choices, _resolved(file, named, to_run)))
     _refuse_equal(file, cells)
-    return Plan(
+    plan = Plan(
         path, file.sweep.name, Path(file.sweep.root) / file.sweep.name, axes, cells=tuple(cells),
         seeds=_seeds(file.sweep.seeds, file.place("quick" if "seeds" in file.quick else "sweep", "seeds")),
         measure=file.sweep.measure, baseline=_baseline(file, axes), text=file.text,
     )  # fmt: skip
+    _check_runs(plan)
+    return plan
+
+
+def _check_runs(plan: Plan) -> None:
+    """Check each run's name and seed. The rest of its config is that of its cell."""
+    for run in plan.runs():
+        try:
+            check(run.config)
+        except SoleraError as error:
+            raise SoleraError(f"{plan.source}: cell {run.cell.name}, seed {run.seed}: {error}") from error
 
 
 def _read(path: Path, quick: bool) -> SweepFile:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from solera.errors import counted
 from solera.folder.files import write_whole
+from solera.folder.paths import REPORT
 from solera.sweep.blocks import Block, Charts, Heading, Link, Paragraph, Quoted, Table, markdown, page
 from solera.sweep.curves import as_png, charts, draw
 from solera.sweep.plan import Cell
@@ -212,6 +213,6 @@ def _run_row(results: Results, place: int) -> tuple[str | Link, ...]:
     name, measures = result.run.name, result.measures
     if measures is None:
         return (name, result.state, "–", "–")
-    here = result.run.folder.is_dir()  # not if the run was made on another machine
-    link = Link(name, f"runs/{name}/report.html") if here else name
+    here = (result.run.folder / REPORT).is_file()  # not if the run was made on another machine, or without a page
+    link = Link(name, f"runs/{name}/{REPORT}") if here else name
     return (link, result.state, f"{100 * measures.final:.1f} %", f"{100 * measures.best:.1f} %")

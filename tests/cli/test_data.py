@@ -135,6 +135,15 @@ def test_the_plot_is_a_png_whatever_its_name(tmp_path, name):
     assert {path.name for path in tmp_path.iterdir()} == {"run", name}
 
 
+def test_names_that_mean_something_to_matplotlib_or_nothing_at_all_are_plotted(tmp_path):
+    run = empty_run(Path(f"{tmp_path}/$x_$ \udcff"))
+    with closing(Ledger(run / "store.db")) as ledger:
+        ledger.add([replace(random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0), origin="model:$x_$")])
+    shown = solera("stats", run)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (run / "store.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_grade_is_corrected_by_its_part(tmp_path):
     (tmp_path / "config.toml").write_text("")
     made = random_rollout(np.random.default_rng(0), 0, (2, 3), 1.0)
@@ -153,6 +162,15 @@ def test_a_grade_is_corrected_by_its_part(tmp_path):
     [
         (("reward", "{run}", "--id", 4), "give --id and --value, or a file"),
         (("reward", "{run}", "--id", 999, "--value", 1), "there is no rollout 999"),
+        (
+            ("reward", "{run}", "--id", "9" * 20, "--value", 1),
+            "--id is 99999999999999999999; it must be a whole number",
+        ),
+        (
+            ("reward", "{run}", "--id", 1, "--value", 1, "--part", "\udcff"),
+            "--part is '\\udcff'; it must be UTF-8 text",
+        ),
+        (("reward", "{run}", "--id", 1, "--value", 1, "--source", "\udcff"), "--source is '\\udcff'; it must be UTF-8"),
         (("reward", "{run}", "--id", 1, "--value", "nan"), "a reward must be finite"),
         (("import", "{run}", "none.jsonl", "--origin", "self"), "it must be human, model:NAME or file:NAME"),
         (("reward", "{run}", "--id", 1, "--value", "1e13"), "at most 1e+12 in size"),

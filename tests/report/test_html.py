@@ -387,6 +387,27 @@ def test_a_damaged_mixture_is_compared_with_the_plain_defaults(tmp_path, parts):
     assert "task.name" in {field["name"] for field in data["settings"] if field["differs"]}
 
 
+def test_a_config_with_a_byte_order_mark_is_read(tmp_path):
+    folder = bare_run(tmp_path / "run", config="\ufefflearn = { lr = 1e-3 }\n")
+    data = report(folder).data
+    assert [field["name"] for field in data["settings"] if field["differs"]] == ["learn.lr"]
+    assert not [note for note in data["runs"][0]["notes"] if "config.toml" in note]
+
+
+def test_a_number_with_hundreds_of_digits_is_not_drawn_and_such_a_step_is_damaged(tmp_path):
+    many = "9" * 400
+    lines = [
+        f'{{"step": 0, "reward/mean": {many}}}',
+        '{"step": 1, "reward/mean": 0.5}',
+        f'{{"step": {many}}}',
+        "[" * 9999,
+    ]
+    (run,) = report(bare_run(tmp_path / "run", metrics="\n".join([*lines, ""]))).data["runs"]
+    assert run["metrics"]["reward/mean"]["values"] == [0.5]
+    assert "Some values are not finite and are not drawn: reward/mean." in run["notes"]
+    assert "metrics.jsonl: 2 damaged lines are skipped; the first is line 3." in run["notes"]
+
+
 def test_a_run_without_config_differs_in_nothing(tmp_path):
     folders = [bare_run(tmp_path / "a", config="learn = { lr = 1e-3 }"), bare_run(tmp_path / "b")]
     assert not any(field["differs"] for field in report(folders[1]).data["settings"])

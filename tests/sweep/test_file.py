@@ -129,6 +129,8 @@ def test_panels_and_counterparts(tmp_path):
         ("seeds = [4, 7]", 'exclude = [{ algorithm = "grpo" }, { algorithm = "wide" }]', r"2: .*leaves no cell"),
         ("seeds = [4, 7]", 'exclude = [{ regime = ["lag"] }]', r"2: sweep\.exclude: \['lag'\] is not on the axis"),
         ("seeds = [4, 7]", "baseline = { algorithm = [] }", r"2: sweep\.baseline: \[\] is not on the axis algorithm"),
+        ("seeds = [4, 7]", f"seeds = [{10**20}]", r" cell grpo\+on_policy, seed 10+: run\.seed is 10+ but must be"),
+        ("wide = {", f"{'w' * 195} = {{", r" cell w+\+on_policy, seed 4: run\.name is 'w+.*at most 200 bytes"),
         ("[sweep]", "[sweep", r" not valid TOML: .*line 1"),
     ],
 )  # fmt: skip

@@ -69,6 +69,7 @@ def write_runs(plan: Plan) -> Plan:
         (run.folder / "model").mkdir(parents=True)
         (run.folder / "config.toml").write_text(dump(run.config))
         (run.folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (run.folder / "report.html").write_text("")
     return plan
 
 
@@ -187,6 +188,13 @@ def test_the_report_holds_everything_in_itself(results):
     assert len(told["runs"]) == 18
     assert told["cells"][0]["final"] == {"mean": 0.5, "deviation": pytest.approx(0.1), "seeds": 3}
     assert [one["verdict"] for one in told["comparisons"] if one["cell"] == "rloo+v9"] == ["higher"]
+
+
+def test_a_run_without_a_report_has_no_link(results):
+    """As with report.page = false."""
+    (results.runs[0].run.folder / "report.html").unlink()
+    page = Page(report.write(results))
+    assert sorted(page.references) == sorted(f"runs/{run.run.name}/report.html" for run in results.runs[1:])
 
 
 def test_the_page_draws_its_curves_and_hides_a_cell(results):
