@@ -138,11 +138,11 @@ def comparison_lines(evaluation: Evaluation) -> list[str]:
         lines.append(f"{model.name} against {first}, problem by problem:")
         for name in shown(evaluation):
             if (difference := differences[name]) is not None:
-                lines.append(f"  {name}: {_sentence(name, difference)}")
+                lines.append(f"  {name}: {_sentence(name, difference, first, model.name)}")
     return lines
 
 
-def _sentence(name: str, difference: Difference) -> str:
+def _sentence(name: str, difference: Difference, first: str, second: str) -> str:
     estimate = difference.estimate
     value = _change(name, estimate.value)
     if estimate.problems == 1:
@@ -155,8 +155,8 @@ def _sentence(name: str, difference: Difference) -> str:
     if name.startswith("reward") or (name.startswith("pass@") and name != GREEDY):  # avg@n has the counts of pass@k
         return f"{value} ({limits}), {verdict}"
     often = "" if name in (GREEDY, "avg@1") else " at least once"
-    solved = f"{counted(difference.only_second, 'problem')} solved{often} only by the former"
-    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by the latter"
+    solved = f"{counted(difference.only_second, 'problem')} solved{often} only by {second}"
+    return f"{value} ({limits}), {verdict}; {solved}, {difference.only_first} only by {first}"
 
 
 def _change(name: str, value: float) -> str:

@@ -48,7 +48,10 @@ MEASURE_WORDS = {
 }
 MOST_LINES = 40
 """Most cells that the terminal shows."""
-FEW = {1: "there is no spread to judge by", 2: "a difference must be 9 times its spread over seeds to count"}
+FEW = {
+    1: "there is no spread to judge by",
+    2: "a difference is significant only if it is 9 times its standard deviation over seeds",
+}
 """Numbers of seeds that are too few to compare cells, and why. With 2 seeds, the 95 % quantile t(1) is 12.7, and
 12.7/√2 is 9."""
 

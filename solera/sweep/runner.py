@@ -60,8 +60,8 @@ def run_all(
             runner.leave_none_behind()
     if clock.of_runs > 0:
         console.print(
-            f"the runs took {clock.of_runs:.0f} s, {clock.wall:.0f} s side by side: {clock.of_runs / clock.wall:.2f} "
-            "at a time"
+            f"{clock.of_runs:.0f} s of runs took {clock.wall:.0f} s: {clock.of_runs / clock.wall:.2f} side by side on "
+            "average"
         )
     return not interruption.wanted() and not runner.waiting and not runner.stopped
 

@@ -156,7 +156,10 @@ def format_of(codec: Codec, name: str | None = None, **template_kwargs: Any) -> 
         if name not in FORMATS:
             raise SoleraError(f"the format of tool calls is {name!r}; it must be one of {', '.join(FORMATS)}")
         return FORMATS[name]
-    shown = codec.chat_text([{"role": "user", "content": "?"}], [_PROBE], **template_kwargs)
+    try:
+        shown = codec.chat_text([{"role": "user", "content": "?"}], [_PROBE], **template_kwargs)
+    except SoleraError as error:
+        raise SoleraError(f"the first message of an agent {error}") from error
     if "tool_of_solera" not in shown:
         return FORMATS["text"]
     if "[AVAILABLE_TOOLS]" in shown:

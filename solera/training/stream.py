@@ -27,7 +27,7 @@ from typing import NamedTuple
 from solera.protocols import Engine, OrderedStore, SupplyState, Task
 from solera.records import Group, PolicyVersion, Prompt, Sampling
 from solera.tasks.company import Company
-from solera.tasks.episodes import Attempted, Guard, attempt
+from solera.tasks.episodes import Attempted, Guard, all_or_first_error, attempt
 from solera.tasks.event_loop import EventLoop
 from solera.training.supply import ROUNDS, Outcomes, attempt_seeds, grading_metrics, stored
 
@@ -293,7 +293,7 @@ class Stream:
         try:
             prompt, company = self.task.prompt(number), Company()
             attempts += [self._attempt(prompt, seed, company, member) for member, seed in enumerate(seeds)]
-            attempted = [await each for each in attempts]
+            attempted = await all_or_first_error(attempts)
         except BaseException as error:
             for each in attempts:
                 each.cancel()

@@ -224,5 +224,5 @@ def test_the_first_run_is_alone_to_measure_the_gain(tmp_path):
     assert [pace["steps"] for pace in paces] == [4, 4, 4]
     assert paces[0]["active"] == 1
     assert all(1 < pace["active"] <= 2 for pace in paces[1:])
-    assert re.search(r"the runs took \d+ s, \d+ s side by side: 1\.\d\d at a time", done.stdout)
+    assert re.search(r"\d+ s of runs took \d+ s: 1\.\d\d side by side on average", done.stdout)
     assert re.search(r"gain of [12]\.\d active runs: \d+\.\d\d times the batches per second of", done.stdout)

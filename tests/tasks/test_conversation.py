@@ -194,9 +194,7 @@ def test_arguments_of_the_template_are_passed_on():
     talk, script, tokenizer = chat("qwen3", "a", enable_thinking=False)
     asyncio.run(talk.say())
     assert seen(script, tokenizer)[0].endswith("</think>\n\n")
-    with pytest.raises(
-        SoleraError, match="the conversation is refused by the model's chat template: Conv"
-    ):
+    with pytest.raises(SoleraError, match="the conversation is refused by the model's chat template: Conv"):
         asyncio.run(chat("gemma3", "a", messages=[{"role": "assistant", "content": "a"}])[0].say())
     with pytest.raises(SoleraError, match="a chat message must be a dictionary with a role"):
         chat("gemma3", "a", messages=["hello"])
