@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import dataclasses
 import io
+import re
 import shlex
 import shutil
 import sys
@@ -110,7 +111,9 @@ def _refuse(default: Any, arguments: list[str], command: str, flags: Any, first:
             f"unexpected argument {file}; the file comes first: {corrected} (see solera {command} --help)"
         )
     if wrong := complaint(default, arguments, flags):
-        raise SoleraError(f"{wrong} (see solera {command} --help)")
+        elsewhere = command == "train" and re.fullmatch(r"unknown option \S+", wrong)
+        names = "; docs/coming-from.md has the options of TRL, verl and others" if elsewhere else ""
+        raise SoleraError(f"{wrong} (see solera {command} --help{names})")
 
 
 class Capture(io.StringIO):

@@ -43,8 +43,11 @@ def run(arguments: list[str]) -> int:
 
     from solera import config as configuration
 
-    if any(argument.partition("=")[0] == "--resume" for argument in arguments):
+    named = {argument.partition("=")[0] for argument in arguments}
+    if "--resume" in named:
         return _resume(arguments)
+    if "--from" in named:
+        raise SoleraError("--from needs --resume FOLDER (see solera train --help)")
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
     if file and file.suffix.lower() in DATA:
         command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])

@@ -155,6 +155,12 @@ def parses(default, arguments: list[str]) -> bool:
         (["train", "--sync.temperature", "1"], "unknown option --sync.temperature; sync has rule, period, metric, "),
         (["train", "--runn.seed", "1"], "unknown option --runn.seed; did you mean --run.seed?"),
         (["train", "--run", "1"], "unknown option --run; run has name, root, steps, "),
+        (
+            ["train", "--use_vllm", "True"],
+            "--use_vllm (see solera train --help; docs/coming-from.md has the",
+        ),
+        (["eval", "embedded", "--use_vllm", "1"], "unknown option --use_vllm (see solera eval --help)"),
+        (["train", "--from", "40"], "--from needs --resume FOLDER (see solera train --help)"),
         (["train", "--learn.max_steps", "9"], "unknown option --learn.max_steps; did you mean --run.steps?"),
         (["train", "--run.name", "-x"], "--run.name takes one value, but none was given"),
         (["train", "a.toml", "b.toml"], "a.toml: cannot be read"),
