@@ -102,13 +102,14 @@ def _rec_rows() -> Iterator[tuple[str, ObjectiveSpec]]:
     clips = {
         "oneside": ("one_side", "a token counts until its ratio passes the bound in the direction of its advantage"),
         "twoside": ("two_side", "a token counts while its ratio is within both bounds"),
-        "ring": ("ring", "like twoside; a token far outside counts again if the update pulls it back"),
+        "ring": ("ring", "like twoside, and a token far outside counts again if the update pulls it back"),
     }
     for wide, (name, (clip, meaning)), (suffix, weight) in product(
         (False, True), clips.items(), (("is", "importance"), ("nois", "none"))
     ):
         edges = WIDE_RING if wide else RING  # the ring bounds have an effect only with clip = ring
-        use = "for old data: clips less, so it learns faster than the narrow clip" if wide else meaning
+        narrow = f"{meaning}, {'weighted by the ratio' if suffix == 'is' else 'unweighted'}"
+        use = f"rec_{name}_{suffix} for old data: clips less, and so learns faster" if wide else narrow
         yield f"rec_{name}_{suffix}{'_wide' if wide else ''}", ObjectiveSpec(
             "rec", "mean", "token_mean", f"−sg({'ρ·' if weight == 'importance' else ''}M)·A·ℓ, M: {clip} clip", use,
             YAO, {"clip": clip, "weight": weight, **edges},
