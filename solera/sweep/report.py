@@ -96,11 +96,13 @@ def blocks(results: Results) -> list[Block]:
 
 
 def state_words(results: Results) -> str:
-    """How many runs there are, how many did not finish, and whether there are too few seeds to compare."""
+    """How many runs there are, how many did not finish, and whether comparisons can be trusted."""
     counts = Counter[str](result.state for result in results.runs)
     words = {"failed": "failed", "unfinished": "stopped before the end", "new": "not started"}
     others = [f"{counts[state]} {does}" for state, does in words.items() if counts[state]]
     told = "; ".join([f"{counts['finished']} of {counted(len(results.runs), 'run')} finished", *others]) + "."
+    if 1 < counts["finished"] < len(results.runs):
+        told += " Comparisons may change until all are finished."
     seeds = len(results.plan.seeds)
     if seeds not in FEW:
         return told

@@ -168,7 +168,9 @@ def test_only_common_finished_seeds_are_compared(plan):
     assert [(r.run.name, r.state) for r in found.runs if r.measures is None] == [
         ("grpo+v1-s0", "unfinished"), ("rloo+v1-s2", "failed"),
     ]  # fmt: skip
-    assert report.state_words(found) == "16 of 18 runs finished; 1 failed; 1 stopped before the end."
+    assert report.state_words(found) == (
+        "16 of 18 runs finished; 1 failed; 1 stopped before the end. Comparisons may change until all are finished."
+    )
     page = report.write(found)
     assert "&lt;b&gt;no | reward&lt;/b&gt;" in page.read_text()
     assert r"\<b\>no \| reward\</b\>" in (plan.folder / "report.md").read_text()
