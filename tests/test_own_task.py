@@ -232,6 +232,13 @@ def test_a_mistake_on_the_command_line_is_one_line(folder, arguments, says):
     assert not (folder / "runs").exists()
 
 
+def test_an_error_in_an_environment_names_its_own_line(folder):
+    source = "class Box:\n def reset(self):\n  raise RuntimeError('no boxes today')\n def reward(self): return 1.0\n"
+    (folder / "box.py").write_text(source)
+    done = command("train", "--task", "env:box.py:Box", "--model", "embedded_agent", cwd=folder)
+    assert "raised RuntimeError: no boxes today (box.py, line 3)" in done.stderr
+
+
 def test_a_wrong_value_in_a_file_is_named_with_its_line(folder):
     (folder / "bad.toml").write_text('[collect]\nerrors = "ignore"\n')
     done = command("train", "bad.toml", cwd=folder)

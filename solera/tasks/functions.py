@@ -16,6 +16,9 @@ from solera.config import alike
 from solera.errors import SoleraError, one_line
 from solera.tasks.graders import GRADERS, JUDGED, is_grader
 
+SOLERA = Path(__file__).parents[1]
+"""Folder of the package."""
+
 GIVEN = frozenset(("prompts", "completions", "completion_ids"))
 """What a function with TRL's signature gets besides the columns."""
 
@@ -182,7 +185,8 @@ def _binds(signature: inspect.Signature, count: int) -> bool:
 
 
 def where(error: BaseException, source: str) -> str:
-    """The line that raised: the last one in `source` in the traceback, else the last of all."""
+    """The line that raised: the last one in `source` in the traceback, else the last that is not of Solera."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).name == Path(source).name]
-    return "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in (own or frames)[-1:])
+    others = [frame for frame in frames if not Path(frame.filename).is_relative_to(SOLERA)]
+    own = [frame for frame in others if Path(frame.filename).name == Path(source).name]
+    return "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in (own or others or frames)[-1:])
