@@ -171,7 +171,8 @@ class Stream:
             numbers = [number for number, group in self._open.items() if group.stored and number not in ready]
             for number in numbers:
                 self._close(number)
-        self.store.leave_out(numbers)
+        if numbers:
+            self.store.leave_out(numbers)
         return len(numbers)
 
     def _close(self, number: int) -> None:
