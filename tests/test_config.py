@@ -93,7 +93,7 @@ def test_a_file_that_is_missing_or_no_toml_is_refused(tmp_path):
         ("learn", {"grad_clip": 0.0}, "use a value above 0"),
         ("run", {"gpu_memory": 0.0}, "must be above 0"),
         ("learn", {"betas": (0.9, 1.0)}, r"both must be in \[0, 1\)"),
-        ("learn", {"lr": 3.0}, "diverges above 1"),
+        ("learn", {"lr": 3.0}, "must be below 1, or AdamW diverges"),
         ("sync", {"rule": "never", "period": 5}, "sync.period has no effect with sync.rule = never"),
         ("sync", {"rule": "adaptive", "set_point": 0.1, "period": 5}, "no effect with sync.rule = adaptive"),
         ("sync", {"rule": "adaptive"}, "sync.set_point is unset"),
