@@ -11,8 +11,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from solera.engines.in_process import InProcessEngine
+from solera.errors import SoleraError
 from solera.models.language_model import LanguageModel
+from solera.models.loading import load_reader
 from solera.records import Prompt, Reward, Sampling
+from solera.tasks.agent import Agent
 from solera.tasks.conversation import Conversation
 from solera.tasks.episodes import attempt_all
 from solera.tasks.tool_calls import Call
@@ -135,6 +138,14 @@ def folder(tmp_path) -> Path:
 
 def rows(folder: Path, name: str = "x") -> list[dict]:
     return [json.loads(line) for line in (folder / f"runs/{name}/metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_model_without_a_chat_template_is_refused_by_name():
+    codec = load_reader("embedded").codec
+    with pytest.raises(SoleraError, match=r"^an agent's prompt holds chat messages, but the model has no chat"):
+        Agent(codec)
+    with pytest.raises(SoleraError, match=r"^prompt 'sum' holds chat messages, but the model has no chat"):
+        Agent(codec, call_format="hermes").prompt("sum", "1+1")
 
 
 def test_tools_that_fail_in_every_way_do_not_stop_the_run(folder):

@@ -21,6 +21,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from solera import open_store
+from solera.cli import main
 from solera.config import DrawConfig, check, parse
 from solera.errors import SoleraError
 from solera.protocols import Supplied, SupplyState
@@ -470,3 +471,12 @@ def test_imported_rollouts_are_replayed_by_a_stream_and_make_its_own_no_older(tm
     assert max(first[r.id] - int(r.sequences[0].version_T[r.sequences[0].mask_T].min()) for r in own) <= 2
     assert {r.admission for r in own} == set(range(30))  # three new groups in each of ten batches, and none is lost
     assert sum(r.origin == "model:t" for _, r in trained) > 20
+
+
+@pytest.mark.parametrize(("mode", "told"), [("stream", True), ("lock_step", False)])
+def test_an_import_that_a_stream_does_not_train_on_says_so(tmp_path, capsys, mode, told):
+    folder = train(settings(tmp_path, "run", f'mode = "{mode}"', "sync = { period = 2 }", steps=1))
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text('{"prompt": "1+1=", "response": "2", "model": "t", "reward": 1.0}\n')
+    assert main(["data", "import", str(folder), str(answers)]) == 0
+    assert ("draw.policy = fresh does not train on imported rollouts" in capsys.readouterr().out) == told

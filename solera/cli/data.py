@@ -188,6 +188,8 @@ def _import(chosen: Namespace) -> int:
     revised = counted(done.rewards, "reward")
     left = f", {done.held_out} skipped because they answer held-out problems" if done.held_out else ""
     print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} already known, {revised} updated{left}")
+    if done.rollouts and config.collect.mode == "stream" and config.draw.policy == "fresh":
+        print("note: while streaming, draw.policy = fresh does not train on imported rollouts (docs/store.md)")
     return _tell_bad(done.complaints, chosen.skip_bad)
 
 

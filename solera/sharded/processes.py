@@ -107,10 +107,10 @@ def _end(processes: Sequence[Any]) -> None:
 def limit(connection: Connection, seconds: float) -> None:
     """Let reads and writes fail with a `BlockingIOError` if the other end does nothing for so long: a stopped process
     keeps its connection open, and what it does not read fills the connection's buffer."""
-    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+    packed = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     with socket.socket(fileno=os.dup(connection.fileno())) as other:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            other.setsockopt(socket.SOL_SOCKET, option, limit)
+            other.setsockopt(socket.SOL_SOCKET, option, packed)
 
 
 def send(connection: Connection, reply: Reply) -> None:

@@ -159,7 +159,7 @@ def format_of(codec: Codec, name: str | None = None, **template_kwargs: Any) -> 
     try:
         shown = codec.chat_text([{"role": "user", "content": "?"}], [_PROBE], **template_kwargs)
     except SoleraError as error:
-        raise SoleraError(f"the first message of an agent {error}") from error
+        raise SoleraError(f"an agent's prompt {error}") from error
     if "tool_of_solera" not in shown:
         return FORMATS["text"]
     if "[AVAILABLE_TOOLS]" in shown:
