@@ -42,7 +42,7 @@ def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tens
 
 def attention() -> None:
     """Groups with one prompt, prompts of no length, responses that have just begun, odd sizes of heads; texts of many
-    pages in segments that lie anywhere. Three tokens: the last sees the keys of those before."""
+    pages in segments that lie anywhere. Three tokens: the last sees the keys of those before. One row has ended."""
     from solera.engines import kernels
 
     shapes = (
@@ -58,6 +58,7 @@ def attention() -> None:
         contents = [torch.randn(2, length, heads, dim) for length in texts]
         steps = [torch.randn(3, rows, heads * group, dim) for _ in range(3)]
         length = torch.tensor([prompts[p] for p in prompt_of])
+        alive = (torch.arange(rows) != 1).long()
         outs = []
         for in_one in (True, False):
             pages, pages_of = paged(sizes, in_one, texts)
@@ -78,9 +79,11 @@ def attention() -> None:
             attend = attend_pages if in_one else kernels.decode_attention
             for step, (query, both, _) in enumerate(steps):
                 key, value = both[:, :heads], torch.cat([both, both[:, :heads]], 1)[:, -heads:]
-                outs.append(
-                    attend(query, key, value, *pages.pools[1], table, length, torch.tensor(written) + step, 0.125)
-                )
+                plan = table, length, torch.tensor(written) + step, alive
+                out = attend(query, key, value, *pages.pools[1], *plan, 0.125)
+                outs.append(out[alive > 0])
+                if not in_one:  # a row that has ended reads no key but the new one
+                    torch.testing.assert_close(out[alive == 0], value[alive == 0].repeat_interleave(group, 1))
         torch.testing.assert_close(torch.stack(outs[3:]), torch.stack(outs[:3]), atol=2e-6, rtol=0)
 
 
@@ -293,7 +296,7 @@ def layers() -> None:
             for step in range(3):
                 token, plan = (
                     torch.arange(rows) * 3 + step,
-                    Decoding(table, length, torch.full((rows,), step)),
+                    Decoding(table, length, torch.full((rows,), step), torch.ones(rows, dtype=torch.long)),
                 )
                 if run == model.hidden:
                     state = model.hidden(token[:, None], (length + step)[:, None], plan=plan)[:, -1]

@@ -38,7 +38,7 @@ def compile(kernel, types, constants, **options):
     triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32), options=options)
 
 heads = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": 128, "UNIT": 128 * 3 * 64}
-rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length")} | {"page_row": "i32"}
+rows = {name: "*i64" for name in ("page_ptr", "prompt_length", "response_length", "alive_ptr")} | {"page_row": "i32"}
 for number in ("fp16", "bf16", "fp32"):
     types = {"*": f"*{number}", "scale": "fp32", "epsilon": "fp32", **rows}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
@@ -92,7 +92,7 @@ def programs(few):
     options = _key_blocks(few, torch.empty(1, PAGE, 3, 64, dtype=torch.float16))
     sizes = {"HEADS": 3, "GROUP": 3, "TILE": 16, "DIM": 64, "WIDTH": 64, "PAGE": PAGE, "UNIT": PAGE * 3 * 64}
     constants = sizes | {"BLOCK": options.pop("BLOCK"), "PRECISION": "tf32", "ROTATE": True, "NORM": False}
-    types = dict.fromkeys(("page_ptr", "prompt_length", "response_length"), "*i64")
+    types = dict.fromkeys(("page_ptr", "prompt_length", "response_length", "alive_ptr"), "*i64")
     types |= {"scale": "fp32", "epsilon": "fp32", "page_row": "i32"}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"} | dict.fromkeys(constants, "constexpr")
     signature = {name: types.get(name, "*fp16") for name in kernel.arg_names}

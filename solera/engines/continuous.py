@@ -261,7 +261,7 @@ class ContinuousDecoder:
     def step(self, memory: Memory, rows: int, kind: Kind) -> None:
         """One token for each of the first `rows` rows; those that ended go on unseen, at their own place."""
         table = RowTable(*memory.row_table[:, :rows])
-        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step)
+        plan = Decoding(memory.page_table[:rows], table.prompt_length, table.step, table.alive)
         logits_SV = self.model.logits(self._hidden(table, plan))
         temperature, top_p = kind
         if logits_SV.is_cuda and temperature > 0 and top_p == 1:

@@ -118,7 +118,7 @@ def _decode(
     )
     return kernels.decode_attention(
         query_SHD, key_SHD, value_SHD, attention.pool_key, attention.pool_value,
-        plan.page_SP, plan.prompt_length_S, plan.response_length_S, attention.scaling,
+        plan.page_SP, plan.prompt_length_S, plan.response_length_S, plan.alive_S, attention.scaling,
         _rotation(attention, *rotation), dtype,
     )  # fmt: skip
 

@@ -48,7 +48,7 @@ def _see(query, keys, values, seen, scale, best, total, acc, PRECISION: tl.const
 @triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
-    page_ptr, page_row, prompt_length, response_length, scale,
+    page_ptr, page_row, prompt_length, response_length, alive_ptr, scale,
     cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, UNIT: tl.constexpr,
@@ -57,7 +57,8 @@ def _decode_attention(
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
     The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
-    in one page or in two that follow each other in the table: a page holds whole blocks of a prompt.
+    in one page or in two that follow each other in the table: a page holds whole blocks of a prompt. A row that has
+    ended reads no keys: nobody reads what it gets.
 
     The numbers of the next block's pages are loaded a block ahead, outside of Triton's pipeline of keys. In it, they
     would take the shared memory of one program in twelve, and 512 rows with three heads would not run all at once.
@@ -94,7 +95,7 @@ def _decode_attention(
     total = tl.full([TILE], 1.0, tl.float32)
     acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
     b = tl.arange(0, BLOCK)
-    for first in range(0, length, BLOCK):
+    for first in range(0, tl.where(tl.load(alive_ptr + row) > 0, length, 0), BLOCK):
         inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
         cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
         where = tl.where(
@@ -131,10 +132,11 @@ class Rotation(NamedTuple):
 
 def decode_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, pool_key: Tensor, pool_value: Tensor,
-    page_SP: Tensor, prompt_length_S: Tensor, response_length_S: Tensor, scale: float,
+    page_SP: Tensor, prompt_length_S: Tensor, response_length_S: Tensor, alive_S: Tensor, scale: float,
     rotation: Rotation | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """Write each row's new key and value after its response, and attend to its prompt and response.
+    """Write each row's new key and value after its response, and attend to its prompt and response. Rows that are not
+    alive get numbers that mean nothing.
 
     The table of pages has a column more than any row needs: the kernel reads the number after a page's.
 
@@ -149,7 +151,7 @@ def decode_attention(
     _decode_attention[(heads, rows)](
         query_SHD, key_SHD, value_SHD, query_SHD.stride(0), key_SHD.stride(0), value_SHD.stride(0),
         pool_key, pool_value, out_SHD,
-        page_SP, page_SP.stride(0), prompt_length_S, response_length_S, scale,
+        page_SP, page_SP.stride(0), prompt_length_S, response_length_S, alive_S, scale,
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
         HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),

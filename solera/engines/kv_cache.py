@@ -25,14 +25,17 @@ def attend_pages(
     page_SP: Tensor,
     prompt_length_S: Tensor,
     response_length_S: Tensor,
+    alive_S: Tensor,
     scale: float,
 ) -> Tensor:
-    """Write each row's new key and value behind its response, and attend to its prompt and response. `[S, heads, D]`"""
+    """Write each row's new key and value behind its response, and attend to its prompt and response. `[S, heads, D]`
+    Rows that are not alive get numbers that mean nothing."""
     lengths = prompt_length_S, response_length_S
     if query_SHD.is_cuda:
         from solera.engines import kernels  # triton is there only where a GPU is
 
-        return kernels.decode_attention(query_SHD, key_SHD, value_SHD, pool_key, pool_value, page_SP, *lengths, scale)
+        pools = pool_key, pool_value
+        return kernels.decode_attention(query_SHD, key_SHD, value_SHD, *pools, page_SP, *lengths, alive_S, scale)
     page_SK, at_SK, real_SK = _places(page_SP, *lengths, pool_key.shape[1])
     new_S1 = (prompt_length_S + response_length_S)[:, None]
     new = page_SK.gather(1, new_S1)[:, 0], at_SK.gather(1, new_S1)[:, 0]
@@ -68,11 +71,13 @@ class Decoding:
     page_SP: Tensor
     prompt_length_S: Tensor
     response_length_S: Tensor
+    alive_S: Tensor
+    """1 for a row that goes on. What others get is never read."""
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         out_SHD = attend_pages(
             query[:, :, 0].contiguous(), key[:, :, 0].contiguous(), value[:, :, 0], module.pool_key, module.pool_value,
-            self.page_SP, self.prompt_length_S, self.response_length_S, scale,
+            self.page_SP, self.prompt_length_S, self.response_length_S, self.alive_S, scale,
         )  # fmt: skip
         return out_SHD[:, None]
 

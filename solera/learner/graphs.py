@@ -152,14 +152,14 @@ class Pass:
         written = [self.grad_embedded_RLH, *self.shared.grads]
         return [grad.clone() if given else None for grad, given in zip(written, self.given, strict=True)]
 
-    def record(self, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Record both graphs with the static inputs as they are. The steps run before, so that nothing is compiled and
-        no workspace is taken while recording. Afterwards no tensor is kept in the pool: the next recording may use all
-        of it."""
+    def record(self, stream: torch.cuda.Stream, pool: Any, warm_up: int) -> None:
+        """Record both graphs with the static inputs as they are. The steps run `warm_up` times before, so that nothing
+        is compiled and no workspace is taken while recording. Afterwards no tensor is kept in the pool: the next
+        recording may use all of it."""
         here = torch.cuda.current_stream(self.embedded_RLH.device)
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
-            for _ in range(2):
+            for _ in range(warm_up):
                 self._forward()
                 self._backward()
         here.wait_stream(stream)
@@ -246,5 +246,5 @@ class RecordedBody:
         one = Pass(self._shared, micro)
         one.embedded_RLH.copy_(self._shared.model.embed(micro.token_RL))
         if self._place is not None:
-            one.record(*self._place)
+            one.record(*self._place, warm_up=1 if self.passes else 2)
         return one
