@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from solera.config import CollectConfig, Config, DiagnoseConfig, EvaluateConfig, RunConfig
+from solera.config import CollectConfig, Config, DiagnoseConfig, EvaluateConfig, RunConfig, with_settings
 from solera.models import loading
 from solera.records import PROBE
 from solera.run.build import build_loop
@@ -16,6 +16,8 @@ from solera.run.task import build_task
 from solera.store.ledger import Ledger
 from solera.sync.rules import SyncState
 from solera.training.loop import Loop
+from solera.training.step_metrics import StepMetrics
+from tests.command import solera
 from tests.sweep.test_student import integrated
 
 
@@ -24,14 +26,19 @@ class Nowhere:
 
 
 @pytest.fixture
-def parts(tmp_path):
+def settings():
+    """Other settings of the loop."""
+    return {}
+
+
+@pytest.fixture
+def parts(tmp_path, settings):
     """A loop with weights delivered and a probe of five prompts, judged at every step; and what it says."""
-    config = resolved(
-        Config(
-            run=RunConfig(steps=6, device="cpu"), collect=CollectConfig(prompts=4, group_size=6),
-            evaluate=EvaluateConfig(problems=30), diagnose=DiagnoseConfig(probe_prompts=5, every=1, probe_group=6),
-        )
+    config = Config(
+        run=RunConfig(steps=6, device="cpu"), collect=CollectConfig(prompts=4, group_size=6),
+        evaluate=EvaluateConfig(problems=30), diagnose=DiagnoseConfig(probe_prompts=5, every=1, probe_group=6),
     )  # fmt: skip
+    config = resolved(with_settings(config, settings, "settings"))
     model, codec = loading.load("embedded", torch.device("cpu"))
     store, said = Ledger(tmp_path / "store.db"), list[str]()
     parts = Parts(config, model, codec, build_task(config, codec), torch.float32, say=said.append)
@@ -148,6 +155,41 @@ def test_a_policy_that_the_probe_does_not_cover_is_said_once(parts):
     assert len(said) == 1 and "weights on the probe average 0." in said[0]
 
 
+@pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=3")], ids=["stream"])
+def test_a_learner_that_streams_does_not_wait_for_its_probe(parts):
+    """It scores the responses with the weights that wrote them, which it no longer has, and keeps its own."""
+    loop, _ = parts
+    model = loop.learner.model.parameters()
+    assert loop.probe.renew(SyncState()) == {}
+    alpha = {name: parameter.detach().clone() for name, parameter in model.items()}
+    move(loop, 0.02)
+    moved = {name: parameter.detach().clone() for name, parameter in model.items()}
+    proximal = loop.probe.score(0)
+    assert all(torch.equal(parameter, moved[name]) for name, parameter in model.items())
+    np.testing.assert_allclose(proximal.logp_T, np.concatenate(token_logp(loop)), atol=1e-5)
+    loop.learner.model.module.load_state_dict(alpha, strict=False)
+    as_alpha = np.concatenate(token_logp(loop))
+    np.testing.assert_allclose(loop.probe.state()["alpha_logp_T"], as_alpha, atol=1e-5)
+    assert np.abs(as_alpha - proximal.logp_T).max() > 0.01
+    assert loop.probe.judge(proximal)["tokens/probe"] == len(as_alpha)
+
+
+@pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=3")], ids=["stream"])
+def test_a_probe_under_way_is_complete_before_a_checkpoint_and_before_the_next_sync(parts):
+    loop, _ = parts
+    loop.probe.renew(SyncState())
+    loop.save(SyncState(), None)
+    assert len(loop.probe.state()["ids"]) == 30
+    move(loop, 0.02)
+    loop.probe.renew(SyncState())
+    move(loop, 0.02)
+    held = loop.engine.version
+    loop.synced(SyncState(count=1, engine_version=held, due=True), StepMetrics())
+    assert loop.engine.version > held
+    probe = [r for r in loop.store.fetch(list(range(31, 61))) if r.origin == PROBE]
+    assert len(probe) == 30 and {span.version for r in probe for span in r.sequences[0].spans} == {held}
+
+
 def test_one_step_in_every_block_is_judged_and_its_place_changes(parts):
     probe = parts[0].probe
     probe.every = 7
@@ -189,6 +231,17 @@ def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(sho
     written = [row["step"] for row in result.metrics if "tokens/probe" in row]
     assert len(judged) == 3
     assert written == sorted({0, *judged})  # the first sync cannot know when the next one comes
+
+
+def test_a_streaming_run_judges_the_same_steps_and_its_account_balances(short_run):
+    result = short_run(
+        """run = { steps = 24 }\ncollect = { mode = "stream" }\nsync = { period = 4 }
+           diagnose = { every = 6, probe_prompts = 6 }\ncheckpoint = { every = 5 }"""
+    )
+    judged = [row for row in result.metrics if "improvement/state" in row]
+    assert [row["step"] // 6 for row in judged] == [0, 1, 2, 3]
+    assert all(0.5 < row["improvement/mean_w"] < 1.5 and row["probe/ess"] > 0.3 for row in judged)
+    assert solera("data", "verify", result.folder.resolve(), "--held-out").returncode == 0
 
 
 @pytest.mark.parametrize(("metric", "set_point"), [("tv_sequence", 0.05), ("kl", 0.03), ("ess", 0.95)])

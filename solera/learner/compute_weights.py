@@ -6,7 +6,7 @@ masters' values. With `learn.memory = "lean"` there is one set of weights, in bf
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -113,6 +113,28 @@ class ComputeWeights:
         """Copy the masters' values."""
         if self.separate:
             torch._foreach_copy_(self._to, self._from)
+
+    @property
+    def can_hold(self) -> bool:
+        """Whether there is room to compute with other values for a while."""
+        return self.separate or self.model.device.type == "cpu"
+
+    @contextmanager
+    def holding(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+        """Compute with these values meanwhile. The masters keep their own; if they compute themselves, a copy does."""
+        own = self.model.parameters()
+        kept = {} if self.separate else {name: tensor.detach().clone() for name, tensor in own.items()}
+        try:
+            self._set(own, tensors)
+            yield
+        finally:
+            self._set(own, kept.items())
+            self.follow()
+
+    @torch.no_grad()
+    def _set(self, own: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in tensors:
+            own[name].copy_(tensor)
 
     @torch.no_grad()
     def pass_on_gradients(self, scale: float) -> None:

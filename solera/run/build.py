@@ -4,7 +4,7 @@ import dataclasses
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from solera import config as configuration
 from solera import protocols
+from solera.batch import Scored
 from solera.config import Config, DiagnoseConfig, DrawConfig, new_per_batch, staleness_of
 from solera.diagnosis.mismatch import Mismatch
 from solera.engines.absent import NoEngine
@@ -31,7 +32,7 @@ from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective
 from solera.protocols import Engine, OrderedStore, Sink, Supply, Task
-from solera.records import Prompt, Sampling
+from solera.records import Prompt, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
@@ -109,6 +110,7 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
         probe=Probe(
             _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,
             sampling=sampling, seed=config.run.seed, say=parts.say, guard=guard, events=events,
+            score_as_engine=_scores_as_engine(parts, learner, engine),
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
@@ -268,6 +270,18 @@ def _rule(parts: Parts) -> SyncRule:
         return never
     rule = parts.own.rule or sync_rule(parts.config.sync, parts.say)
     return within(rule, staleness_of(parts.config)) if parts.config.collect.mode == "stream" else rule
+
+
+def _scores_as_engine(
+    parts: Parts, learner: Learner | ShardedLearner, engine: Engine
+) -> Callable[[Sequence[Rollout]], Scored] | None:
+    """Scores responses as a learner with the engine's weights would, if that is possible while one learns and the other
+    generates: in the same process."""
+    if parts.config.collect.mode == "lock_step" or not _overlaps(parts):
+        return None
+    if not (isinstance(learner, Learner) and isinstance(engine, InProcessEngine) and learner.compute_weights.can_hold):
+        return None
+    return lambda rollouts: learner.score_under(engine.weights(), rollouts)
 
 
 def _diagnosed(parts: Parts) -> DiagnoseConfig:

@@ -99,6 +99,7 @@ class Loop:
                 return False
         if self.evaluator.on_engine:
             sync = self.synced(sync, StepMetrics())
+        self.probe.finish()
         final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
             self.save(sync, final["eval/pass@1"])
@@ -111,6 +112,8 @@ class Loop:
         """Send the learner's weights to the engine if that is due."""
         if not sync.due:
             return sync
+        with metrics.timed("diagnose"):
+            self.probe.finish()  # one version writes all of it
         with metrics.timed("sync"):
             metrics.add(self.delivery.deliver())
         with metrics.timed("diagnose"):
@@ -119,6 +122,7 @@ class Loop:
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""
+        self.probe.finish()
         learner, supply = self.learner, self.supply.state()
         state = RunState(
             learner.lineage, learner.version, sync, supply.position, self.store.watermark(), accuracy,

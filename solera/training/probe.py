@@ -18,8 +18,8 @@ from solera.protocols import Engine, Learner, Store, Task
 from solera.records import PROBE, Prompt, Rollout, Sampling
 from solera.streams import stream_seed
 from solera.sync.rules import SyncState
-from solera.tasks.episodes import STOP, Guard, attempt_all, rollouts_of
-from solera.tasks.event_loop import EventLoop
+from solera.tasks.episodes import STOP, Attempted, Guard, episodes, rollouts_of
+from solera.tasks.event_loop import Begun, EventLoop
 
 TOKEN_ORDER = "rollouts"
 """Order of the tokens in a checkpoint's probe. In older checkpoints the order depended on micro-batches."""
@@ -28,8 +28,12 @@ TOKEN_ORDER = "rollouts"
 class Probe:
     """One group for each of some held-out prompts, generated right after a sync, with the weights of the learner.
 
-    The learner scores them at that moment: that is `log α` of every later comparison, so no error of the engine's
-    arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the next sync.
+    The learner scores them with the same weights: that is `log α` of every later comparison, so no error of the
+    engine's arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the
+    next sync.
+
+    The learner waits for the responses. But if `score_as_engine` can score them with the engine's weights, it waits only
+    when the first step is judged, or before the engine gets other weights.
     """
 
     def __init__(
@@ -46,8 +50,10 @@ class Probe:
         say: Callable[[str], None],
         guard: Guard = STOP,
         events: EventLoop | None = None,
+        score_as_engine: Callable[[Sequence[Rollout]], Scored] | None = None,
     ) -> None:
         self.events = events or EventLoop()
+        self.score_as_engine = score_as_engine
         self.guard = guard
         self.task = task
         self.engine = engine
@@ -61,6 +67,11 @@ class Probe:
         self.seed = seed
         self.say = say
         self._warned = False
+        self._begun: Begun[list[Attempted]] | None = None
+        """Responses under way."""
+        self._alpha_version = 0
+        """The engine's, when they were begun."""
+        self._metrics: dict[str, float] = {}
         self._rollouts: tuple[Rollout, ...] = ()
         self._alpha_logp_T: FloatArray = np.zeros(0, np.float32)
         self._latest: tuple[int, Scored] | None = None
@@ -73,7 +84,7 @@ class Probe:
         return step % self.every == stream_seed(self.seed, step // self.every, 2) % self.every
 
     def renew(self, sync: SyncState) -> dict[str, float]:
-        """Generate a new probe after a sync. `sync` is the state before it."""
+        """Begin a new probe after a sync. `sync` is the state before it."""
         self._rollouts, self._latest = (), None
         now = self.learner.version
         expected = range(now, 2 * now - sync.engine_version) if sync.count else range(now, now + self.every)
@@ -85,25 +96,50 @@ class Probe:
             for number, prompt in enumerate(chosen)
             for member in range(self.group_size)
         ]
-        attempted = attempt_all(
-            self.task, self.engine, attempts, self.sampling, None, self.guard, events=self.events
-        )  # fmt: skip
-        written = rollouts_of(attempted)
-        marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in written]
+        self._alpha_version = now
+        self._begun = self.events.begin(
+            episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
+        )
+        if self.score_as_engine is None:
+            self.finish()
+        return self._take_metrics()
+
+    def finish(self) -> None:
+        """Wait for the responses of a probe that was begun. Store and score them."""
+        if self._begun is None:
+            return
+        begun, self._begun = self._begun, None
+        attempted = begun.result()
+        self.guard.tell(attempted)
+        marked = [dataclasses.replace(rollout, origin=PROBE) for rollout in rollouts_of(attempted)]
         ids = self.store.add_at_once(marked)
         self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])
         if self._rollouts:
-            self._alpha_logp_T = self._score().logp_T
-        return {"tokens/probe": sum(rollout.length for rollout in marked)}
+            self._alpha_logp_T = self._score_as_alpha().logp_T
+        self._metrics = {"tokens/probe": sum(rollout.length for rollout in marked)}
+
+    def _score_as_alpha(self) -> Scored:
+        if self.learner.version == self._alpha_version:
+            return self._score()
+        assert self.score_as_engine is not None
+        return self.score_as_engine(self._rollouts)
+
+    def _take_metrics(self) -> dict[str, float]:
+        metrics, self._metrics = self._metrics, {}
+        return metrics
 
     def score(self, step: int) -> Scored | None:
         """Score the probe before this step's update. `None` if the step is not judged."""
-        return self._score() if self._rollouts and self.due(step) else None
+        if not self.due(step):
+            return None
+        self.finish()
+        return self._score() if self._rollouts else None
 
     def judge(self, proximal: Scored | None) -> dict[str, float]:
         """Estimate what the update did, and how far the policy now is from α."""
+        metrics = self._take_metrics()
         if proximal is None:
-            return {}
+            return metrics
         scored = self._score()
         ratios = LogRatios(scored.logp_T - self._alpha_logp_T, scored.response_T, np.ones(len(self._rollouts)))
         found = estimate_improvement(
@@ -116,11 +152,11 @@ class Probe:
                 f"version {self.learner.version}: importance weights on the probe average {found.mean_w:.2f}, not 1: "
                 "the engine's policy hardly writes what the learner's would, so the improvement is a guess; sync sooner"
             )
-        metrics = {f"probe/{name}": value for name, value in ratios.divergences().items()}
+        metrics |= {f"probe/{name}": value for name, value in ratios.divergences().items()}
         return metrics | (found.metrics() if found else {})
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint. The responses themselves are in the store."""
+        """State for a checkpoint, of a probe that is finished. The responses themselves are in the store."""
         ids = [rollout.id for rollout in self._rollouts]
         return {"ids": ids, "alpha_logp_T": torch.from_numpy(self._alpha_logp_T), "order": TOKEN_ORDER}
 
