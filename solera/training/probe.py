@@ -32,8 +32,8 @@ class Probe:
     engine's arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the
     next sync.
 
-    The learner waits for the responses. But if `score_as_engine` can score them with the engine's weights, it waits only
-    when the first step is judged, or before the engine gets other weights.
+    The learner waits for the responses. But if `score_as_engine` can score them with the engine's weights, it waits
+    only when the first step is judged, or before the engine gets other weights.
     """
 
     def __init__(
