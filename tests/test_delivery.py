@@ -146,9 +146,12 @@ def delivery(
     engine: Faulty,
     retry: bool = False,
     said: list[str] | None = None,
+    goes_on: bool = False,
 ) -> Delivery:
+    """With `goes_on`, to a learner that goes on before the canary is there."""
     say = [].append if said is None else said.append
-    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say)
+    later = (lambda rollouts: learner.score_as(engine.engine.weights(), rollouts)) if goes_on else None
+    return Delivery(learner, engine, PROMPTS, SAMPLING, retry=retry, say=say, score_as_engine=later)
 
 
 FAULTS = {
@@ -185,6 +188,37 @@ def test_each_fault_is_caught_at_that_sync_and_named(learner, fault):
         deliver()
     assert isinstance(stopped.value, SoleraError)
     assert "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS | PARCEL_FAULTS)
+def test_each_fault_is_caught_although_the_learner_goes_on(learner, fault):
+    engine = Faulty(learner)
+    sender = delivery(learner, engine, goes_on=True)
+
+    def sync() -> None:
+        sender.deliver()
+        learn(learner, 1e-2)
+        sender.finish()
+
+    for _ in range(3):
+        sync()
+    engine.fault = fault
+    with pytest.raises(SyncFaultError, match=r"^sync of version 3: "):
+        sync()
+
+
+def test_a_canary_that_nobody_waited_for_is_scored_with_the_weights_that_wrote_it(learner):
+    """The learner has taken a large step meanwhile, and keeps what it learned."""
+    engine = Faulty(learner)
+    sender = delivery(learner, engine, goes_on=True)
+    for number in range(50):
+        assert "time/sync/proof" in sender.deliver() and not sender.is_proved
+        learn(learner, [1e-1, 1e-2, 1e-5, 0.0][number % 4])
+        learned = {name: tensor.clone() for name, tensor in learner.model.parameters().items()}
+        assert sender.finish()["time/sync/proof"] > 0 and sender.is_proved
+        assert all(torch.equal(tensor, learned[name]) for name, tensor in learner.model.parameters().items())
+    assert sender.finish() == {}
+    assert engine.generated == 50 * len(PROMPTS)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -285,6 +319,44 @@ def test_a_run_stops_or_goes_on_as_configured(short_run, monkeypatch):
     result = short_run('sync = { period = 2, on_fault = "retry" }', name="goes-on")
     assert calls == [0, 2, 2, 4]
     assert [row["sync/faults"] for row in result.metrics if "sync/faults" in row] == [0, 1, 0]
+
+
+def test_a_canary_stops_a_streaming_run_whose_learner_went_on(short_run, monkeypatch):
+    """The engine takes the weights, but writes with others: the canary tells."""
+    real, loaded = InProcessEngine.load, []
+
+    def load(self, weights, in_flight="drain"):
+        held = real(self, weights, in_flight)
+        loaded.append(held.version)
+        if len(loaded) == 2:  # after the digests: only who looks at what is written can know
+            monkeypatch.setattr(self.decoder, "model", self.model.copy(torch.float32))
+            for parameter in self.decoder.model.parameters().values():
+                parameter.data.mul_(1.5)
+        return held
+
+    monkeypatch.setattr(InProcessEngine, "load", load)
+    with pytest.raises(SyncFaultError, match=r"sync of version 3: the engine says it holds these weights but does not"):
+        short_run('run = { steps = 9 }\ncollect = { mode = "stream" }\nsync = { period = 3 }')
+    assert loaded == [0, 3]
+
+
+def test_a_streaming_run_learns_nothing_that_unproved_weights_wrote(short_run, monkeypatch):
+    deliver, update, current, seen = Delivery.deliver, Learner.update, list[Delivery](), set[tuple[bool, bool]]()
+
+    def delivering(self):
+        current[:] = [self]
+        return deliver(self)
+
+    def updating(self, batch):
+        spans = [span for rollout in batch.rollouts for text in rollout.sequences for span in text.spans]
+        (sender,) = current
+        seen.add((sender.is_proved, sender.engine.version in {span.version for span in spans}))
+        return update(self, batch)
+
+    monkeypatch.setattr(Delivery, "deliver", delivering)
+    monkeypatch.setattr(Learner, "update", updating)
+    short_run('run = { steps = 20 }\ncollect = { mode = "stream" }\nsync = { period = 2 }')
+    assert (False, False) in seen and (False, True) not in seen and (True, True) in seen
 
 
 def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):

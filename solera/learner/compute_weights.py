@@ -120,13 +120,13 @@ class ComputeWeights:
         return self.separate or self.model.device.type == "cpu"
 
     @contextmanager
-    def holding(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
+    def holding(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
         """Compute with these values meanwhile. The masters keep their own; if they compute themselves, a copy does."""
         own = self.model.parameters()
         kept = {} if self.separate else {name: tensor.detach().clone() for name, tensor in own.items()}
         try:
             self._set(own, tensors)
-            yield
+            yield own
         finally:
             self._set(own, kept.items())
             self.follow()

@@ -242,10 +242,11 @@ class Learner:
         order_T = torch.cat([micro.response_T for micro in micros]).argsort(stable=True)
         return Scored.of(rollouts, torch.cat(logps)[order_T].numpy())  # a response never spans two micro-batches
 
-    def score_under(self, weights: Weights, rollouts: Sequence[Rollout]) -> Scored:
-        """Score responses under other weights of the same model."""
-        with self.compute_weights.holding(weights.tensors):
-            return self.score(rollouts)
+    def score_as(self, weights: Weights, rollouts: Sequence[Rollout]) -> tuple[Scored, Manifest]:
+        """Score responses under other weights of the same model and type. Also returns with what they were scored."""
+        with self.compute_weights.holding(weights.tensors) as held:
+            scored = self.score(rollouts)
+            return scored, Manifest(weights.lineage, weights.version, describe(held.items()))
 
     def _prepare(self, portion: Portion) -> list[TrainingMicroBatch]:
         """This rank's micro-batches of one minibatch, watched responses included."""

@@ -32,7 +32,7 @@ from solera.models import loading
 from solera.models.language_model import LanguageModel
 from solera.objectives.objective import Objective
 from solera.protocols import Engine, OrderedStore, Sink, Supply, Task
-from solera.records import Prompt, Rollout, Sampling
+from solera.records import Manifest, Prompt, Rollout, Sampling
 from solera.report.console import Progressing
 from solera.report.shortage import Shortage
 from solera.report.sinks import JsonLines, TensorBoard, WeightsAndBiases
@@ -89,6 +89,12 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
     examined = dataclasses.replace(parts, model=_own_model(parts, learner))
     examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
     exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
+    delivery = Delivery(
+        learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
+        retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
+        in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
+        count=partial(counts.add, "canary"), score_as_engine=_scores_as_engine(parts, learner, engine),
+    )  # fmt: skip
     return Loop(
         steps=config.run.steps,
         collect=config.collect,
@@ -101,16 +107,11 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
         engine=engine,
         store=drawn_from,
         learner=learner,
-        delivery=Delivery(
-            learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
-            retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
-            in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
-            count=partial(counts.add, "canary"),
-        ),
+        delivery=delivery,
         probe=Probe(
             _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,
             sampling=sampling, seed=config.run.seed, say=parts.say, guard=guard, events=events,
-            score_as_engine=_scores_as_engine(parts, learner, engine),
+            score_as_sent=delivery.score if delivery.goes_on else None,
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),
@@ -274,14 +275,17 @@ def _rule(parts: Parts) -> SyncRule:
 
 def _scores_as_engine(
     parts: Parts, learner: Learner | ShardedLearner, engine: Engine
-) -> Callable[[Sequence[Rollout]], Scored] | None:
-    """Scores responses as a learner with the engine's weights would, if that is possible while one learns and the other
-    generates: in the same process."""
+) -> Callable[[Sequence[Rollout]], tuple[Scored, Manifest]] | None:
+    """Scores responses as a learner with the engine's weights would. Possible if both are in this process and compute
+    with the same type, and useful if one learns while the other generates."""
     if parts.config.collect.mode == "lock_step" or not _overlaps(parts):
         return None
-    if not (isinstance(learner, Learner) and isinstance(engine, InProcessEngine) and learner.compute_weights.can_hold):
+    if not (isinstance(learner, Learner) and isinstance(engine, InProcessEngine)):
         return None
-    return lambda rollouts: learner.score_under(engine.weights(), rollouts)
+    weights = learner.compute_weights
+    if not weights.can_hold or weights.model.module.dtype != engine.model.module.dtype:
+        return None
+    return lambda rollouts: learner.score_as(engine.weights(), rollouts)
 
 
 def _diagnosed(parts: Parts) -> DiagnoseConfig:

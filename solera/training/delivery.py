@@ -5,12 +5,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+from solera.batch import Scored
 from solera.config import InFlight
 from solera.protocols import Engine, Learner, Pooled, Writer
 from solera.records import Completion, Manifest, Prompt, Rollout, Sampling
 from solera.sync import proof
 from solera.sync.proof import Canary, SyncFaultError
-from solera.tasks.event_loop import EventLoop
+from solera.tasks.event_loop import Begun, EventLoop
 
 CANARY_TOKENS = 2
 """Tokens generated after each canary prompt: one directly from the prompt, one from the engine's cache."""
@@ -31,6 +32,11 @@ class Delivery:
 
     Where the engine has the learner's memory (`shared`) nothing is copied, what is compared is where it lies, and a
     canary comes only now and then.
+
+    `deliver` waits for the canary, which an engine writes only after it has computed the cache of what is in flight
+    again. But if `score_as_engine` can score with the engine's weights, the learner may go on, and `finish` waits. It
+    has to come before anything that the new weights wrote is used. Digests of what was scored with are compared with
+    those of what was sent, so this proves as much.
     """
 
     def __init__(
@@ -46,8 +52,10 @@ class Delivery:
         in_flight: InFlight = "drain",
         events: EventLoop | None = None,
         count: Callable[[int], None] = lambda tokens: None,
+        score_as_engine: Callable[[Sequence[Rollout]], tuple[Scored, Manifest]] | None = None,
     ) -> None:
         self.count = count
+        self.score_as_engine = score_as_engine
         self.events = events or EventLoop()
         self.learner = learner
         self.engine = engine
@@ -60,6 +68,8 @@ class Delivery:
         self._sent: Manifest | None = None
         self._canaries: dict[Writer, Canary] = {}
         """The last canary of each engine."""
+        self._begun: Begun[list[Completion]] | None = None
+        """A canary under way, of the weights that were sent last."""
         self._next_canary = -math.inf
         """Time from which the next canary is allowed."""
         self._proving = 0.0
@@ -71,6 +81,7 @@ class Delivery:
         `time/sync/proof` holds the seconds of the digests on both sides and of the canary. A learner that describes its
         weights while it gathers them needs no further time for its side.
         """
+        self.finish()
         self._proving, faults = 0.0, 0.0
         try:
             self._deliver()
@@ -82,6 +93,41 @@ class Delivery:
             self._deliver()
         return {"sync/faults": faults, "time/sync/proof": self._proving}
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the learner may go on before the proof is finished."""
+        return self.score_as_engine is not None
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scored:
+        """Score with the weights that were sent last, which the learner may no longer have."""
+        assert self._sent is not None
+        return self._score(rollouts, self._sent)
+
+    def _score(self, rollouts: Sequence[Rollout], sent: Manifest) -> Scored:
+        if self.learner.version == sent.version or self.score_as_engine is None:
+            return self.learner.score(rollouts)
+        scored, held = self.score_as_engine(rollouts)
+        if (wrong := proof.difference(sent, held, None)) is not None:
+            raise SyncFaultError(f"sync of version {sent.version}: {wrong}")
+        return scored
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether all checks of the last delivery are done."""
+        return self._begun is None
+
+    def finish(self) -> dict[str, float]:
+        """Wait for the canary of the last delivery if one is under way, and check it."""
+        if self._begun is None or self._sent is None:
+            return {}
+        start = time.perf_counter()
+        begun, self._begun = self._begun, None
+        fault = self._fault(self.engine, self._sent, None, begun.result())
+        if fault is not None:
+            raise SyncFaultError(fault)
+        self._proving += time.perf_counter() - start
+        return {"time/sync/proof": self._proving}
+
     def _deliver(self) -> None:
         dtype, before = self.engine.dtype, self.engine.work
         held = self.engine.load(self.learner.weights(dtype), self.in_flight)
@@ -90,7 +136,9 @@ class Delivery:
         sent = self.learner.manifest(dtype, self.shared)
         self._proving += time.perf_counter() - start
         wrong = proof.difference(sent, held, self._sent)
-        if wrong is not None or time.perf_counter() >= self._next_canary:
+        if wrong is None and self.score_as_engine is not None and not self.retry:
+            self._begun = self.events.begin(self._write(self.engine))
+        elif wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent
 
@@ -105,12 +153,14 @@ class Delivery:
         self._proving += now - start
         self._next_canary = now + (now - start) / CANARY_SHARE if self.shared else -math.inf
 
-    def _fault(self, engine: Writer, sent: Manifest, wrong: str | None) -> str | None:
-        """Check a canary of one engine. Returns what is wrong with it, or `wrong`."""
+    def _fault(
+        self, engine: Writer, sent: Manifest, wrong: str | None, written: list[Completion] | None = None
+    ) -> str | None:
+        """Check a canary of one engine, which may be written already. Returns what is wrong with it, or `wrong`."""
         before, allowed = self._canaries.get(engine), proof.tolerance(self.engine.dtype, self.sampling.temperature)
-        canary = self._write(engine)
+        canary = self._canary(engine, sent, written)
         unlike = canary.fault(sent, before, allowed)
-        if unlike is not None and self._write(engine).fault(sent, before, allowed) is None:
+        if unlike is not None and self._canary(engine, sent).fault(sent, before, allowed) is None:
             wrong = f"the weights were delivered after the next generation had begun ({unlike})"
         elif unlike is not None and wrong is None:
             wrong = f"the engine says it holds these weights but does not write with them ({unlike})"
@@ -120,15 +170,15 @@ class Delivery:
         self._canaries[engine] = before if before is not None and canary.repeats(before) else canary
         return None
 
-    def _write(self, engine: Writer) -> Canary:
-        async def write() -> list[Completion]:
-            requests = enumerate(self.prompts)
-            return await asyncio.gather(*(engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
+    async def _write(self, engine: Writer) -> list[Completion]:
+        requests = enumerate(self.prompts)
+        return await asyncio.gather(*(engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
 
-        completions = self.events.run(write())
+    def _canary(self, engine: Writer, sent: Manifest, written: list[Completion] | None = None) -> Canary:
+        completions = self.events.run(self._write(engine)) if written is None else written
         self.count(sum(len(completion.token_ids_T) for completion in completions))
         rollouts = tuple(Rollout.of(p, c) for p, c in zip(self.prompts, completions, strict=True))
-        scored = self.learner.score(rollouts)
+        scored = self._score(rollouts, sent)
         return Canary(
             tuple(tuple(completion.token_ids_T.tolist()) for completion in completions),
             frozenset((c.lineage, version) for c in completions for _, version in c.versions),

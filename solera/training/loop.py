@@ -79,11 +79,14 @@ class Loop:
                 generated, groups = self.draw()
                 metrics.add({"tokens/generated": generated})
             self.write_ahead(step, sync, groups)
+            if not self.delivery.is_proved and (self.probe.due(step) or self.wrote_any(groups)):
+                self.prove(metrics)
             with metrics.timed("diagnose"):
                 proximal = self.probe.score(step)
             with metrics.timed("learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
+            self.prove(metrics)
             with metrics.timed("diagnose"):
                 diagnosis = off_policy_metrics(batch, update, self.mismatch, step, learner.lineage)
                 diagnosis |= self.probe.judge(proximal)
@@ -119,6 +122,18 @@ class Loop:
         with metrics.timed("diagnose"):
             metrics.add(self.probe.renew(sync))
         return sync.done(self.learner.version)
+
+    def wrote_any(self, groups: list[Group]) -> bool:
+        """Whether the engine's present weights wrote a token of these groups."""
+        now = self.engine.version
+        rollouts = (rollout for group in groups for rollout in group.rollouts)
+        return any(span.version == now for rollout in rollouts for text in rollout.sequences for span in text.spans)
+
+    def prove(self, metrics: StepMetrics) -> None:
+        """Finish the proof of the last sync, if it is not. What the new weights wrote may be used afterwards."""
+        if not self.delivery.is_proved:
+            with metrics.timed("sync"):
+                metrics.add(self.delivery.finish())
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""

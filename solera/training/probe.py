@@ -32,7 +32,7 @@ class Probe:
     engine's arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the
     next sync.
 
-    The learner waits for the responses. But if `score_as_engine` can score them with the engine's weights, it waits
+    The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it waits
     only when the first step is judged, or before the engine gets other weights.
     """
 
@@ -50,10 +50,10 @@ class Probe:
         say: Callable[[str], None],
         guard: Guard = STOP,
         events: EventLoop | None = None,
-        score_as_engine: Callable[[Sequence[Rollout]], Scored] | None = None,
+        score_as_sent: Callable[[Sequence[Rollout]], Scored] | None = None,
     ) -> None:
         self.events = events or EventLoop()
-        self.score_as_engine = score_as_engine
+        self.score_as_sent = score_as_sent
         self.guard = guard
         self.task = task
         self.engine = engine
@@ -100,7 +100,7 @@ class Probe:
         self._begun = self.events.begin(
             episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
         )
-        if self.score_as_engine is None:
+        if self.score_as_sent is None:
             self.finish()
         return self._take_metrics()
 
@@ -121,8 +121,8 @@ class Probe:
     def _score_as_alpha(self) -> Scored:
         if self.learner.version == self._alpha_version:
             return self._score()
-        assert self.score_as_engine is not None
-        return self.score_as_engine(self._rollouts)
+        assert self.score_as_sent is not None
+        return self.score_as_sent(self._rollouts)
 
     def _take_metrics(self) -> dict[str, float]:
         metrics, self._metrics = self._metrics, {}
