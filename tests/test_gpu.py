@@ -45,6 +45,7 @@ from solera.models.language_model import LanguageModel
 from solera.models.lookup import sums_in_order
 from solera.models.memory import free_bytes, limited
 from solera.objectives.table import resolve
+from solera.protocols import Weights
 from solera.records import Completion, Group, Reward, Rollout, Sampling, Sequence
 from solera.run import running
 from solera.run.running import Result
@@ -803,6 +804,23 @@ def test_what_is_only_scored_is_replayed_with_the_same_bits(kind, minibatches):
 def flattened(group: Group) -> Group:
     """The same responses with equal rewards."""
     return Group(group.prompt_key, tuple(dataclasses.replace(each, rewards=(Reward(1.0),)) for each in group.rollouts))
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "lora"])
+def test_scoring_as_an_earlier_version_gives_its_bits_and_leaves_no_trace(kind):
+    """Between replayed updates. Expected: what that version scored, and a learner that never looked back."""
+    learners = [recording_learner(kind, records=True) for _ in range(2)]
+    assert_updates_are_equal(learners, [900, 900])
+    looking, dtype = learners[0], str(learners[0].compute_weights.compute)
+    rollouts = tuple(rollout for group in some_groups(7, 900) for rollout in group.rollouts if rollout.length)
+    sent = {name: tensor.clone() for name, tensor in looking.weights(dtype).tensors}
+    manifest, before = looking.manifest(dtype), looking.score(rollouts).logp_T
+    assert_updates_are_equal(learners, [900], first=2)
+    assert not np.array_equal(looking.score(rollouts).logp_T, before)
+    scored, held = looking.score_as(Weights("test", 2, iter(sent.items())), rollouts)
+    assert np.array_equal(scored.logp_T, before)
+    assert sorted(held.tensors) == sorted(manifest.tensors)
+    assert_updates_are_equal(learners, [900, 900], first=3)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

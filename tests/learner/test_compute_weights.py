@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -11,6 +12,7 @@ from solera.learner.learner import Learner
 from solera.models.attention import PackedTexts, Text
 from solera.models.language_model import LanguageModel
 from solera.models.memory import _SET_ASIDE
+from solera.protocols import Weights
 from solera.training.collation import collate
 from tests.learner.test_graphs import llama
 from tests.learner.test_invariance import make_groups, make_learner
@@ -43,6 +45,31 @@ def test_it_never_grows_beyond_where_it_began(tiny):
     for _ in range(9 * CALM):
         weights.keep_scale(weights.loss_scale)
     assert weights.loss_scale == 4
+
+
+@pytest.mark.parametrize("kind", ["masters compute", "a copy computes"])
+def test_scoring_as_an_earlier_version_gives_its_bits_and_leaves_no_trace(kind):
+    """Expected: what that version scored, and the weights and the next update of a learner that never looked back."""
+    learners = [make_learner(llama("tied"), lr=1e-2) for _ in range(2)]
+    if kind == "a copy computes":
+        for learner in learners:
+            weights = learner.compute_weights
+            weights.model = LanguageModel(copy.deepcopy(weights.masters.module)).with_plans()
+            weights.separate, weights._to = True, list(weights.model.parameters().values())
+    batch = collate(make_groups(), learners[0].objective, now=0, lineage="test", seed=0)
+    looking = learners[0]
+    sent = {name: tensor.clone() for name, tensor in looking.weights("torch.float64").tensors}
+    manifest, before = looking.manifest("torch.float64"), looking.score(batch.rollouts).logp_T
+    for learner in learners:
+        learner.update(batch)
+    assert not np.array_equal(looking.score(batch.rollouts).logp_T, before)
+    scored, held = looking.score_as(Weights("test", 0, iter(sent.items())), batch.rollouts)
+    assert np.array_equal(scored.logp_T, before)
+    assert (held.version, sorted(held.tensors)) == (0, sorted(manifest.tensors))
+    for learner in learners:
+        learner.update(batch)
+    one, other = (learner.model.parameters() for learner in learners)
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_resumed_learner_has_the_scale_and_the_limits_of_the_one_before(tmp_path):
