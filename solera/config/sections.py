@@ -164,7 +164,8 @@ class CollectConfig:
     of finished responses while training goes on (docs/engines.md)."""
     max_age: int | None = None
     """With `stream`: maximum age, in batches, that a response may have when it is first drawn. Prompts are started only
-    if this bound will hold, so no response is dropped for its age. Unset means `2 * sync.period`."""
+    if this bound will hold, so no response is dropped for its age. Unset means `2 * sync.period`, or with the adaptive
+    rule `2 * sync.v_max`."""
     offset: int = 0
     """Number of batches that wait in the store before training uses them. This adds a constant delay to the one from
     `sync.period`."""
@@ -263,15 +264,19 @@ def shares_of(draw: DrawConfig) -> dict[str, float]:
 def staleness_of(config: "Config") -> float:
     """Maximum age of the run's own responses when they are first drawn; infinity if there is no bound.
 
-    >>> staleness_of(Config()), staleness_of(Config(collect=CollectConfig(mode="stream")))
+    >>> streaming = CollectConfig(mode="stream")
+    >>> staleness_of(Config()), staleness_of(Config(collect=streaming))
     (9, 20)
+    >>> staleness_of(Config(sync=SyncConfig(rule="adaptive", v_max=8), collect=streaming))
+    16
     """
     sync, collect = config.sync, config.collect
     if sync.rule == "never":
         return math.inf
+    longest = sync.v_max if sync.rule == "adaptive" else sync.period
     if collect.mode == "stream":
-        return 2 * sync.period if collect.max_age is None else collect.max_age
-    return collect.offset + (sync.v_max if sync.rule == "adaptive" else sync.period) - 1
+        return 2 * longest if collect.max_age is None else collect.max_age
+    return collect.offset + longest - 1
 
 
 def writes(draw: DrawConfig) -> bool:

@@ -4,8 +4,8 @@ import inspect
 import json
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -24,7 +24,7 @@ from solera.tasks.tools import TIMEOUT, Tool, Toolbox, awaited, is_async
 from solera.values import kind, shown, whole_characters
 
 RESERVED = ("reset", "reward", "get_reward")
-"""Methods of an environment that are no tools."""
+"""Methods of an environment that are no tools. A `close` without parameters is none either."""
 TURNS = 10
 """Most turns of an episode, unless the environment has limits of its own."""
 HELD_OUT_SHARE = 8
@@ -46,8 +46,9 @@ class EnvironmentTask:
     With `rows`, an episode is about one of them: `reset(**row)` or, if `reset` takes one argument, `reset(row)`; its
     `prompt` column (text or messages) begins the conversation. One row in eight is held out, unless `held_out` has
     rows for evaluation. Without rows, `reset()` returns the first message. Python's `random` is seeded before `reset`,
-    so that the members of a group get the same problem. The class may have the attributes `limits` (a `Limits`),
-    `timeout` (seconds of a call), `system` (a system message) and `template_kwargs`.
+    so that the members of a group get the same problem. A method `close` without parameters is called at the end. The
+    class may have the attributes `limits` (a `Limits`), `timeout` (seconds of a call), `system` (a system message) and
+    `template_kwargs`.
     """
 
     def __init__(
@@ -90,15 +91,15 @@ class EnvironmentTask:
 
     async def run(self, prompt: Prompt, generate: Generate) -> Rollout:
         number, messages = prompt.data[EPISODE]
-        environment, _ = self._begin(number)
         chat = self.agent.start(replace(prompt, data={"messages": messages}), generate)
-        if self.steps:
-            rewards = await self._play(environment, chat)
-        else:
-            toolbox = Toolbox(tools_of(environment), self.timeout, one_by_one=True)
-            while await self.agent.step(chat, toolbox):
-                pass
-            rewards = [Reward(await self._reward(environment))]
+        async with self._begun(number) as environment:
+            if self.steps:
+                rewards = await self._play(environment, chat)
+            else:
+                toolbox = Toolbox(tools_of(environment), self.timeout, one_by_one=True)
+                while await self.agent.step(chat, toolbox):
+                    pass
+                rewards = [Reward(await self._reward(environment))]
         return chat.rollout(prompt, *rewards)
 
     async def _play(self, environment: Environment, chat: Conversation) -> list[Reward]:
@@ -136,12 +137,25 @@ class EnvironmentTask:
 
     def _prompt(self, number: int) -> Prompt:
         row = {} if self.rows is None else self.rows[number]
-        messages = _messages(row.get("prompt"), self._begin(number)[1], self.name)
+        environment, began = self._begin(number)
+        if close := _close_of(environment):
+            close()
+        messages = _messages(row.get("prompt"), began, self.name)
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]
         about = number if self.rows is None else blake2b(_canonical(row), digest_size=8).hexdigest()
         made = self.agent.prompt(f"{self.name}/{about}", messages)
         return replace(made, data={"number": number, **made.data, **row, EPISODE: (number, made.data["messages"])})
+
+    @asynccontextmanager
+    async def _begun(self, number: int) -> AsyncIterator[Environment]:
+        """A new environment for an episode, closed at its end."""
+        environment, _ = self._begin(number)
+        try:
+            yield environment
+        finally:
+            if close := _close_of(environment):
+                await self._call(close)
 
     def _begin(self, number: int) -> tuple[Environment, Any]:
         """A new environment after its `reset`, and what `reset` returned."""
@@ -180,8 +194,17 @@ def _rows(lines: Lines) -> Rows:
 
 def tools_of(environment: Environment) -> list[Tool]:
     """The public methods of an environment, except the reserved ones, in the order of their names."""
-    methods = inspect.getmembers(environment, inspect.ismethod)
-    return [method for name, method in methods if not name.startswith("_") and name not in RESERVED]
+    methods, close = inspect.getmembers(environment, inspect.ismethod), _close_of(environment)
+    return [
+        method for name, method in methods
+        if not name.startswith("_") and name not in RESERVED and method != close
+    ]  # fmt: skip
+
+
+def _close_of(environment: Environment) -> Callable[[], Any] | None:
+    """Its method to free what it holds. With parameters, `close` is a tool, which closes a door, say."""
+    close = getattr(environment, "close", None)
+    return close if callable(close) and not inspect.signature(close).parameters else None
 
 
 def _has_steps(environment: Environment) -> bool:
@@ -194,6 +217,8 @@ def _check(environment: Environment, name: str, steps: bool) -> None:
         raise SoleraError(f"environment {name} has no method reset")
     if not steps and not any(callable(getattr(environment, each, None)) for each in ("reward", "get_reward")):
         raise SoleraError(f"environment {name} has no method reward() (or get_reward()), and no step(action)")
+    if (close := _close_of(environment)) and is_async(close):
+        raise SoleraError(f"environment {name}: close must not be asynchronous")
 
 
 def _reset(environment: Environment, row: Mapping[str, Any], number: int, steps: bool) -> Any:

@@ -1,8 +1,7 @@
 """Tools of MCP servers. Only this module imports the package `mcp`.
 
-A server is started twice: when its tools are listed, and at the first call of a run. All episodes
-share it, and it ends with the run's event loop. If it dies or stops answering, the calls in progress fail, and the next
-call starts it again.
+A server is started twice: when its tools are listed, and at the first call of a run. All episodes share it, and it ends
+with the run's event loop. If it dies or stops answering, the calls in progress fail, and the next call starts it again.
 """
 
 import asyncio
@@ -24,7 +23,8 @@ ALIVE = 5.0
 
 
 class McpError(Exception):
-    """What a server said about a call that failed. The model is shown the text."""
+    """What a server said about a call that failed. The model is shown the text, so it does not name the command: there
+    may be a key in it."""
 
 
 def mcp_tools(
@@ -83,7 +83,7 @@ class Connection:
         except TimeoutError:
             raise SoleraError(f"mcp_tools: {self.name} did not list its tools within {START:g} s") from None
         except McpError as error:
-            raise SoleraError(f"mcp_tools: {error}") from error
+            raise SoleraError(f"mcp_tools: {self.name}: {error}") from error
         return [McpTool(self, tool.name, tool.description or tool.title or "", tool.input_schema) for tool in listed]
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
@@ -94,7 +94,7 @@ class Connection:
         except BaseException as error:  # also if the call takes too long and is cancelled
             session.check()
             if isinstance(error, Exception):
-                raise McpError(f"{self.name}: {one_line(error)}") from error
+                raise McpError(one_line(error)) from error
             raise
         text = "\n".join(getattr(block, "text", f"[{block.type}]") for block in result.content)
         if result.is_error:
@@ -115,9 +115,7 @@ class Connection:
             from mcp import Client, StdioServerParameters
             from mcp.client.stdio import stdio_client
         except ImportError as error:
-            raise McpError(
-                f"{self.name}: {one_line(error)}: install the extra mcp: pip install 'solera[mcp]'"
-            ) from error
+            raise McpError(f"{one_line(error)}: install the extra mcp: pip install 'solera[mcp]'") from error
         if self.command[0].startswith(("http://", "https://")):
             async with Client(self.command[0]) as client:
                 yield client
@@ -128,7 +126,7 @@ class Connection:
                 async with Client(stdio_client(parameters, said)) as client:
                     yield client
             except Exception as error:
-                raise McpError(f"{self.name} failed: {_last_line(said) or _cause(error)}") from error
+                raise McpError(f"the server failed: {_last_line(said) or _cause(error)}") from error
 
 
 class Session:
@@ -169,11 +167,11 @@ class Session:
                 self._client.set_result(client)
                 await self.over.wait()
         except TimeoutError:
-            self._fail(McpError(f"{self.connection.name} did not start within {START:g} s"))
+            self._fail(McpError(f"the server did not start within {START:g} s"))
         except McpError as error:
             self._fail(error)
         except Exception as error:
-            self._fail(McpError(f"{self.connection.name} failed: {_cause(error)}"))
+            self._fail(McpError(f"the server failed: {_cause(error)}"))
         finally:
             self.over.set()
 

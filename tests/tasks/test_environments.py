@@ -317,6 +317,71 @@ def test_a_game_that_begins_while_another_makes_a_step_is_the_same_as_alone(monk
     assert began == [alone] * 100
 
 
+class Holding(Counter):
+    """It holds something from `reset` on, which `close` frees."""
+
+    held = 0
+    fails = False
+
+    def reset(self, **kwargs) -> str:
+        Holding.held += 1
+        return super().reset()
+
+    def get_reward(self) -> float:
+        if self.fails:
+            raise ConnectionError("down")
+        return 1.0
+
+    def close(self) -> None:
+        Holding.held -= 1
+
+
+class HoldingSteps(Holding):
+    get_reward = None
+
+    def step(self, action):
+        if self.fails:
+            raise ConnectionError("down")
+        return "", 1.0, True, False, {}
+
+
+class Door(Counter):
+    def close(self, what: str) -> str:
+        """
+        Close something.
+
+        Args:
+            what: What to close.
+        """
+        return f"{what} is closed"
+
+
+@pytest.mark.parametrize("environment", [Holding, HoldingSteps])
+def test_an_environment_is_closed_at_the_end_of_an_episode_also_of_one_that_fails(environment, monkeypatch):
+    task, tokenizer = task_of(environment)
+    prompt = task.prompt(0)
+    assert Holding.held == 0 and "close" not in [tool.__name__ for tool in tools_of(environment())]
+
+    class Watching(Scripted):
+        async def __call__(self, *arguments, **more):
+            assert Holding.held == 1
+            return await super().__call__(*arguments, **more)
+
+    assert asyncio.run(task.run(prompt, Watching(tokenizer, "Hi."))).reward == 1 and Holding.held == 0
+    monkeypatch.setattr(Holding, "fails", True)
+    with pytest.raises(ConnectionError, match="down"):
+        asyncio.run(task.run(prompt, Watching(tokenizer, "Hi.")))
+    assert Holding.held == 0
+
+
+def test_a_close_with_parameters_is_a_tool():
+    task, tokenizer = task_of(Door)
+    assert [tool.__name__ for tool in tools_of(Door())] == ["add", "close"]
+    script = Scripted(tokenizer, call(what="The door").replace('"add"', '"close"'), "Done.")
+    asyncio.run(task.run(task.prompt(0), script))
+    assert "The door is closed" in tokenizer.decode(script.given[1])
+
+
 class Raising(Counter):
     def get_reward(self):
         raise ConnectionError("down")
@@ -343,8 +408,12 @@ def test_mistakes(tmp_path):
     class Silent(Counter):
         def reset(self): ...
 
+    class ClosesLate(Counter):
+        async def close(self): ...
+
     for environment, complaint in (
         (Empty, "environment Empty has no method reset"), (Unscored, "has no method reward"),
+        (ClosesLate, "environment ClosesLate: close must not be asynchronous"),
     ):  # fmt: skip
         with pytest.raises(SoleraError, match=complaint):
             task_of(environment)
