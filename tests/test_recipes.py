@@ -87,12 +87,14 @@ def test_the_sweeps_on_gsm8k_have_the_cells_of_the_papers(warm_started):
         "v10_centre_one": (10, 1, True, "one"), "v10_centre_proximal": (10, 1, True, "proximal"),
         "reuse_i10": (1, 10, True, "one"),
     }  # fmt: skip
-    assert (len(first.cells), len(first.runs()), len(second.runs())) == (21, 42, 15)
+    assert (len(first.cells), len(first.runs()), len(second.runs())) == (3 * 7 - 2, 38, 15)
+    on_policy = {c.compared for c in first.cells if (c.config.sync.rule, c.config.sync.period) == ("every", 1)}
+    assert on_policy == {"grpo", "red_drop", "red_weight", "topr", "reinforce"}  # the others are reinforce there
     assert {(c.config.sync.rule, c.config.sync.period) for c in first.cells if c.compared == "topr"} == {
         ("every", 1), ("every", 20), ("never", 10),
     }  # fmt: skip
     for cell in (*first.cells, *second.cells):
-        assert (cell.config.collect.prompts, cell.config.collect.group_size) == (64, 16)
+        assert (cell.config.collect.prompts, cell.config.collect.group_size) == (64, 8 if cell in first.cells else 16)
         assert (cell.config.evaluate.problems, cell.config.evaluate.samples) == (1319, 4)
 
 
@@ -173,8 +175,8 @@ def test_solutions_of_training_problems_are_members_of_mixed_groups(warm_started
         groups = database.execute(query).fetchall()
         keys = {key for (key,) in database.execute("select prompt_key from rollouts where origin = 'file:solutions'")}
     assert len(groups) == 4 * 4
-    assert {group[2:] for group in groups} == {(1, 16, 1)}  # one solution, 16 members, one problem
+    assert {group[2:] for group in groups} == {(1, 8, 1)}  # one solution, 8 members, one problem
     assert len(keys) == 8  # the training problems
     proof = solera("data", "verify", run, "--held-out", cwd=warm_started)
     assert proof.returncode == 0, proof.stderr
-    assert f"{8 + 4 * 4 * 15} responses compared with 8 held-out problems" in proof.stdout
+    assert f"{8 + 4 * 4 * 7} responses compared with 8 held-out problems" in proof.stdout
