@@ -2,6 +2,7 @@
 are of the memory it writes with."""
 
 import math
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -219,6 +220,21 @@ def test_a_canary_that_nobody_waited_for_is_scored_with_the_weights_that_wrote_i
         assert all(torch.equal(tensor, learned[name]) for name, tensor in learner.model.parameters().items())
     assert sender.finish() == {}
     assert engine.generated == 50 * len(PROMPTS)
+
+
+def test_what_is_asked_right_after_a_sync_does_not_join_its_canary(learner, monkeypatch):
+    """What is asked in one turn of the event loop is one batch of the engine, and only small ones go first."""
+    engine, together = Faulty(learner), list[int]()
+    sender, submit = delivery(learner, engine, goes_on=True), engine.engine._submit
+    monkeypatch.setattr(engine.engine, "_submit", lambda asked: (together.append(len(asked.answers)), submit(asked)))
+
+    async def keep_busy() -> None:
+        time.sleep(0.3)
+
+    sender.events.begin(keep_busy())
+    sender.deliver()
+    sender.events.run(engine.generate((3, 4, 5), SAMPLING, 9))
+    assert together == [len(PROMPTS), 1]
 
 
 @pytest.mark.parametrize("fault", FAULTS)

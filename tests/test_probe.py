@@ -2,6 +2,7 @@
 
 import dataclasses
 import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -242,6 +243,19 @@ def test_a_streaming_run_judges_the_same_steps_and_its_account_balances(short_ru
     assert [row["step"] // 6 for row in judged] == [0, 1, 2, 3]
     assert all(0.5 < row["improvement/mean_w"] < 1.5 and row["probe/ess"] > 0.3 for row in judged)
     assert solera("data", "verify", result.folder.resolve(), "--held-out").returncode == 0
+
+
+@pytest.mark.parametrize(("period", "every"), [(1, 4), (4, 4), (2, 9)])
+def test_every_token_of_a_probe_is_in_a_row_of_a_streaming_run(short_run, period, every):
+    result = short_run(
+        f"""run = {{ steps = 16 }}\ncollect = {{ mode = "stream" }}\nsync = {{ period = {period} }}
+            diagnose = {{ every = {every}, probe_prompts = 3, probe_group = 4 }}"""
+    )
+    with sqlite3.connect(result.folder / "store.db") as database:
+        ids = [one for (one,) in database.execute("select id from rollouts where origin = 'probe'")]
+    with closing(Ledger(result.folder / "store.db")) as store:
+        stored = sum(rollout.length for rollout in store.fetch(ids))
+    assert sum(row.get("tokens/probe", 0) for row in result.metrics) == stored > 0
 
 
 @pytest.mark.parametrize(("metric", "set_point"), [("tv_sequence", 0.05), ("kl", 0.03), ("ess", 0.95)])

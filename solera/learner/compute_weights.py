@@ -121,7 +121,7 @@ class ComputeWeights:
 
     @contextmanager
     def holding(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
-        """Compute with these values meanwhile. The masters keep their own; if they compute themselves, a copy does."""
+        """Compute with these values until the block ends. Masters that compute themselves then get their own back."""
         own = self.model.parameters()
         kept = {} if self.separate else {name: tensor.detach().clone() for name, tensor in own.items()}
         try:

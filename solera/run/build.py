@@ -89,11 +89,12 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
     examined = dataclasses.replace(parts, model=_own_model(parts, learner))
     examiner = engine if served else _examiner(examined, counting(counts, "examiner"))
     exam = build_exam(examined, guard, events, Metered(examiner, counts, "evaluation"))
+    as_engine = _scores_as_engine(parts, learner, engine)
     delivery = Delivery(
         learner, engine, _canary_prompts(parts.task, parts.model.max_length), sampling,
         retry=config.sync.on_fault == "retry", say=parts.say, shared=shared, events=events,
         in_flight=config.sync.in_flight if config.collect.mode == "stream" else "drain",
-        count=partial(counts.add, "canary"), score_as_engine=_scores_as_engine(parts, learner, engine),
+        count=partial(counts.add, "canary"), score_as_engine=as_engine,
     )  # fmt: skip
     return Loop(
         steps=config.run.steps,
@@ -111,7 +112,7 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
         probe=Probe(
             _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,
             sampling=sampling, seed=config.run.seed, say=parts.say, guard=guard, events=events,
-            score_as_sent=delivery.score if delivery.goes_on else None,
+            score_as_sent=delivery.score if as_engine else None,
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),
         rule=_rule(parts),

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -93,11 +94,6 @@ class Delivery:
             self._deliver()
         return {"sync/faults": faults, "time/sync/proof": self._proving}
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether the learner may go on before the proof is finished."""
-        return self.score_as_engine is not None
-
     def score(self, rollouts: Sequence[Rollout]) -> Scored:
         """Score with the weights that were sent last, which the learner may no longer have."""
         assert self._sent is not None
@@ -118,13 +114,14 @@ class Delivery:
 
     def finish(self) -> dict[str, float]:
         """Wait for the canary of the last delivery if one is under way, and check it."""
-        if self._begun is None or self._sent is None:
+        if self._begun is None:
             return {}
+        assert self._sent is not None
         start = time.perf_counter()
-        begun, self._begun = self._begun, None
-        fault = self._fault(self.engine, self._sent, None, begun.result())
+        fault = self._fault(self.engine, self._sent, None, self._begun.result())
         if fault is not None:
             raise SyncFaultError(fault)
+        self._begun = None
         self._proving += time.perf_counter() - start
         return {"time/sync/proof": self._proving}
 
@@ -137,10 +134,16 @@ class Delivery:
         self._proving += time.perf_counter() - start
         wrong = proof.difference(sent, held, self._sent)
         if wrong is None and self.score_as_engine is not None and not self.retry:
-            self._begun = self.events.begin(self._write(self.engine))
+            self._begin()
         elif wrong is not None or time.perf_counter() >= self._next_canary:
             self._prove(sent, wrong)
         self._sent = sent
+
+    def _begin(self) -> None:
+        """Ask for a canary, and go on. What is asked afterwards is not of the same batch, which would be a long one."""
+        asked = threading.Event()
+        self._begun = self.events.begin(self._write(self.engine, asked.set))
+        asked.wait()
 
     def _prove(self, sent: Manifest, wrong: str | None) -> None:
         """Check a canary of the weights sent. After a fault, a second one tells late weights from lost ones."""
@@ -170,9 +173,16 @@ class Delivery:
         self._canaries[engine] = before if before is not None and canary.repeats(before) else canary
         return None
 
-    async def _write(self, engine: Writer) -> list[Completion]:
+    async def _write(self, engine: Writer, asked: Callable[[], None] = lambda: None) -> list[Completion]:
+        """Write a canary. Call `asked` once the engine has all requests."""
         requests = enumerate(self.prompts)
-        return await asyncio.gather(*(engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
+        writing = asyncio.gather(*(engine.generate(p.token_ids, self.sampling, n) for n, p in requests))
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # an engine takes what was asked in one turn of the event loop together
+        finally:
+            asked()
+        return await writing
 
     def _canary(self, engine: Writer, sent: Manifest, written: list[Completion] | None = None) -> Canary:
         completions = self.events.run(self._write(engine)) if written is None else written

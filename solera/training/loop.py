@@ -108,7 +108,7 @@ class Loop:
             self.save(sync, final["eval/pass@1"])
         else:
             self.take_account()
-        self.sink.log(self.steps, final)
+        self.sink.log(self.steps, final | self.probe.take_metrics())
         return True
 
     def synced(self, sync: SyncState, metrics: StepMetrics) -> SyncState:
@@ -124,13 +124,13 @@ class Loop:
         return sync.done(self.learner.version)
 
     def wrote_any(self, groups: list[Group]) -> bool:
-        """Whether the engine's present weights wrote a token of these groups."""
+        """Whether the engine's present weights wrote a trained token of these groups."""
         now = self.engine.version
         rollouts = (rollout for group in groups for rollout in group.rollouts)
         return any(span.version == now for rollout in rollouts for text in rollout.sequences for span in text.spans)
 
     def prove(self, metrics: StepMetrics) -> None:
-        """Finish the proof of the last sync, if it is not. What the new weights wrote may be used afterwards."""
+        """Finish the proof of the last sync, if it is not. A fault ends the run: nothing is recorded of a step before."""
         if not self.delivery.is_proved:
             with metrics.timed("sync"):
                 metrics.add(self.delivery.finish())

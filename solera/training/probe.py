@@ -72,6 +72,7 @@ class Probe:
         self._alpha_version = 0
         """The engine's, when they were begun."""
         self._metrics: dict[str, float] = {}
+        """What no row has yet."""
         self._rollouts: tuple[Rollout, ...] = ()
         self._alpha_logp_T: FloatArray = np.zeros(0, np.float32)
         self._latest: tuple[int, Scored] | None = None
@@ -100,9 +101,10 @@ class Probe:
         self._begun = self.events.begin(
             episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
         )
-        if self.score_as_sent is None:
-            self.finish()
-        return self._take_metrics()
+        if self.score_as_sent is not None:
+            return {}
+        self.finish()
+        return self.take_metrics()
 
     def finish(self) -> None:
         """Wait for the responses of a probe that was begun. Store and score them."""
@@ -116,7 +118,8 @@ class Probe:
         self._keep([rollout.numbered(id_) for id_, rollout in zip(ids, marked, strict=True)])
         if self._rollouts:
             self._alpha_logp_T = self._score_as_alpha().logp_T
-        self._metrics = {"tokens/probe": sum(rollout.length for rollout in marked)}
+        tokens = sum(rollout.length for rollout in marked)
+        self._metrics["tokens/probe"] = self._metrics.get("tokens/probe", 0) + tokens
 
     def _score_as_alpha(self) -> Scored:
         if self.learner.version == self._alpha_version:
@@ -124,7 +127,8 @@ class Probe:
         assert self.score_as_sent is not None
         return self.score_as_sent(self._rollouts)
 
-    def _take_metrics(self) -> dict[str, float]:
+    def take_metrics(self) -> dict[str, float]:
+        """What was not in a row before."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -136,8 +140,10 @@ class Probe:
         return self._score() if self._rollouts else None
 
     def judge(self, proximal: Scored | None) -> dict[str, float]:
-        """Estimate what the update did, and how far the policy now is from α."""
-        metrics = self._take_metrics()
+        """Estimate what the update did, and how far the policy now is from α. `proximal` is what `score` returned."""
+        if self._begun is not None and self._begun.wait(0):
+            self.finish()  # an error ends the run as soon as it is known
+        metrics = self.take_metrics()
         if proximal is None:
             return metrics
         scored = self._score()
