@@ -24,6 +24,10 @@ MUCH_MASKED = 0.75
 MUCH_TRUNCATED = 0.25
 MUCH_ALIKE = 0.5
 FAR = 0.5
+EVALUATED_BY = {
+    "task": (), "reward": ("functions",), "evaluate": ("problems", "temperature", "top_p", "samples", "threshold"),
+}  # fmt: skip
+"""Settings that an accuracy depends on, by section; empty: all of its fields."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,14 @@ def diagnose(run: RunFolder) -> Diagnosis:
 
 
 def compared(runs: Mapping[str, RunFolder]) -> str | None:
-    """Name the run with the highest final accuracy, or report that the runs are too close to tell. `None` if fewer than
-    two were evaluated."""
+    """Name the run with the highest final accuracy, or report that the runs are too close to tell, or evaluated
+    differently. `None` if fewer than two were evaluated."""
     ends = {name: found[-1] for name, run in runs.items() if (found := accuracies(run))}
     if len(ends) < 2:
         return None
+    one, *others = ends
+    if differing := dict.fromkeys(name for other in others for name in _evaluated_differently(runs[one], runs[other])):
+        return f"These runs' accuracies do not compare, because these settings differ: {', '.join(differing)}."
     first, second, *_ = sorted(ends, key=lambda name: -ends[name].value)
     if ends[first].above(ends[second]):
         return f"{first} ends highest, at {ends[first]}; {second} follows with {ends[second]}."
@@ -77,6 +84,17 @@ def compared(runs: Mapping[str, RunFolder]) -> str | None:
         f"{first} ends at {ends[first]} and {second} at {ends[second]}: too close to tell which is better "
         "(solera eval compares them problem by problem)."
     )
+
+
+def _evaluated_differently(first: RunFolder, second: RunFolder) -> list[str]:
+    """The settings by which their accuracies may be of different problems, or mean different things. A field that only
+    one of them has may be new, so it is not compared."""
+    differing = []
+    for section, names in EVALUATED_BY.items():
+        one, other = (run.config.get(section, {}) for run in (first, second))
+        known = [name for name in one if name in other and (name in names or not names)]
+        differing += [f"{section}.{name}" for name in known if one[name] != other[name]]
+    return differing
 
 
 def accuracies(run: RunFolder) -> list[Accuracy]:

@@ -249,10 +249,13 @@ def interval_ends(metrics: Iterable[str]) -> dict[str, str]:
 
 
 def is_flat(panel: Panel, runs: list[dict[str, Any]]) -> bool:
-    """Whether nothing that the panel draws changes in any run; `runs` are the columns of each.
+    """Whether nothing that the panel draws changes in any run; `runs` are the columns of each. Single points are
+    worth drawing, however few there are.
 
     >>> is_flat(Panel("", {"a": ""}), [{"a": {"values": [2, 2]}}, {"a": {"values": [3]}}])
     True
+    >>> is_flat(Panel("", {"a": ""}, apart=True), [{"a": {"values": [2]}}])
+    False
     """
     drawn = [run[name]["values"] for run in runs for name in panel.metrics if name in run]
-    return all(len(set(values)) < 2 for values in drawn)
+    return not panel.apart and all(len(set(values)) < 2 for values in drawn)

@@ -130,7 +130,7 @@ class Loop:
         return any(span.version == now for rollout in rollouts for text in rollout.sequences for span in text.spans)
 
     def prove(self, metrics: StepMetrics) -> None:
-        """Finish the proof of the last sync, if it is not. A fault ends the run: nothing is recorded of a step before."""
+        """Finish the proof of the last sync, if it is not. A fault ends the run before the step is recorded."""
         if not self.delivery.is_proved:
             with metrics.timed("sync"):
                 metrics.add(self.delivery.finish())

@@ -128,6 +128,11 @@ def test_judged_updates_are_points_with_bars(page):
     assert not painted(page, help_, 10, 0.015)  # no line joins them
 
 
+def test_an_axis_leaves_out_one_value_far_above_many_but_none_of_a_few(page):
+    assert page.evaluate("bounds([0.0331, 0.0052, 0.0126, 0.0017], false)[1]") >= 0.0331
+    assert page.evaluate("bounds([30, ...Array(99).fill(1)], false)[1]") < 3
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_each_metric_of_a_panel_has_a_dash_of_its_own(browser, report, both, several):
     with opened(browser, both if several else report) as page:

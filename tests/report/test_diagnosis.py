@@ -143,6 +143,33 @@ def test_several_runs_are_compared_by_their_intervals(tmp_path):
     assert "too close to tell" in compared(runs)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "says"),
+    [
+        ({"task": {"name": "jsonl"}}, {"task": {"name": "arithmetic"}}, "task.name."),
+        ({"evaluate": {"problems": 99, "every": 5}}, {"evaluate": {"problems": 100, "every": 7}}, "evaluate.problems."),
+        (
+            {"evaluate": {"every": 5}, "reward": {"timeout": 1}},
+            {"evaluate": {"every": 7}, "reward": {"timeout": 2}},
+            "",
+        ),
+        ({"task": {"name": "jsonl", "new": 1}}, {"task": {"name": "jsonl"}}, ""),
+    ],
+)
+def test_runs_that_were_evaluated_differently_are_not_compared(tmp_path, one, other, says):
+    runs = {
+        str(n): made(tmp_path / str(n), config=config, evaluations=(0.3, 0.5 + n / 10))
+        for n, config in enumerate((one, one, other))
+    }
+    assert compared({name: runs[name] for name in "01"}).startswith("1 ends highest")
+    if says:
+        assert compared(runs).startswith(
+            f"These runs' accuracies do not compare, because these settings differ: {says}"
+        )
+    else:
+        assert compared(runs).startswith("2 ends highest")
+
+
 def test_the_sentence_stands_in_the_page(tmp_path):
     from solera.report.html import write_report
     from tests.report.pages import Page

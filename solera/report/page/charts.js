@@ -56,13 +56,14 @@ const percent = (value) => (value === null || value === undefined ? "–" : `${+
 const said = (line, value) => line.words?.[value] ?? (line.percent ? percent(value) : figure(value));
 
 /* The range of the axis of values. It starts at zero, unless that would squeeze the curves into the upper third. A few
-   values far above all others do not extend it; the top of the chart shows how high they go. */
+   of many values, far above all others, do not extend it; the top of the chart shows how high they go. */
+const MANY = 50;
 function bounds(values, share) {
   if (!values.length) return [0, 1];
   const sorted = values.sort((a, b) => a - b);
   const usual = sorted[Math.floor(0.985 * (sorted.length - 1))];
   let [low, high] = [sorted[0], sorted[sorted.length - 1]];
-  if (usual > 0 && high > 3 * usual && high - low > 3 * (usual - low)) high = 1.5 * usual;
+  if (sorted.length >= MANY && usual > 0 && high > 3 * usual && high - low > 3 * (usual - low)) high = 1.5 * usual;
   if (low >= 0 && (low < 0.7 * high || share)) low = 0;
   if (low === high) [low, high] = low === 0 ? [0, 1] : [low - Math.abs(low) * 0.1, high + Math.abs(high) * 0.1];
   const pad = (high - low) * 0.06;

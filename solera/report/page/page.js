@@ -25,7 +25,7 @@ function showDiagnosis() {
   runs.forEach((run, r) => {
     const name = runs.length > 1 ? [swatch(r), element("b", {}, `${run.name}: `)] : [];
     byId("diagnosis").append(element("p", { class: runs.length > 1 ? null : "says" }, ...name, run.diagnosis.sentence),
-      ...(run.diagnosis.attention.length ? [element("ul", { class: "attention" }, ...run.diagnosis.attention.map((one) => element("li", {}, one)))] : []));
+      ...(run.diagnosis.attention.length ? [element("ul", { class: "attention" }, ...run.diagnosis.attention.map((one) => element("li", {}, runs.length > 1 ? `${run.name}: ${one}` : one)))] : []));
   });
 }
 
