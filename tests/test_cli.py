@@ -287,3 +287,16 @@ def test_a_run_without_anything_to_learn_from_says_so_before_it_ends(tmp_path):
     assert len(said) == 1
     assert said[0].startswith("note: step 9: in the last 10 batches 100%")
     assert "In the last 10 batches 100% of the groups had equal rewards" in (tmp_path / "hard/report.html").read_text()
+
+
+def test_a_run_from_a_runs_model_names_the_learning_rate_that_made_it(tmp_path):
+    options = (*SMALL, "--report.page", "false", "--report.tensorboard", "false")
+    solera("train", *options, "--run.name", "first", "--learn.lr", "7e-4", cwd=tmp_path)
+    model = tmp_path / "runs" / "first" / "model"
+    named = solera("train", *options, "--run.name", "second", "--model", model, cwd=tmp_path)
+    assert (
+        "1e-06 is used, a safe value for a pretrained model; the run that made this model used 0.0007\n" in named.stdout
+    )
+    (model.parent / "config.toml").write_text("[learn\n")
+    damaged = solera("train", *options, "--run.name", "third", "--model", model, cwd=tmp_path)
+    assert damaged.returncode == 0 and "a safe value for a pretrained model\n" in damaged.stdout

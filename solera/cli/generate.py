@@ -71,7 +71,7 @@ class GenerateOptions:
     """Use the first so many problems of the task. Unset uses all problems of a file; a task that generates problems
     without end needs a number."""
     held_out: bool = False
-    """Answer the task's held-out problems instead of its training problems. Training refuses such responses."""
+    """Answer the task's held-out problems instead of its training problems. Training skips such responses."""
     max_tokens: Annotated[int, tyro.conf.arg(name="sampling.max_tokens", aliases=("--max_tokens",))] = (
         SamplingConfig.max_tokens
     )

@@ -133,6 +133,7 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
     told = (
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
         f"{result.seconds:.0f} s\n"
+        f"{_held_out_reward(result.metrics)}"
         f"all evaluations: best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
         + "".join(f"{name:6} {path}\n" for name, path in pages.items() if path) + f"model  {result.model}"
     )  # fmt: skip
@@ -165,3 +166,11 @@ def _refuse_places(config: "Config") -> None:
         need_wandb()
     if config.run.name is not None:
         refuse_taken(place_of(config.store.url, new_folder(config)))
+
+
+def _held_out_reward(rows: "list[dict[str, float]]") -> str:
+    """A line about the mean held-out reward, unless it is the accuracy."""
+    rewards = [row["eval/reward"] for row in rows if "eval/reward" in row]
+    if all(row["eval/reward"] == row["eval/pass@1"] for row in rows if "eval/reward" in row):
+        return ""
+    return f"held-out reward {rewards[0]:.3g} before, {rewards[-1]:.3g} after\n"

@@ -51,5 +51,6 @@ def _why_nothing(rows: list[dict[str, float]]) -> str:
         return "every response was cut off and masked (raise sampling.max_tokens, or change reward.truncated)"
     if not rewards:
         return "no rewards arrived (`solera data reward` adds them to the store during a run)"
-    advice = "harder problems, or a reward that distinguishes the answers?" if any(rewards) else "easier problems?"
+    never = "easier problems, or does the reward never accept an answer?"
+    advice = "harder problems, or a reward that distinguishes the answers?" if any(rewards) else never
     return f"no batch had a group with different rewards ({advice})"

@@ -49,10 +49,8 @@ def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
             'store.skip_bad = "bad.jsonl"'
         ) from error
     if lines.held_out:
-        total = len(lines.good) + lines.held_out
-        parts.say(
-            f"{path}: {lines.held_out} of its {total} responses answer held-out problems of the task and are skipped"
-        )
+        skipped = counted(lines.held_out, "response" if path.is_dir() else "line")
+        parts.say(f"{path}: skipped {skipped} that answer held-out problems of the task")
     return lines
 
 

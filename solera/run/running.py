@@ -2,6 +2,7 @@
 
 import errno
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -96,7 +97,11 @@ def train(
     unset, config = config.learn.lr is None, resolved(config)
     remarks = notices(config) if own.objective is None else []
     if unset and config.model.path not in EMBEDDED_MODELS:
-        remarks.append(f"learn.lr is unset: {config.learn.lr:g} is used, a safe value for a pretrained model")
+        before = _lr_behind(config.model.path)
+        remarks.append(
+            f"learn.lr is unset: {config.learn.lr:g} is used, a safe value for a pretrained model"
+            + (f"; the run that made this model used {before:g}" if before else "")
+        )
     parts = load_parts(config, own, partial(say, console))
     beginning, read = _checked(parts)
     check_shares(config.draw, read, parts.say)
@@ -108,6 +113,18 @@ def train(
         for sentence in remarks:
             parts.say(sentence)
         return _train(parts, read, folder, console)
+
+
+def _lr_behind(model: str) -> float | None:
+    """The learning rate of the run that made a model, if it is the model of a run and the run's config can be read."""
+    written = Path(model).absolute().parent / CONFIG
+    if Path(model).name != MODEL or not written.is_file():
+        return None
+    try:
+        rate = tomllib.loads(written.read_text(encoding="utf-8")).get("learn", {}).get("lr")
+    except ValueError:  # no reason not to train
+        return None
+    return rate if isinstance(rate, float) else None
 
 
 def resume(

@@ -32,7 +32,7 @@ class ReadLines(Generic[T]):
     bad: list[bytes] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     held_out: int = 0
-    """Number of rollouts of another store that were skipped because they answer held-out problems."""
+    """Number of rollouts that were skipped because they answer held-out problems."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Imported:
     """Rewards that were changed, or added to known rollouts."""
     complaints: list[str]
     held_out: int = 0
-    """Rollouts of another store that were skipped because they answer held-out problems."""
+    """Rollouts that were skipped because they answer held-out problems."""
 
 
 def import_rollouts(ledger: Ledger, path: Path, reader: LineReader, skip_bad: Path | None = None) -> Imported:
@@ -139,21 +139,22 @@ def check_data_files(paths: Iterable[str], skip_bad: str | None) -> None:
 
 
 def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bool) -> ReadLines[T]:
-    """Read every line that is not blank, every row of a Parquet file, or every rollout of a store by its id. The first
-    bad one stops it, unless told to continue."""
+    """Read every line that is not blank, every row of a Parquet file, or every rollout of a store by its id. Answers to
+    held-out problems are skipped. The first bad line stops it, unless told to continue."""
     lines = ReadLines[T]()
     for number, line in _numbered(path):
         try:
             lines.good += read(line, f"{path}:{number}")
+        except HeldOutError:
+            lines.held_out += 1
         except SoleraError as error:
-            if path.is_dir() and isinstance(error, HeldOutError):  # normal in a store; in a file it is a mistake
-                lines.held_out += 1
-                continue
             if not keep_going:
                 raise
             lines.bad.append(line)
             lines.complaints.append(str(error))
-    if not lines.good and not lines.bad and not lines.held_out:
+    if lines.held_out and not lines.good and not lines.bad:
+        raise SoleraError(f"{path}: it holds only answers to the task's held-out problems, which are never trained on")
+    if not lines.good and not lines.bad:
         empty = "the store is empty" if path.is_dir() else "the file is empty: it needs one JSON object per line"
         raise SoleraError(f"{path}{'' if path.is_dir() else ':1'}: {empty}")
     return lines

@@ -99,10 +99,11 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
     assert not (tmp_path / "run").exists() and files[1].read_text().endswith(text)
     done = begin("--store.skip_bad", bad)
     assert done.returncode == 0, done.stderr
-    assert bad.read_text() == f"{held_out}\n{{broken\n{text}\n"
-    for said in (f"{files[0]}:2: field 'prompt'", f"{files[1]}:1: not JSON", f"{files[1]}:3: field 'reward'"):
+    assert bad.read_text() == f"{{broken\n{text}\n"
+    for said in (f"{files[1]}:1: not JSON", f"{files[1]}:3: field 'reward'"):
         assert said in done.stdout
-    assert f"3 bad lines of store.data written to {bad}" in done.stdout
+    assert f"{files[0]}: skipped 1 line that answer" in done.stdout
+    assert f"2 bad lines of store.data written to {bad}" in done.stdout
     with closing(Ledger(tmp_path / "run" / "store.db")) as ledger, ledger.transaction() as connection:
         count = "select count(*) from rollouts where origin = 'model:teacher'"
         assert connection.exec_driver_sql(count).scalar_one() == 3
@@ -205,18 +206,31 @@ def test_an_export_with_text_is_read_by_people_and_read_back(folder, tmp_path, k
 
 def test_of_many_bad_lines_the_first_are_told(folder, tmp_path):
     file, bad = tmp_path / "many.jsonl", tmp_path / "bad.jsonl"
-    file.write_text("".join(json.dumps({"prompt": HELD_OUT, "response": str(i)}) + "\n" for i in range(40)))
+    file.write_text("".join(json.dumps({"prompt": TRAINING, "response": i}) + "\n" for i in range(40)))
     told = solera("import", folder, file, "--skip-bad", bad).stderr.splitlines()
     assert [line.split(": ")[1] for line in told[:5]] == [f"{file}:{number}" for number in range(1, 6)]
     assert told[5:] == ["solera: and 35 more", f"solera: 40 bad lines written to {bad}"]
 
 
+def test_answers_to_held_out_problems_are_skipped_and_a_file_of_nothing_else_is_refused(folder, tmp_path):
+    file = tmp_path / "teacher.jsonl"
+    rows = [{"prompt": prompt, "response": "1"} for prompt in (HELD_OUT, TRAINING, HELD_OUT)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = solera("import", folder, file)
+    assert done.stdout == (
+        "1 rollout imported, 0 already known, 0 rewards updated, 2 skipped that answer held-out problems\n"
+    )
+    file.write_text(json.dumps(rows[0]) + "\n")
+    refused = solera("import", folder, file)
+    assert refused.returncode == 2 and refused.stderr == (
+        f"solera: {file}: it holds only answers to the task's held-out problems, which are never trained on\n"
+    )
+
+
 def test_a_run_that_cannot_read_its_data_names_the_way_past_it(tmp_path):
     file = tmp_path / "old.jsonl"
-    file.write_text(json.dumps({"prompt": HELD_OUT, "response": "1"}) + "\n")
-    says = (
-        r":1: field 'prompt' is one .*; correct it, or import only the good lines .*: store\.skip_bad = \"bad\.jsonl\"$"
-    )
+    file.write_text(json.dumps({"prompt": TRAINING, "response": 1}) + "\n")
+    says = r":1: field 'response' is .*; correct it, or import only .*: store\.skip_bad = \"bad\.jsonl\"$"
     with pytest.raises(SoleraError, match=says):
         train(parse(RUN.format(root=tmp_path, name="run", steps=1, data=f'"{file}"'), "test"))
 

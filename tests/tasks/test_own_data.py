@@ -1,6 +1,7 @@
 """Own data and rewards from end to end: the command, the example, a model with a chat template and no pad token."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def example(tmp_path) -> Path:
 def test_the_example_runs_as_written(example):
     done = solera("train", "run.toml", *small("x"), cwd=example)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"\nheld-out reward 0\.\d+ before, 0\.\d+ after\n", done.stdout)
     rows = [json.loads(line) for line in (example / "runs" / "x" / "metrics.jsonl").read_text().splitlines()]
     assert {"reward/exact", "reward/digits", "reward/carried"} <= rows[0].keys()
     assert 0 < rows[0]["reward/digits"] <= 0.3
@@ -55,7 +57,10 @@ def test_the_example_runs_as_written(example):
 
 @pytest.mark.parametrize(
     ("value", "advice"),
-    [(0.0, "easier problems?"), (1.0, "harder problems, or a reward that distinguishes the answers?")],
+    [
+        (0.0, "easier problems, or does the reward never accept an answer?"),
+        (1.0, "harder problems, or a reward that distinguishes the answers?"),
+    ],
 )
 def test_a_run_that_learned_nothing_says_why_it_may_be(example, monkeypatch, capfd, value, advice):
     monkeypatch.chdir(example)
