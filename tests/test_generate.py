@@ -289,7 +289,9 @@ def test_a_folder_of_responses_is_not_resumed_and_nothing_held_out_is_no_task_to
     assert f"to train on them: solera train --store.data {out} --draw.policy offline" in said
     rows = write_prompts(tmp_path, [{"prompt": f"{i}", "answer": "1"} for i in range(9)])
     none = ["--task", "jsonl", "--task.path", str(rows), "--task.held_out_share", "0", "--run.root", str(tmp_path)]
-    assert "task.held_out_share = 0.0 holds out none of its 9 rows: raise it" in refusal(capfd, "train", *none)
+    assert "task.held_out_share = 0.0 holds out none of its 9 different prompts: raise it" in refusal(
+        capfd, "train", *none
+    )
 
 
 def test_two_at_once_are_refused(prompts, tmp_path, capfd):

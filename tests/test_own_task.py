@@ -95,6 +95,10 @@ TASKS = f"""
     def right(prompts, completions, answer, **columns):
         assert all(prompt.endswith("=") for prompt in prompts)
         return [float(said == wanted) for said, wanted in zip(completions, answer)]
+
+    class Resets:
+        def reset(self):
+            return "Go."
 """
 
 
@@ -210,6 +214,8 @@ def test_a_run_with_a_named_task_is_resumed_and_evaluated_from_the_command_line(
             ["--task", "tasks.py:TwoTrys"],
             "task.name: tasks.py:TwoTrys: TwoTrys does not exist; tasks in the file: TwoTries",
         ),
+        (["--task", "env:tasks.py:Nope"], "Nope does not exist; environments in the file: Resets"),
+        (["--task", "tasks.py:Resets"], "is an environment, not a task: write env:tasks.py:Resets"),
         (["--task", "tsaks.py:TwoTries"], "task.name: tsaks.py:TwoTries: there is no file tsaks.py"),
         (["--task", "nowhere.tasks:TwoTries"], "nowhere.tasks cannot be imported: ModuleNotFoundError"),
         (["--task", "tasks.py"], "file.py:Class"),

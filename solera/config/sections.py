@@ -293,8 +293,8 @@ class LearnConfig:
     """The optimiser, and how a batch is split."""
 
     lr: float | None = None
-    """Peak learning rate of AdamW. Default: 3e-4 for the embedded models, 1e-6 for any other model, 1e-5 for LoRA
-    adapters of another model (`lora.rank`)."""
+    """Peak learning rate of AdamW. Default: 3e-4 for the embedded models, 1e-6 for any other model (also for one
+    that a run has trained), 1e-5 for LoRA adapters of another model (`lora.rank`)."""
     warmup: int = 10
     """Batches over which the learning rate rises from zero."""
     decay: Literal["constant", "linear", "cosine"] = "constant"

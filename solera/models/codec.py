@@ -69,8 +69,8 @@ class TokenizerCodec:
     ) -> str:
         if not self.chats and not template_kwargs.get("chat_template"):
             raise SoleraError(
-                "holds chat messages, but the model has no chat template: write the prompt as text, or use a model "
-                "that has one"
+                "holds chat messages, but the model has no chat template: write the prompt as text, or choose a "
+                "model that has one (--model)"
             )
         settings = {"add_generation_prompt": True, **template_kwargs, "tokenize": False}
         try:

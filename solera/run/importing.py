@@ -15,6 +15,7 @@ from solera.store.drawing import absent, draws_from
 from solera.store.exchange import COMPLAINTS, ReadLines, check_data_files, read_lines, set_aside
 from solera.store.ledger import Ledger
 from solera.store.lines import LineReader
+from solera.tasks.keys import HeldOutError
 from solera.training.collation import need_behaviour
 
 
@@ -42,7 +43,7 @@ def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
     try:
         lines = read_lines(path, _reader(parts, path), skip_bad is not None)
     except SoleraError as error:
-        if skip_bad is not None:
+        if skip_bad is not None or isinstance(error, HeldOutError):
             raise
         raise SoleraError(
             f"{error}; correct it, or import only the good lines and write the bad ones to a file: "

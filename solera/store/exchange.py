@@ -152,9 +152,9 @@ def read_lines(path: Path, read: Callable[[bytes, str], list[T]], keep_going: bo
                 raise
             lines.bad.append(line)
             lines.complaints.append(str(error))
-    if lines.held_out and not lines.good and not lines.bad:
-        raise SoleraError(f"{path}: it holds only answers to the task's held-out problems, which are never trained on")
-    if not lines.good and not lines.bad:
+    if lines.held_out and not lines.good and not lines.bad and not path.is_dir():
+        raise HeldOutError(f"{path}: it holds only answers to the task's held-out problems, which are never trained on")
+    if not lines.good and not lines.bad and not lines.held_out:
         empty = "the store is empty" if path.is_dir() else "the file is empty: it needs one JSON object per line"
         raise SoleraError(f"{path}{'' if path.is_dir() else ':1'}: {empty}")
     return lines

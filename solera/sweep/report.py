@@ -11,7 +11,7 @@ from solera.folder.files import write_whole
 from solera.folder.paths import REPORT
 from solera.sweep.blocks import Block, Charts, Heading, Link, Paragraph, Quoted, Table, markdown, page
 from solera.sweep.curves import as_png, charts, draw
-from solera.sweep.plan import Cell
+from solera.sweep.plan import Cell, Plan
 from solera.sweep.results import SURE, Comparison, Results, Spread
 
 
@@ -120,12 +120,17 @@ def summary(results: Results) -> list[str]:
     figures = [_figure(COLUMNS[measure], results.spread(cell, measure)) for cell in shown]
     wide, right = max(len(cell.name) for cell in shown), max(map(len, figures))
     head = f"{MEASURE_WORDS[measure]}, mean ± standard deviation over seeds; difference from the baseline in points"
+    said = [_difference(compared.get(cell)) or _role(results.plan, cell) for cell in shown]
     lines = [
-        f"{cell.name:{wide}}  {figure:>{right}}  {_difference(compared.get(cell))}".rstrip()
-        for cell, figure in zip(shown, figures, strict=True)
+        f"{cell.name:{wide}}  {figure:>{right}}  {words}".rstrip()
+        for cell, figure, words in zip(shown, figures, said, strict=True)
     ]
     more = [f"and {counted(len(cells) - len(shown), 'more cell')} in the report"] if len(cells) > len(shown) else []
     return [f"{head[0].upper()}{head[1:]}:", *lines, *more]
+
+
+def _role(plan: Plan, cell: Cell) -> str:
+    return "baseline" if cell in map(plan.counterpart, plan.cells) else ""
 
 
 def _difference(one: Comparison | None) -> str:

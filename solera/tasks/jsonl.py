@@ -141,7 +141,8 @@ def read_split(task: TaskConfig, graders: frozenset[str]) -> tuple[list[DatasetR
     if not held_out:
         raise SoleraError(
             f"{task.path}: task.held_out_share = {task.held_out_share} holds out none of its "
-            f"{counted(len(training), 'row')}: raise it, or give task.held_out_path"
+            f"{counted(len({row.prompt_digest for row in training}), 'different prompt')}: raise it, or give "
+            "task.held_out_path"
         )
     if not training and (count := _count(task)):
         by_share = task.held_out_path is None and "test" not in find_splits(str(task.path))

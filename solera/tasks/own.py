@@ -53,8 +53,11 @@ def load_task(spec: str, path: str | None = None) -> TaskFactory:
     if factory is not None and spec.startswith(ENVIRONMENT):
         return _environment(factory, spec, path)
     if factory is None:
-        known = [key for key, value in vars(module).items() if inspect.isclass(value) and not missing_methods(value)]
-        raise SoleraError(f"task.name: {spec}: {name} does not exist; tasks in the file: {', '.join(known) or 'none'}")
+        fits, what = (_resets, "environments") if spec.startswith(ENVIRONMENT) else (_is_task, "tasks")
+        known = [key for key, value in vars(module).items() if inspect.isclass(value) and fits(value)]
+        raise SoleraError(f"task.name: {spec}: {name} does not exist; {what} in the file: {', '.join(known) or 'none'}")
+    if inspect.isclass(factory) and _resets(factory) and not _is_task(factory):
+        raise SoleraError(f"task.name: {spec} is an environment, not a task: write {ENVIRONMENT}{spec}")
     return check_factory(factory, f"task.name: {spec}")
 
 
@@ -82,6 +85,14 @@ def check_factory(factory: Any, what: str) -> TaskFactory:
     if inspect.isclass(factory):
         check_methods(factory, f"{what}: {factory.__name__}")
     return factory
+
+
+def _resets(environment: Any) -> bool:
+    return callable(getattr(environment, "reset", None))
+
+
+def _is_task(task: Any) -> bool:
+    return not missing_methods(task)
 
 
 def missing_methods(task: Any) -> list[str]:

@@ -217,8 +217,11 @@ def test_a_users_mistake_is_one_line_and_status_2(tmp_path, arguments, says):
 def test_an_unfinished_run_is_told_from_a_finished_one(tmp_path, run_folder):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.toml").write_text((run_folder / "config.toml").read_text())
-    assert "no finished model yet" in solera("eval", "run", cwd=tmp_path).stderr
-    assert "neither a checkpoint nor a finished model" in solera("eval", "run", "--checkpoints", cwd=tmp_path).stderr
+    for checkpoints in ((), ("--checkpoints",)):
+        said = solera("eval", "run", *checkpoints, cwd=tmp_path).stderr
+        assert "neither a checkpoint nor a finished model" in said
+    (tmp_path / "run" / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
+    assert "no finished model yet; evaluate its checkpoints" in solera("eval", "run", cwd=tmp_path).stderr
 
 
 def test_help_names_every_option():

@@ -132,7 +132,7 @@ def test_the_terminal_shows_each_cell_and_how_it_compares(results, plan, monkeyp
     assert [name for name in by_name if name.endswith("v9")] == ["rloo+v9", "r.-+v9", "grpo+v9"]  # best first
     assert by_name["rloo+v9"] == "rloo+v9   91.0 ± 1.0 %  +61.0 (+58.5 to +63.5), higher"
     assert by_name["r.-+v9"].startswith("r.-+v9   32.0 ± 15.9 %  +2.0 (")
-    assert by_name["grpo+v9"] == "grpo+v9   30.0 ± 0.0 %"
+    assert by_name["grpo+v9"] == "grpo+v9   30.0 ± 0.0 %  baseline"
     monkeypatch.setattr(report, "MOST_LINES", 4)
     assert report.summary(results)[-1] == "and 2 more cells in the report"
     assert len(report.summary(results)) == 6

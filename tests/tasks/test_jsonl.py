@@ -93,7 +93,7 @@ def test_prompts_of_a_held_out_file_are_left_out_of_training(problems):
 
 def test_nothing_left_on_a_side_is_said(problems):
     with pytest.raises(
-        SoleraError, match=r"task.held_out_share = 1e-09 holds out none of its 1 row: raise it, or give"
+        SoleraError, match=r"task.held_out_share = 1e-09 holds out none of its 1 different prompt: raise it, or give"
     ):
         problems(numbered(1), held_out_share=1e-9)
     with pytest.raises(SoleraError, match=r"nothing is left to train on: all of its 3 rows .*: add other rows$"):
