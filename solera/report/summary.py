@@ -19,7 +19,11 @@ from solera.report.stalling import compares, stall
 
 ACCURACY = "eval/pass@1"
 WASTE = "waste/"
-STALE = f"{WASTE}stale"
+UNUSED = {
+    "zero_variance": "equal rewards", "dropped": "dropped by the objective", "truncated": "cut off",
+    "ungraded": "no reward", "left_out": "reward below the threshold",
+}  # fmt: skip
+"""Why drawn tokens teach nothing, by the last part of the metric's name."""
 """This metric counts tokens that were trained on. All other waste metrics count tokens that were not."""
 CHOOSING = {
     "task": ("name", "path", "held_out_path", "parts", "weights"),
@@ -101,10 +105,10 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
             "model": run.setting("model", "path"),
             "task": run.setting("task", "name"),
             "updates judged": _verdicts(run),
-            "tokens generated": run.total("tokens/generated"),
+            "tokens for training": run.total("tokens/generated"),
             "tokens trained on": run.total("tokens/trained"),
             "tokens effective": round(run.total("tokens/effective")) or None,
-            "tokens wasted": _wasted(run),
+            "drawn but unused": _unused(run),
         },
     }
 
@@ -157,16 +161,13 @@ def _verdicts(run: RunFolder) -> str | None:
     return said + (f" (first at step {harmful[0]:.0f})" if harmful else "")
 
 
-def _wasted(run: RunFolder) -> str | None:
-    """Tokens that were drawn but not used, by reason, the largest first, as shares of all that was drawn. A run may
-    draw text that it did not generate, and may draw text more than once."""
-    names = {name for row in run.rows for name in row if name.startswith(WASTE)}
-    lost = {name: run.total(name) for name in names}
-    drawn = run.total("tokens/trained") + sum(lost.values()) - lost.get(STALE, 0)
+def _unused(run: RunFolder) -> str | None:
+    """Tokens that were drawn but not learned from, by reason, the largest first, as shares of all that was drawn. A run
+    may draw text that it did not generate, and may draw text more than once."""
+    lost = {why: run.total(f"{WASTE}{name}") for name, why in UNUSED.items()}
+    drawn = run.total("tokens/trained") + sum(lost.values())
     said = [
-        f"{name.removeprefix(WASTE).replace('_', ' ')} {lost[name] / drawn:.0%}"
-        for name in sorted(lost, key=lambda name: (-lost[name], name))
-        if drawn and lost[name] > 0
+        f"{why} {tokens / drawn:.0%}" for why, tokens in sorted(lost.items(), key=lambda one: -one[1]) if tokens > 0
     ]
     return ", ".join(said) or None
 

@@ -156,9 +156,13 @@ def test_a_rank_on_the_other_host_is_lost(begin, undisturbed, sent, timeout, say
 def test_the_other_hosts_raylet_is_killed_and_another_takes_its_place(begin, undisturbed):
     run = begin(60.0)
     run.reached(6)
-    os.kill(run.hosts.second.raylet(), signal.SIGKILL)
     began = time.monotonic()
-    seconds_until(lambda: "starting all ranks again" in run.said(), LIMIT, run.said())
+    os.kill(run.process.pid, signal.SIGSTOP)  # a fast run would end before it learns of the loss
+    os.kill(run.hosts.second.raylet(), signal.SIGKILL)
+    seconds_until(lambda: not run.hosts.second.ranks(), LIMIT, "its rank ends")
+    os.kill(run.process.pid, signal.SIGCONT)
+    seconds_until(lambda: "starting all ranks again" in run.said() or run.process.poll() is not None, LIMIT, run.said())
+    assert run.process.poll() is None, run.said()
     run.hosts.second.start_ray(run.hosts.first)
     told("the raylet was replaced", time.monotonic() - began)
     seconds_until(run.went_on, LIMIT, run.said())

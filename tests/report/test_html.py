@@ -87,7 +87,7 @@ def test_curves_are_the_metrics(trained):
         assert dict(zip(run["steps"][column["steps"]], column["values"], strict=True)) == logged
     assert run["syncs"] == [0, 4, 8]
     assert run["accuracies"] == [[0, rows[0]["eval/pass@1"]], [12, rows[12]["eval/pass@1"]]]
-    assert run["facts"]["tokens generated"] == sum(row.get("tokens/generated", 0) for row in rows)
+    assert run["facts"]["tokens for training"] == sum(row.get("tokens/generated", 0) for row in rows)
     assert (run["learned"], run["planned"], run["finished"]) == (12, 12, True)
     assert run["notes"] == []
 

@@ -6,19 +6,19 @@ import pytest
 
 from solera.folder.account import Account, append_account
 from solera.report.run_folder import read_run
-from solera.report.summary import _account, _wasted
+from solera.report.summary import _account, _unused
 from tests.report.runs import write_run
 
 
-def test_waste_is_a_share_of_what_was_drawn_not_of_what_was_generated(tmp_path):
-    """Drawn 60 + 20 + 20 tokens, of which 60 trained on and 30 of those stale; only 10 were generated."""
+def test_what_is_not_used_is_a_share_of_what_was_drawn_not_of_what_was_generated(tmp_path):
+    """Drawn 60 + 20 + 20 tokens, of which 60 trained on; only 10 were generated."""
     rows = [
         {"step": 0, "tokens/generated": 10, "tokens/trained": 20, "waste/stale": 10, "waste/zero_variance": 20},
         {"step": 1, "tokens/generated": 0, "tokens/trained": 40, "waste/stale": 20, "waste/dropped": 20},
     ]
     (tmp_path / "config.toml").write_text("")
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert _wasted(read_run(tmp_path)) == "stale 30%, dropped 20%, zero variance 20%"
+    assert _unused(read_run(tmp_path)) == "equal rewards 20%, dropped by the objective 20%"
 
 
 WHOLE = b'{"step": 4, "tokens/generated": 9, "tokens/trained": 5, "tokens/dropped/too_old": 3, "tokens/lost": 1}\n'
