@@ -1,4 +1,5 @@
-"""What the user sees during a sweep: a line for each run that ends and, on a terminal, a progress bar."""
+"""What the user sees during a sweep: a line for each run that ends and, on a terminal, a progress bar. Elsewhere a line
+about all runs comes if nothing was said for a minute."""
 
 import json
 import os
@@ -15,6 +16,8 @@ from solera.sweep.plan import PlannedRun
 
 LONGEST_LINE = 1 << 16
 """Bytes at the end of a run's metrics that contain its last line."""
+QUIET = 60.0
+"""Seconds without a line, where there is no progress bar."""
 
 
 class Progressing:
@@ -25,7 +28,7 @@ class Progressing:
         self._learned = {run.name: kept(run) for run in runs}
         self._total = self._left = sum(run.config.run.steps for run in runs)
         self._before = sum(self._learned.values())
-        self._start = time.monotonic()
+        self._start = self._said = time.monotonic()
         self._bar = Progress(
             TextColumn("batches"), MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[runs]}"),
             TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console, disable=not console.is_terminal,
@@ -37,9 +40,13 @@ class Progressing:
         self._learned |= {run.name: learned(run) for run in running}
         self._left = sum(run.config.run.steps - self._learned[run.name] for run in (*running, *waiting))
         state = f"{counted(len(running), 'run')} active, {len(waiting)} waiting"
-        self._bar.update(self._task, completed=self._total - self._left, runs=state, left=self.left())
+        done = self._total - self._left
+        self._bar.update(self._task, completed=done, runs=state, left=self.left())
+        if not self.console.is_terminal and time.monotonic() - self._said >= QUIET:
+            self.say(f"batches   {done:,} of {self._total:,}, {state}")
 
     def say(self, sentence: str) -> None:
+        self._said = time.monotonic()
         self.console.print(Text(f"{sentence}  {self.left()}".rstrip()))
 
     def left(self) -> str:

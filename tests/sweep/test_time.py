@@ -1,16 +1,20 @@
 """A sweep with a time limit, continued elsewhere from small files; the gain of running side by side."""
 
+import io
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from solera.config import dump
 from solera.errors import SoleraError
 from solera.sweep.clock import Estimates
 from solera.sweep.file import read_plan
+from solera.sweep.progress import Progressing
 from solera.sweep.results import Gain, collect
 from solera.sweep.state import refuse_changed
 from tests.command import solera
@@ -226,3 +230,20 @@ def test_the_first_run_is_alone_to_measure_the_gain(tmp_path):
     assert all(1 < pace["active"] <= 2 for pace in paces[1:])
     assert re.search(r"\d+ s of runs took \d+ s: 1\.\d\d side by side on average", done.stdout)
     assert re.search(r"gain of [12]\.\d active runs: \d+\.\d\d times the batches per second of", done.stdout)
+
+
+def test_where_there_is_no_bar_a_line_comes_after_a_quiet_minute(plan, monkeypatch):
+    now, said = [100.0], io.StringIO()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    first, *others = plan.runs()
+    with Progressing([first, *others], Console(file=said)) as progress:
+        log_batches(first, 3)
+        for second in (159, 160, 161, 219):
+            now[0] = float(second)
+            progress.update([first], others)
+    steps = first.config.run.steps * (1 + len(others))
+    # Three batches took 60 s.
+    left = f"0:{(steps - 3) * 20 // 60:02d}:{(steps - 3) * 20 % 60:02d}"
+    assert said.getvalue().splitlines() == [
+        f"batches   3 of {steps}, 1 run active, {len(others)} waiting  about {left} left"
+    ]
