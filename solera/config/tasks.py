@@ -52,7 +52,9 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     kind = kind_of_task(task.name)
     if kind not in TASK_FIELDS or task.name in SPELLED:
         known = [SPELLED.get(name, name) for name in TASK_FIELDS]
-        raise SoleraError(f"task.name is {task.name!r}{perhaps(task.name, known)}")
+        is_file = task.name.endswith((".jsonl", ".csv", ".parquet"))
+        hint = f'; for the problems of a file: task.name = "jsonl", task.path = "{task.name}"' if is_file else ""
+        raise SoleraError(f"task.name is {task.name!r}{hint or perhaps(task.name, known)}")
     own = TASK_FIELDS[kind] | ({"path": None} if task.name.startswith((ENVIRONMENT, VERIFIERS)) else {})
     unset = [key.name for key in dataclasses.fields(task) if getattr(task, key.name) in (None, ())]
     for key in dataclasses.fields(task):

@@ -181,6 +181,7 @@ def test_answers_are_checked_where_a_grader_needs_them(problems):
         ({"name": "jsonl", "path": "x", "held_out_path": "y", "held_out_share": 0.1}, "choose one"),
         ({"name": "jsonl", "path": "x", "held_out_share": 1.0}, "at least 0 and below 1"),
         ({"name": "jsnl"}, "did you mean jsonl?"),
+        ({"name": "sums.jsonl"}, 'for the problems of a file: task.name = "jsonl", task.path = "sums.jsonl"$'),
     ],
 )
 def test_fields_of_another_task_are_refused(task, says):
