@@ -27,6 +27,16 @@ HEADS, QUERIES, DIM, PAGE, GROUP = 3, 9, 64, 128, 8
 
 
 @triton.jit
+def _rotated(start_ptr, cos, sin, real, DIM: tl.constexpr):
+    """Vectors that begin at these places, each rotated by its row's position."""
+    d = tl.arange(0, DIM)
+    other = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
+    x = tl.load(start_ptr + d[None, :], mask=real, other=0.0).to(tl.float32)
+    pair = tl.load(start_ptr + other[None, :], mask=real, other=0.0).to(tl.float32)
+    return x * cos + tl.where((d < DIM // 2)[None, :], -pair, pair) * sin
+
+
+@triton.jit
 def _read(
     query, pool_key, pool_value, page_ptr, length, mine, scale, head, best, total, acc,
     HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr,
@@ -69,16 +79,9 @@ def _attend_in_bundles(
     turn = tl.load(prompt_length + leader).to(tl.int32)
     cos = tl.load(cos_ptr + row[:, None] * DIM + d[None, :], mask=real, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + row[:, None] * DIM + d[None, :], mask=real, other=0.0).to(tl.float32)
-    at = row[:, None] * query_row + (head * GROUP + g)[:, None] * DIM
-    other = tl.where(d < DIM // 2, d + DIM // 2, d - DIM // 2)
-    sign = tl.where(d < DIM // 2, -1.0, 1.0)[None, :]
-    x = tl.load(query_ptr + at + d[None, :], mask=real, other=0.0).to(tl.float32)
-    y = tl.load(query_ptr + at + other[None, :], mask=real, other=0.0).to(tl.float32)
-    query = (x * cos + sign * y * sin).to(pool_key.dtype.element_ty)
-    at = row[:, None] * key_row + head * DIM
-    x = tl.load(key_ptr + at + d[None, :], mask=real, other=0.0).to(tl.float32)
-    y = tl.load(key_ptr + at + other[None, :], mask=real, other=0.0).to(tl.float32)
-    key = (x * cos + sign * y * sin).to(pool_key.dtype.element_ty)
+    query = _rotated(query_ptr + row[:, None] * query_row + (head * GROUP + g)[:, None] * DIM, cos, sin, real, DIM)
+    key = _rotated(key_ptr + row[:, None] * key_row + head * DIM, cos, sin, real, DIM)
+    query, key = query.to(pool_key.dtype.element_ty), key.to(pool_key.dtype.element_ty)
     value = tl.load(value_ptr + row[:, None] * value_row + head * DIM + d[None, :], mask=real, other=0.0)
     value = value.to(pool_value.dtype.element_ty)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
@@ -86,23 +89,9 @@ def _attend_in_bundles(
     acc = value.to(tl.float32)
     prompt = page_ptr + leader * page_row
     best, total, acc = _read(
-        query,
-        pool_key,
-        pool_value,
-        prompt,
-        turn,
-        row >= 0,
-        scale,
-        head,
-        best,
-        total,
-        acc,
-        HEADS,
-        DIM,
-        PAGE,
-        UNIT,
-        BLOCK,
-    )
+        query, pool_key, pool_value, prompt, turn, row >= 0, scale, head, best, total, acc,
+        HEADS, DIM, PAGE, UNIT, BLOCK,
+    )  # fmt: skip
     column = (turn + PAGE - 1) // PAGE
     for m in tl.static_range(MEMBERS):
         own = tl.load(bundle + m)

@@ -186,7 +186,7 @@ def _import(chosen: Namespace) -> int:
         reader = line_reader(config, load_reader(config.model.path), chosen.file, chosen.origin)
         done = import_rollouts(ledger, chosen.file, reader, chosen.skip_bad)
     revised = counted(done.rewards, "reward")
-    left = f", {done.held_out} skipped that answer held-out problems" if done.held_out else ""
+    left = f", {done.held_out} skipped because they answer held-out problems" if done.held_out else ""
     print(f"{counted(done.rollouts, 'rollout')} imported, {done.known} already known, {revised} updated{left}")
     if done.rollouts and config.collect.mode == "stream" and config.draw.policy == "fresh":
         print("note: while streaming, draw.policy = fresh does not train on imported rollouts (docs/store.md)")

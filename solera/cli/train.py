@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from solera.config import Config
     from solera.run.running import Result
 
-DATA = (".jsonl", ".parquet")
-"""Endings of data files, which are not configs."""
 HELP = """Train a model. Settings come from FILE.toml, if given, and then from the options below. The run's folder gets
 the resolved config, the metrics, the store of all rollouts, a plot, a report and the trained model.
 
@@ -49,7 +47,7 @@ def run(arguments: list[str]) -> int:
     if "--from" in named:
         raise SoleraError("--from needs --resume FOLDER (see solera train --help)")
     file = Path(arguments.pop(0)) if arguments and not arguments[0].startswith("-") else None
-    if file and file.suffix.lower() in DATA:
+    if file and file.suffix.lower() in configuration.DATA_FILES:
         command = shlex.join(["solera", "train", "--task", "jsonl", "--task.path", str(file)])
         raise SoleraError(f"{file} is data, not a TOML config; to train on it: {command}")
     if file and os.path.isdir(file):  # Path.is_dir raises if the name is too long
@@ -170,7 +168,7 @@ def _refuse_places(config: "Config") -> None:
 
 def _held_out_reward(rows: "list[dict[str, float]]") -> str:
     """A line about the mean held-out reward, unless it is the accuracy."""
-    rewards = [row["eval/reward"] for row in rows if "eval/reward" in row]
-    if all(row["eval/reward"] == row["eval/pass@1"] for row in rows if "eval/reward" in row):
+    evaluated = [row for row in rows if "eval/reward" in row]
+    if all(row["eval/reward"] == row["eval/pass@1"] for row in evaluated):
         return ""
-    return f"held-out reward {rewards[0]:.3g} before, {rewards[-1]:.3g} after\n"
+    return f"held-out reward {evaluated[0]['eval/reward']:.3g} before, {evaluated[-1]['eval/reward']:.3g} after\n"

@@ -51,9 +51,10 @@ from solera.config.sections import (
     writes,
 )
 from solera.config.shares import apportion, new_per_batch
-from solera.config.tasks import GYM, kind_of_task, passing, resolve_task, task_parts
+from solera.config.tasks import DATA_FILES, GYM, kind_of_task, passing, resolve_task, task_parts
 
 __all__ = [
+    "DATA_FILES",
     "EMBEDDED_MODELS",
     "GYM",
     "LARGEST",

@@ -9,6 +9,8 @@ from solera.config.fields import LARGEST, perhaps, shown
 from solera.config.sections import TaskConfig
 from solera.errors import SoleraError
 
+DATA_FILES = (".jsonl", ".json", ".parquet", ".csv")
+"""What the name of a file with problems ends with."""
 _FILE_FIELDS: dict[str, Any] = {"path": None, "answer": "answer", "held_out_path": None, "held_out_share": 0.1}
 TASK_FIELDS: dict[str, dict[str, Any]] = {
     "arithmetic": {"level": 2},
@@ -52,7 +54,7 @@ def resolve_task(task: TaskConfig) -> TaskConfig:
     kind = kind_of_task(task.name)
     if kind not in TASK_FIELDS or task.name in SPELLED:
         known = [SPELLED.get(name, name) for name in TASK_FIELDS]
-        is_file = task.name.endswith((".jsonl", ".csv", ".parquet"))
+        is_file = task.name.endswith(DATA_FILES)
         hint = f'; for the problems of a file: task.name = "jsonl", task.path = "{task.name}"' if is_file else ""
         raise SoleraError(f"task.name is {task.name!r}{hint or perhaps(task.name, known)}")
     own = TASK_FIELDS[kind] | ({"path": None} if task.name.startswith((ENVIRONMENT, VERIFIERS)) else {})

@@ -37,7 +37,7 @@ def candidates(models: list[str], checkpoints: bool = False) -> list[Candidate]:
         elif _finished(model).is_dir():
             found.append(Candidate(model, str(_finished(model))))
         else:
-            _checkpoints(model)  # there are some
+            _checkpoints(model)  # refuses a run that has none either
             raise SoleraError(
                 f"{model}: the run has no finished model yet; evaluate its checkpoints with --checkpoints"
             )

@@ -59,7 +59,7 @@ def read_run(path: Path) -> RunFolder:
     if not (path / CONFIG).is_file() and not (path / METRICS).is_file():
         raise SoleraError(f"{path}: it has neither config.toml nor metrics.jsonl, so it is not a run's folder")
     notes: list[str] = []
-    config, rows = _config(path / CONFIG, notes), _rows(path / METRICS, notes)
+    config, rows = read_settings(path / CONFIG, notes), _rows(path / METRICS, notes)
     _note_edits(path, config, notes)
     return RunFolder(path, _without_password(config), rows, notes, _own_code(path, notes))
 
@@ -94,7 +94,7 @@ def _own_code(path: Path, notes: list[str]) -> tuple[str, ...]:
         return ()
 
 
-def _config(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
+def read_settings(path: Path, notes: list[str]) -> dict[str, dict[str, Any]]:
     """The tables as written, without the checks of `config.load`, so that runs of other versions can be reported."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))

@@ -23,8 +23,8 @@ UNUSED = {
     "zero_variance": "equal rewards", "dropped": "dropped by the objective", "truncated": "cut off",
     "ungraded": "no reward", "left_out": "reward below the threshold",
 }  # fmt: skip
-"""Why drawn tokens teach nothing, by the last part of the metric's name."""
-"""This metric counts tokens that were trained on. All other waste metrics count tokens that were not."""
+"""Why drawn tokens teach nothing, by the last part of the metric's name. (`waste/stale` is no such reason: it counts
+tokens that were trained on.)"""
 CHOOSING = {
     "task": ("name", "path", "held_out_path", "parts", "weights"),
     "objective": ("name",),

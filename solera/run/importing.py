@@ -51,7 +51,7 @@ def _read_file(parts: Parts, path: Path) -> ReadLines[Rollout]:
         ) from error
     if lines.held_out:
         skipped = counted(lines.held_out, "response" if path.is_dir() else "line")
-        parts.say(f"{path}: skipped {skipped} that answer held-out problems of the task")
+        parts.say(f"{path}: skipped {skipped}: answers to held-out problems of the task")
     return lines
 
 

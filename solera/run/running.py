@@ -2,7 +2,6 @@
 
 import errno
 import time
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from solera.objectives.table import notices
 from solera.protocols import SupplyState, Weights
 from solera.records import PolicyVersion, Rollout
 from solera.report.result import Result, result_of
+from solera.report.run_folder import read_settings
 from solera.report.sinks import TeeSink, need_wandb
 from solera.run.build import build_loop, sinks_of, take_model
 from solera.run.importing import check_shares, import_data, read_data
@@ -120,10 +120,7 @@ def _lr_behind(model: str) -> float | None:
     written = Path(model).absolute().parent / CONFIG
     if Path(model).name != MODEL or not written.is_file():
         return None
-    try:
-        rate = tomllib.loads(written.read_text(encoding="utf-8")).get("learn", {}).get("lr")
-    except ValueError:  # no reason not to train
-        return None
+    rate = read_settings(written, []).get("learn", {}).get("lr")
     return rate if isinstance(rate, float) else None
 
 

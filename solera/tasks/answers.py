@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from solera.config import TaskConfig, kind_of_task, task_parts
+from solera.config import DATA_FILES, TaskConfig, kind_of_task, task_parts
 from solera.errors import SoleraError
 from solera.tasks.gym import expected_answer
 from solera.tasks.jsonl import read_split
@@ -16,7 +16,6 @@ from solera.tasks.keys import sum_in
 
 AnswerOf = Callable[[str], str | None]
 """From a key to the answer; `None` for a prompt that the task does not know or that has no single answer."""
-FILES = (".jsonl", ".json", ".parquet", ".csv")
 
 
 def answers_of(task: TaskConfig, folder: Path) -> AnswerOf:
@@ -55,7 +54,7 @@ def _found(path: str | None, folder: Path) -> str | None:
     there = folder / Path(path).expanduser()
     if there.exists():
         return str(there)
-    if there.suffix in FILES:
+    if there.suffix in DATA_FILES:
         raise SoleraError(f"{path}: the file no longer exists")
     return path
 

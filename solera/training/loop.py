@@ -120,7 +120,7 @@ class Loop:
         with metrics.timed("sync"):
             metrics.add(self.delivery.deliver())
         with metrics.timed("diagnose"):
-            metrics.add(self.probe.renew(sync))
+            self.probe.renew(sync)
         return sync.done(self.learner.version)
 
     def wrote_any(self, groups: list[Group]) -> bool:

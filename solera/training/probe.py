@@ -72,7 +72,7 @@ class Probe:
         self._alpha_version = 0
         """The engine's, when they were begun."""
         self._metrics: dict[str, float] = {}
-        """What no row has yet."""
+        """What is in no row yet."""
         self._rollouts: tuple[Rollout, ...] = ()
         self._alpha_logp_T: FloatArray = np.zeros(0, np.float32)
         self._latest: tuple[int, Scored] | None = None
@@ -84,13 +84,13 @@ class Probe:
             return False
         return step % self.every == stream_seed(self.seed, step // self.every, 2) % self.every
 
-    def renew(self, sync: SyncState) -> dict[str, float]:
+    def renew(self, sync: SyncState) -> None:
         """Begin a new probe after a sync. `sync` is the state before it."""
         self._rollouts, self._latest = (), None
         now = self.learner.version
         expected = range(now, 2 * now - sync.engine_version) if sync.count else range(now, now + self.every)
         if not any(map(self.due, expected)):
-            return {}
+            return
         chosen = Random(stream_seed(self.seed, now, 3)).sample(self.prompts, self.size)
         attempts = [
             (prompt, stream_seed(self.seed, now, 3, number, member))
@@ -101,10 +101,8 @@ class Probe:
         self._begun = self.events.begin(
             episodes(self.task, self.engine, attempts, self.sampling, self.guard, self.events.in_rounds)
         )
-        if self.score_as_sent is not None:
-            return {}
-        self.finish()
-        return self.take_metrics()
+        if self.score_as_sent is None:
+            self.finish()
 
     def finish(self) -> None:
         """Wait for the responses of a probe that was begun. Store and score them."""
@@ -128,7 +126,7 @@ class Probe:
         return self.score_as_sent(self._rollouts)
 
     def take_metrics(self) -> dict[str, float]:
-        """What was not in a row before."""
+        """What is in no row yet. The caller puts it into one."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 

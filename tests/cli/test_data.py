@@ -102,7 +102,7 @@ def test_a_run_begins_with_the_good_lines_of_its_files(tmp_path):
     assert bad.read_text() == f"{{broken\n{text}\n"
     for said in (f"{files[1]}:1: not JSON", f"{files[1]}:3: field 'reward'"):
         assert said in done.stdout
-    assert f"{files[0]}: skipped 1 line that answer" in done.stdout
+    assert f"{files[0]}: skipped 1 line: answers to held-out problems" in done.stdout
     assert f"2 bad lines of store.data written to {bad}" in done.stdout
     with closing(Ledger(tmp_path / "run" / "store.db")) as ledger, ledger.transaction() as connection:
         count = "select count(*) from rollouts where origin = 'model:teacher'"
@@ -218,7 +218,7 @@ def test_answers_to_held_out_problems_are_skipped_and_a_file_of_nothing_else_is_
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = solera("import", folder, file)
     assert done.stdout == (
-        "1 rollout imported, 0 already known, 0 rewards updated, 2 skipped that answer held-out problems\n"
+        "1 rollout imported, 0 already known, 0 rewards updated, 2 skipped because they answer held-out problems\n"
     )
     file.write_text(json.dumps(rows[0]) + "\n")
     refused = solera("import", folder, file)

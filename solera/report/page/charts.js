@@ -55,9 +55,9 @@ function figure(value) {
 const percent = (value) => (value === null || value === undefined ? "–" : `${+(100 * value).toFixed(Math.abs(value) < 0.1 ? 2 : 1)} %`);
 const said = (line, value) => line.words?.[value] ?? (line.percent ? percent(value) : figure(value));
 
+const MANY = 50;
 /* The range of the axis of values. It starts at zero, unless that would squeeze the curves into the upper third. A few
    of many values, far above all others, do not extend it; the top of the chart shows how high they go. */
-const MANY = 50;
 function bounds(values, share) {
   if (!values.length) return [0, 1];
   const sorted = values.sort((a, b) => a - b);
