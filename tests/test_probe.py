@@ -80,7 +80,7 @@ def test_an_update_is_judged_by_the_formula(parts):
     loop.probe.renew(SyncState())
     alpha, alpha_tokens = response_logp(loop), token_logp(loop)
     move(loop, 0.003)
-    proximal, before = loop.probe.score(0), response_logp(loop)
+    proximal, before = loop.probe.score(), response_logp(loop)
     move(loop, 0.01)
     found, after = loop.probe.judge(proximal), response_logp(loop)
     log_ratios = [pi_T - alpha_T for pi_T, alpha_T in zip(token_logp(loop), alpha_tokens, strict=True)]
@@ -115,7 +115,7 @@ def test_an_update_is_judged_by_the_formula(parts):
 def test_nothing_learned_is_no_improvement(parts):
     loop, _ = parts
     loop.probe.renew(SyncState())
-    proximal = loop.probe.score(0)
+    proximal = loop.probe.score()
     loop.learner.version += 1
     found = loop.probe.judge(proximal)
     assert found["improvement/estimate"] == found["improvement/state"] == found["probe/tv_sequence"] == 0
@@ -130,7 +130,7 @@ def test_a_run_resumed_with_other_micro_batches_compares_the_same_tokens(parts, 
     loop.learner.config = dataclasses.replace(loop.learner.config, **cut)
     loop.learner.version += 1
     loop.probe.restore(state)
-    found = loop.probe.judge(loop.probe.score(0))
+    found = loop.probe.judge(loop.probe.score())
     assert found["probe/ess"] == pytest.approx(1, abs=1e-6)
     assert found["probe/tv_token"] == pytest.approx(0, abs=1e-6)
     assert not said
@@ -143,7 +143,7 @@ def test_the_probe_of_an_older_checkpoint_is_not_compared_and_the_run_says_so(pa
     del state["order"]
     loop.probe.renew(SyncState(count=1, engine_version=loop.learner.version))  # ends the probe, writes no other
     loop.probe.restore(state)
-    assert loop.probe.score(0) is None
+    assert loop.probe.score() is None
     assert len(said) == 1 and "next sync" in said[0]
 
 
@@ -151,7 +151,7 @@ def test_a_policy_that_the_probe_does_not_cover_is_said_once(parts):
     loop, said = parts
     loop.probe.renew(SyncState())
     for _ in range(3):
-        proximal = loop.probe.score(0)
+        proximal = loop.probe.score()
         move(loop, 0.3)
         loop.probe.judge(proximal)
     assert len(said) == 1 and "weights on the probe average 0." in said[0]
@@ -166,7 +166,7 @@ def test_a_learner_that_streams_does_not_wait_for_its_probe(parts):
     alpha = {name: parameter.detach().clone() for name, parameter in model.items()}
     move(loop, 0.02)
     moved = {name: parameter.detach().clone() for name, parameter in model.items()}
-    proximal = loop.probe.score(0)
+    proximal = loop.probe.score()
     assert all(torch.equal(parameter, moved[name]) for name, parameter in model.items())
     np.testing.assert_allclose(proximal.logp_T, np.concatenate(token_logp(loop)), atol=1e-5)
     loop.learner.model.module.load_state_dict(alpha, strict=False)
@@ -190,6 +190,52 @@ def test_a_probe_under_way_is_complete_before_a_checkpoint_and_before_the_next_s
     assert loop.engine.version > held
     probe = [r for r in loop.store.fetch(list(range(31, 61))) if r.origin == PROBE]
     assert len(probe) == 30 and {span.version for r in probe for span in r.sequences[0].spans} == {held}
+
+
+@pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
+def test_a_step_that_is_due_before_the_probe_is_written_is_judged_once_it_is(parts):
+    probe, engine = parts[0].probe, parts[0].engine
+    probe.every = 50
+    (due,) = (step for step in range(50) if probe.due(step))
+    parts[0].learner.version = due
+    with engine._writing:  # it writes nothing
+        probe.renew(SyncState(count=1, engine_version=due - 5))
+        assert [probe.judges(step) for step in (due, due + 1)] == [False, False]
+        assert probe.state()["owed"]
+    assert probe._begun.wait(60)
+    assert [probe.judges(step) for step in (due + 2, due + 3)] == [True, False]
+    assert not probe.state()["owed"]
+
+
+@pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
+@pytest.mark.parametrize(
+    "every, step, last, judged", [(50, 0, False, 0), (50, 4, False, 1), (50, 0, True, 1), (1, 0, False, 1)]
+)
+def test_the_last_step_before_a_sync_and_the_last_of_all_wait_for_the_probe(parts, every, step, last, judged):
+    probe, engine = parts[0].probe, parts[0].engine
+    probe.every = every
+    due = next(step for step in range(5, 55) if probe.due(step))
+    parts[0].learner.version = due
+    with engine._writing:
+        probe.renew(SyncState(count=1, engine_version=due - 5))
+        probe.judges(due) if step else None
+        assert probe.judges(due + step, last) == judged
+
+
+@pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
+def test_a_step_that_no_probe_could_judge_before_a_sync_gets_one_after_it(parts):
+    """The sync came sooner than expected."""
+    loop, _ = parts
+    loop.probe.every = 50
+    (due,) = (step for step in range(50) if loop.probe.due(step))
+    loop.learner.version = due
+    with loop.engine._writing:
+        loop.probe.renew(SyncState(count=1, engine_version=due - 5))
+        assert not loop.probe.judges(due)
+    loop.probe.finish()
+    loop.learner.version = due + 2
+    loop.probe.renew(SyncState(count=1, engine_version=due))
+    assert loop.probe.judges(due + 2, last=True) and len(loop.probe.score().logp_T) > 30
 
 
 def test_one_step_in_every_block_is_judged_and_its_place_changes(parts):

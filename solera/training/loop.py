@@ -79,10 +79,11 @@ class Loop:
                 generated, groups = self.draw()
                 metrics.add({"tokens/generated": generated})
             self.write_ahead(step, sync, groups)
-            if not self.delivery.is_proved and (self.probe.due(step) or self.wrote_any(groups)):
+            judged = self.probe.judges(step, last=step + 1 == self.steps)
+            if not self.delivery.is_proved and (judged or self.wrote_any(groups)):
                 self.prove(metrics)
             with metrics.timed("diagnose"):
-                proximal = self.probe.score(step)
+                proximal = self.probe.score() if judged else None
             with metrics.timed("learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)

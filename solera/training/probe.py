@@ -32,8 +32,9 @@ class Probe:
     engine's arithmetic is in it. A new sync ends a probe; there is one where a step to judge is expected before the
     next sync.
 
-    The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it waits
-    only when the first step is judged, or before the engine gets other weights.
+    The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it goes
+    on. A step that is to be judged before they are there is not; the first one after it is, or, at the latest, the last
+    one before the engine gets other weights, which waits. Where every step is judged, the first one waits.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class Probe:
         """Responses under way."""
         self._alpha_version = 0
         """The engine's, when they were begun."""
+        self._next_sync = 0
+        """The step before which the next sync is expected."""
+        self._owed = False
+        """Whether a step was to be judged and none has been since."""
         self._metrics: dict[str, float] = {}
         """What is in no row yet."""
         self._rollouts: tuple[Rollout, ...] = ()
@@ -88,8 +93,8 @@ class Probe:
         """Begin a new probe after a sync. `sync` is the state before it."""
         self._rollouts, self._latest = (), None
         now = self.learner.version
-        expected = range(now, 2 * now - sync.engine_version) if sync.count else range(now, now + self.every)
-        if not any(map(self.due, expected)):
+        self._next_sync = 2 * now - sync.engine_version if sync.count else now + self.every
+        if not self._owed and not any(map(self.due, range(now, self._next_sync))):
             return
         chosen = Random(stream_seed(self.seed, now, 3)).sample(self.prompts, self.size)
         attempts = [
@@ -130,10 +135,20 @@ class Probe:
         metrics, self._metrics = self._metrics, {}
         return metrics
 
-    def score(self, step: int) -> Scored | None:
-        """Score the probe before this step's update. `None` if the step is not judged."""
-        if not self.due(step):
-            return None
+    def judges(self, step: int, last: bool = False) -> bool:
+        """Whether this step is judged: a due one, or the first after it that need not wait. `last`: none comes after
+        it."""
+        self._owed |= self.due(step)
+        judged = self._owed and (last or not self._can_come_later(step))
+        self._owed &= not judged
+        return judged
+
+    def _can_come_later(self, step: int) -> bool:
+        under_way = self._begun is not None and not self._begun.wait(0)
+        return under_way and self.score_as_sent is not None and self.every > 1 and step + 1 < self._next_sync
+
+    def score(self) -> Scored | None:
+        """Score the probe before the update of a step that is judged. `None` if there is no probe."""
         self.finish()
         return self._score() if self._rollouts else None
 
@@ -162,7 +177,8 @@ class Probe:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint, of a probe that is finished. The responses themselves are in the store."""
         ids = [rollout.id for rollout in self._rollouts]
-        return {"ids": ids, "alpha_logp_T": torch.from_numpy(self._alpha_logp_T), "order": TOKEN_ORDER}
+        alpha_logp_T = torch.from_numpy(self._alpha_logp_T)
+        return {"ids": ids, "alpha_logp_T": alpha_logp_T, "order": TOKEN_ORDER, "owed": self._owed}
 
     def restore(self, state: dict[str, Any]) -> None:
         if state.get("order") != TOKEN_ORDER:
@@ -170,6 +186,7 @@ class Probe:
             return
         self._keep(self.store.fetch(state["ids"]))
         self._alpha_logp_T = state["alpha_logp_T"].numpy()
+        self._owed = state.get("owed", False)
 
     def _keep(self, rollouts: list[Rollout]) -> None:
         self._rollouts = tuple(r for r in rollouts if r.reward is not None and r.length)
