@@ -209,7 +209,7 @@ def test_a_step_that_is_due_before_the_probe_is_written_is_judged_once_it_is(par
 
 @pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
 @pytest.mark.parametrize(
-    "every, step, last, judged", [(50, 0, False, 0), (50, 4, False, 1), (50, 0, True, 1), (1, 0, False, 1)]
+    ("every", "step", "last", "judged"), [(50, 0, False, 0), (50, 4, False, 1), (50, 0, True, 1), (1, 0, False, 1)]
 )
 def test_the_last_step_before_a_sync_and_the_last_of_all_wait_for_the_probe(parts, every, step, last, judged):
     probe, engine = parts[0].probe, parts[0].engine

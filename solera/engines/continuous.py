@@ -27,7 +27,7 @@ from solera.engines.tables import ALIVE, Memory, RowTable, bucket
 from solera.errors import SoleraError
 from solera.models.attention import PackedTexts, Plan
 from solera.models.language_model import SHORT, LanguageModel
-from solera.models.memory import RECORDING, free_bytes
+from solera.models.memory import RECORDING, free_bytes, recording
 
 PREFILL_TOKENS = 16_384
 """Prompt tokens that are computed in one pass."""
@@ -315,7 +315,7 @@ class ContinuousDecoder:
                     self.step(memory, rows, kind)
             torch.cuda.current_stream().wait_stream(stream)
             self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+            with recording(graph, self._pool, stream):
                 self.step(memory, rows, kind)
         memory.row_table.copy_(kept)
         return graph

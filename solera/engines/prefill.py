@@ -24,7 +24,7 @@ from solera.engines.pages import NOBODY
 from solera.engines.prompts import Group, Stretch
 from solera.engines.tables import bucket
 from solera.models.attention import PackedTexts, Text, count_up, filler
-from solera.models.memory import RECORDING, allowed_bytes, set_aside
+from solera.models.memory import RECORDING, allowed_bytes, recording, set_aside
 from solera.models.pinned import pinned
 from solera.models.tiling import largest_size
 
@@ -164,8 +164,7 @@ class PrefillGraphs:
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Another thread may use the GPU.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+            with recording(graph, self._pool, self._stream):
                 if not self.graphs:
                     # The memory of all graphs, as one piece that each divides anew. Otherwise a larger pass would not
                     # find room in the pieces of smaller ones, and take its own beside them.

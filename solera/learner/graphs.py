@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from solera.engines.fused import KNOWN
 from solera.learner.rows import MicroBatch, places_for
 from solera.models.language_model import SHORT, LanguageModel
-from solera.models.memory import allowed_bytes
+from solera.models.memory import RECORDED_SHARE, allowed_bytes, recording
 from solera.models.tiling import largest_size
 
 MOST_PLACES = places_for(24_576)
@@ -27,8 +27,6 @@ FEWEST_PLACES = places_for(4096)
 WORK = 1.2e11
 """Places times weights of a layer, up to which a GPU waits for the host. A layer of a plain pass takes the host 2.4 ms,
 and an H200 computes so much in that time at 300 TFLOP/s: `6 · WORK / 300e12 = 2.4 ms`."""
-SHARE = 1 / 8
-"""Most of the GPU's memory for recorded passes. Nothing else can use it."""
 FIRST_USES = 1
 """Updates that use a size before it is recorded. Recording takes about as long as ten passes."""
 
@@ -41,7 +39,7 @@ def most_places(model: LanguageModel, bytes_per_token: float) -> int:
     if not (dense and model.module.dtype in SHORT):
         return 0
     gradients = sum(parameter.nbytes for parameter in model.parameters().values() if parameter.requires_grad)
-    memory = SHARE * allowed_bytes(model.device) - gradients
+    memory = RECORDED_SHARE * allowed_bytes(model.device) - gradients
     return worthwhile(int(min(MOST_PLACES, WORK / _layer_weights(model), memory / bytes_per_token)))
 
 
@@ -165,8 +163,7 @@ class Pass:
         here.wait_stream(stream)
         graphs = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         for graph, step in zip(graphs, (self._forward, self._backward), strict=True):
-            # Another thread may be decoding.
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with recording(graph, pool, stream):
                 step()
         self._graphs = graphs
 

@@ -4,6 +4,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -11,6 +12,9 @@ RECORDING = threading.RLock()
 """Held by a thread that records a CUDA graph, and by one that does what CUDA or torch refuse while another thread
 records: to wait for the whole GPU, as a learner and an engine do for what they compile, and to give back torch's unused
 memory."""
+
+RECORDED_SHARE = 1 / 8
+"""Most of the GPU's memory for what recorded graphs compute with. Nothing else can use it."""
 
 _SET_ASIDE = weakref.WeakKeyDictionary[object, int]()
 
@@ -35,6 +39,31 @@ def allowed_bytes(device: torch.device) -> int:
     number = _number(device)
     _, total = torch.cuda.mem_get_info(number)
     return int(torch.cuda.get_per_process_memory_fraction(number) * total)
+
+
+@contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Record what is started meanwhile, while other threads may use the GPU.
+
+    `torch.cuda.graph` first waits for the whole GPU and gives back all unused memory, because torch cannot do that
+    while it records. That holds up everything else on a busy GPU, so here it happens only if memory is short.
+    """
+    if _left(stream.device) < RECORDED_SHARE * allowed_bytes(stream.device):
+        torch.cuda.synchronize(stream.device)
+        torch.cuda.empty_cache()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(pool, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+def _left(device: torch.device) -> int:
+    """Bytes that torch can still take from the GPU, within this process's limit."""
+    number = _number(device)
+    free, _ = torch.cuda.mem_get_info(number)
+    return min(free, allowed_bytes(device) - torch.cuda.memory_reserved(number))
 
 
 @contextmanager
