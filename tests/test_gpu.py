@@ -43,7 +43,7 @@ from solera.models.attention import PackedTexts, Text
 from solera.models.digest import BLOCK, describe
 from solera.models.language_model import LanguageModel
 from solera.models.lookup import sums_in_order
-from solera.models.memory import free_bytes, limited
+from solera.models.memory import free_bytes, limited, recording
 from solera.objectives.table import resolve
 from solera.protocols import Weights
 from solera.records import Completion, Group, Reward, Rollout, Sampling, Sequence
@@ -1111,6 +1111,27 @@ def test_what_is_free_ends_at_the_limit():
             torch.empty(3 * 2**29, dtype=torch.uint8, device=device)
         del taken
     assert free_bytes(device) > 8 * 2**30
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_recording_gives_unused_memory_back_only_if_memory_is_short(short):
+    device, number = torch.device("cuda", torch.cuda.current_device()), torch.zeros(1, device="cuda")
+    gc.collect()
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved()
+    taken = torch.empty(2**30, dtype=torch.uint8, device=device)
+    del taken
+    graph, pool, stream = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+    with limited(device, (torch.cuda.memory_reserved() + 2**26) / 2**30 if short else None):
+        assert torch.cuda.memory_reserved() >= reserved + 2**30
+        left = torch.cuda.memory_reserved()
+        stream.wait_stream(torch.cuda.current_stream())
+        with recording(graph, pool, stream):
+            number += torch.ones(1, device=device)
+        assert (torch.cuda.memory_reserved() < left - 2**29) == short
+    assert number.item() == 0
+    graph.replay()
+    assert number.item() == 1
 
 
 @pytest.mark.parametrize(("embedding", "expected"), [(1.0, "torch.float16"), (90_000.0, "torch.bfloat16")])
