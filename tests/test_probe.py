@@ -283,8 +283,8 @@ def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(sho
 
 
 def test_a_streaming_run_judges_a_due_step_or_one_soon_after_and_its_account_balances(short_run):
-    """A probe that is not written yet may postpone it up to the next sync, which comes every four steps. The first probe
-    expects it after six."""
+    """A probe that is not written yet may postpone it up to the next sync, which comes every four steps. The first
+    probe expects it after six."""
     result = short_run(
         """run = { steps = 24 }\ncollect = { mode = "stream" }\nsync = { period = 4 }
            diagnose = { every = 6, probe_prompts = 6 }\ncheckpoint = { every = 5 }"""
