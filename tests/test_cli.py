@@ -7,9 +7,11 @@ import statistics
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from solera.cli import main
 from tests.command import ROOT, SEARCH_PATH, run_script, solera, start
 
 SMALL = "--run.steps 3 --collect.prompts 4 --collect.group_size 4 --evaluate.problems 10 --run.device cpu".split()  # noqa: SIM905
@@ -147,6 +149,7 @@ REFUSED_WITHOUT_TORCH = {
     "train --resume nameless": "nameless/config.toml: run.name is unset",
     "train --run.device cpu --model.compute float16": "model.compute is float16, which needs a GPU",
     "train --run.device cpu --run.gpu_memory 3": "run.gpu_memory is set, but this run is on a CPU: remove it",
+    "train --collect.prompts 200000": "and collect.group_size 8; a batch has at most 1,000,000 responses",
     "train --store.data nowhere.jsonl": "nowhere.jsonl: cannot be read: No such file or directory",
     "train --report.wandb mine": "pip install wandb",
     "train --store.url postgresql://nobody@127.0.0.1:1/x --run.name mine": "PostgreSQL needs the package psycopg",
@@ -194,6 +197,16 @@ def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, refused_w
     assert REFUSED_WITHOUT_TORCH[arguments] in said
     assert said.count("\n") == 1 and status == 2, said
     assert not loaded
+
+
+def test_memory_that_ends_is_said_in_one_line(monkeypatch, capsys):
+    def run(arguments):
+        raise MemoryError
+
+    monkeypatch.setitem(sys.modules, "solera.cli.lab", SimpleNamespace(run=run))
+    assert main(["lab"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("solera: the machine's memory is full") and said.count("\n") == 1
 
 
 def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):

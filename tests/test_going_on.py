@@ -416,6 +416,7 @@ def test_an_extension_says_that_a_falling_learning_rate_changes(tmp_path, stoppe
     status, said = solera(tmp_path, "train", "--resume", str(stopped), "--run.steps", "12")
     assert status == 0
     assert "learn.decay is linear: the learning rate now falls to zero at step 12 instead of 10" in said
+    assert " s since it was resumed" in said
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ class Parser(argparse.ArgumentParser):
 
         given = list(sys.argv[1:] if args is None else args)
         actions = self._subcommands()
-        if actions and given and not given[0].startswith("-") and given[0] not in actions:
+        if actions and not given:
+            self.error(f"an action is missing; use one of {', '.join(actions)}")
+        if actions and not given[0].startswith("-") and given[0] not in actions:
             self.error(f"unknown action {given[0]!r}{perhaps(given[0], actions)}")
         values, unknown = self.parse_known_args(given, namespace)
         if not unknown:

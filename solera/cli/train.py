@@ -85,7 +85,8 @@ def _resume(arguments: list[str]) -> int:
         changes = changes_between(before, after)
     with alone(folder):
         resumable(folder, (), changes, start)
-    return _train_with(lambda running, console: running.resume(folder, console, changes=changes, start=start))
+    again = lambda running, console: running.resume(folder, console, changes=changes, start=start)  # noqa: E731
+    return _train_with(again, since=" since it was resumed")
 
 
 def _take(arguments: list[str], option: str, wanted: str) -> tuple[str | None, list[str]]:
@@ -114,7 +115,7 @@ def _help() -> str:
     return HELP.format(safe=", ".join(SAFE), sections=", ".join(Config.__annotations__))
 
 
-def _train_with(start: "Callable[[Any, Console], Result]") -> int:
+def _train_with(start: "Callable[[Any, Console], Result]", since: str = "") -> int:
     from rich.text import Text
 
     from solera.report.console import StandardOutput, loading
@@ -130,7 +131,7 @@ def _train_with(start: "Callable[[Any, Console], Result]") -> int:
     pages = {"plot": result.plot, "report": result.report}
     told = (
         f"held-out accuracy {result.accuracy_before:.1%} before, {result.accuracy_after:.1%} after, in "
-        f"{result.seconds:.0f} s\n"
+        f"{result.seconds:.0f} s{since}\n"
         f"{_held_out_reward(result.metrics)}"
         f"all evaluations: best {result.accuracy_max:.1%}, mean {result.accuracy_mean:.1%}\n"
         + "".join(f"{name:6} {path}\n" for name, path in pages.items() if path) + f"model  {result.model}"

@@ -30,6 +30,8 @@ from solera.config.shares import new_per_batch
 from solera.errors import SoleraError
 
 MOST_THREADS = 1024
+MOST_RESPONSES = 1_000_000
+"""Of a batch: more would not fit into memory."""
 COLDEST = 1e-3
 """Lowest temperature. Logits divided by a much smaller one are infinite."""
 WITH_ROWS = ("gsm8k", "math", "jsonl")
@@ -137,6 +139,9 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         (c.collect.group_size >= (1 if c.objective.name == "sft" else 2),
          f"collect.group_size is {c.collect.group_size}; a single response cannot be compared with others: "
          "use 2 or more"),
+        (c.collect.prompts * c.collect.group_size <= MOST_RESPONSES,
+         f"collect.prompts is {c.collect.prompts} and collect.group_size {c.collect.group_size}; a batch has at most "
+         f"{MOST_RESPONSES:,} responses"),
         (isinstance(c.collect.errors, str) or abs(c.collect.errors) <= LARGEST_REWARD,
          f"collect.errors is {c.collect.errors}; as a reward it must be between -{LARGEST_REWARD:g} and "
          f"{LARGEST_REWARD:g}"),

@@ -129,7 +129,7 @@ class Exam:
             return "the task graded none of its held-out problems"
         return (
             f"{', '.join(self.functions)} returned no number for any of {responses} responses; is a return "
-            "statement missing?"
+            "statement missing, or does every call fail (reward.errors)?"
         )
 
 

@@ -46,7 +46,7 @@ def tables(evaluation: Evaluation, width: int) -> list[Table]:
         together = max(1, (width - _width(named)) // (_width(size) - 1))
         result = [_columns(heads, lines[i : i + together], size) for i in range(0, len(lines), together)]
     problems = counted(len(evaluation.models[0].greedy.problems), "held-out problem")
-    result[-1].caption = f"{problems}; 95 % intervals in brackets"
+    result[-1].caption = f"{problems}; 95 % intervals in brackets; alike: the share of the most frequent response"
     return result
 
 

@@ -85,6 +85,7 @@ def generate(
             there = store.written_by(order.origin, lineage, order.author.version)
         engine = server or _in_process(parts, lineage, order.author.version)
         before = sum(min(there.get(prompt.key, 0), order.samples) for prompt in task.prompts)
+        further = sum(max(there.get(prompt.key, 0) - order.samples, 0) for prompt in task.prompts)
         total, made = order.samples * len(task.prompts), 0
         advance(before, total)
         for chunk in _chunks(order, task.prompts, there):
@@ -93,7 +94,7 @@ def generate(
             made += len(chunk)
             add(_write(task, engine, chunk, order, events))
             advance(len(chunk), total)
-    return Written(len(task.prompts), before, made, finished=True)
+    return Written(len(task.prompts), before, made, finished=True, further=further)
 
 
 def _in_process(parts: Parts, lineage: str, version: int) -> InProcessEngine:

@@ -35,9 +35,11 @@ class Written:
     prompts: int
     """Distinct problems that have responses."""
     before: int
-    """Responses that existed before."""
+    """Responses that existed before, as far as they were asked for."""
     now: int
     finished: bool
+    further: int = 0
+    """Responses to these prompts that were there and not asked for."""
 
 
 def read_generated(folder: Path) -> dict[str, Any]:

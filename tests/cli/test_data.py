@@ -177,7 +177,7 @@ def test_a_grade_is_corrected_by_its_part(tmp_path):
         (("reward", "{run}", "--id", 1, "--value", "1e13"), "at most 1e+12 in size"),
         (("export", "{run}", "no/such.jsonl"), "no/such.jsonl: cannot write a file to no: No such file"),
         (("stats", "none"), "none: no config.toml, so it is not the folder of a run"),
-        ((), "the following arguments are required: ACTION (see solera data --help)"),
+        ((), "an action is missing; use one of stats, verify, import, export, reward (see solera data --help)"),
     ],
 )
 def test_mistakes_are_one_line(folder, arguments, says):

@@ -78,7 +78,7 @@ def test_a_function_that_returns_nothing_is_named(example, monkeypatch, capfd, e
     options = f"--reward.functions rewards.py:nothing --reward.weights 1 --reward.errors {errors}"
     assert main(["train", "run.toml", *small("x"), *options.split()]) == 2
     said = "solera: evaluation: rewards.py:nothing returned no number for any of 10 responses; is a return statement "
-    said += "missing?;"
+    said += "missing, or does every call fail (reward.errors)?;"
     assert said in capfd.readouterr().err
 
 

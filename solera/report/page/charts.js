@@ -77,6 +77,15 @@ function decades(values) {
   return sorted.length > 1 && sorted[0] > 0 && at(0.98) >= 100 * at(0.02);
 }
 
+/* Most decades of a logarithmic axis. What is smaller is mostly rounding. */
+const DECADES = 6;
+/* The powers of ten among the marks of an axis, and no more than seven of them. */
+function powers(splits) {
+  const power = (value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6 ? Math.round(Math.log10(value)) : null);
+  const found = splits.map(power).filter((each) => each !== null), every = Math.ceil(found.length / 7);
+  return splits.map((value) => (power(value) !== null && (found.at(-1) - power(value)) % every === 0 ? value : null));
+}
+
 /* Gaussian mean over steps. */
 function smoothed([steps, values], width) {
   return [steps, steps.map((centre, place) => {
@@ -200,11 +209,12 @@ class Chart {
     const share = (right) => this.lines.some((line) => line.percent && !!line.right === right);
     const axis = (right) => ({
       scale: right ? "right" : "y", side: right ? 1 : 3, stroke: soft, font, ticks: { show: false }, gap: 6,
-      grid: right && used[0] ? { show: false } : faint, label: used[0] && used[1] ? this.axes[+right] : undefined, labelSize: 16, labelGap: 2, labelFont: font,
+      grid: right && used[0] ? { show: false } : this.log[+right] ? { ...faint, filter: (u, splits) => powers(splits) } : faint,
+      filter: this.log[+right] ? (u, splits) => powers(splits) : undefined, label: used[0] && used[1] ? this.axes[+right] : undefined, labelSize: 16, labelGap: 2, labelFont: font,
       values: (u, splits) => splits.map((value) => (value === null ? "" : share(right) ? percent(value) : figure(+value.toPrecision(10)))),
       size: (u, values) => 12 + 6.5 * Math.max(3, ...(values ?? []).map((value) => value.length)),
     });
-    const range = (right) => (u, low, high) => this.range && !right ? this.range : this.log[+right] ? uPlot.rangeLog(low ?? 0.1, high ?? 1, 10, true) : bounds(this.visible(right, u.scales.x), share(right));
+    const range = (right) => (u, low, high) => this.range && !right ? this.range : this.log[+right] ? uPlot.rangeLog(Math.max(low ?? 0.1, (high ?? 1) / 10 ** DECADES), high ?? 1, 10, true) : bounds(this.visible(right, u.scales.x), share(right));
     return {
       width: this.plot.clientWidth, height: HEIGHT + MARK * rows, series, bands, legend: { show: false }, padding: [8, used[1] ? 0 : 12, 0, 0],
       scales: { x: { time: false }, y: { distr: this.log[0] ? 3 : 1, range: range(false) }, right: { distr: this.log[1] ? 3 : 1, range: range(true) } },
