@@ -85,8 +85,10 @@ def _resume(arguments: list[str]) -> int:
         changes = changes_between(before, after)
     with alone(folder):
         resumable(folder, (), changes, start)
-    again = lambda running, console: running.resume(folder, console, changes=changes, start=start)  # noqa: E731
-    return _train_with(again, since=" since it was resumed")
+    return _train_with(
+        lambda running, console: running.resume(folder, console, changes=changes, start=start),
+        since=" since it was resumed",
+    )
 
 
 def _take(arguments: list[str], option: str, wanted: str) -> tuple[str | None, list[str]]:
