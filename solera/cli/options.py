@@ -9,11 +9,13 @@ import shlex
 import shutil
 import sys
 from textwrap import fill
-from typing import Annotated, Any, NoReturn, TypeVar, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from solera.errors import SoleraError
 
 T = TypeVar("T")
+SIMPLE = (int, float, str)
 WIDEST = 120
 """Maximum width of a help line. Longer lines are hard to read, even on a wide terminal."""
 
@@ -151,4 +153,27 @@ def _explain(section: Any) -> None:
         if dataclasses.is_dataclass(kind):
             _explain(kind)
         elif name in explained:
-            section.__annotations__[name] = Annotated[(kind, tyro.conf.arg(help=explained[name]), *marks)]
+            about = tyro.conf.arg(help=explained[name], metavar=_written(kind), help_behavior_hint=_default)
+            section.__annotations__[name] = Annotated[(kind, about, *marks)]
+
+
+def _written(kind: Any) -> str | None:
+    """How a value of an option is written, if it may be unset or there may be several. For others tyro knows.
+
+    >>> _written(int | None), _written(tuple[str, ...]), _written(bool | None), _written(int)
+    ('INT', '[STR ...]', '{true,false}', None)
+    """
+    chosen = [each for each in get_args(kind) if each not in (NoneType, Ellipsis)]
+    if len(chosen) != 1 or len(get_args(kind)) == 1:
+        return None
+    one = get_args(chosen[0])[0] if get_origin(chosen[0]) is Annotated else chosen[0]
+    if get_origin(kind) is tuple:
+        return f"[{one.__name__.upper()} ...]" if one in SIMPLE else None
+    if one is bool or get_origin(one) is Literal:
+        return f"{{{','.join(map(str, get_args(one) or ('true', 'false')))}}}"
+    return one.__name__.upper() if one in SIMPLE else None
+
+
+def _default(value: str) -> str:
+    """What follows an option's help. Where unset is the default, the help says what that means."""
+    return "" if value in ("None", "") else f"(default: {value})"
