@@ -166,7 +166,7 @@ def _written(kind: Any) -> str | None:
     chosen = [each for each in get_args(kind) if each not in (NoneType, Ellipsis)]
     if len(chosen) != 1 or len(get_args(kind)) == 1:
         return None
-    one = get_args(chosen[0])[0] if get_origin(chosen[0]) is Annotated else chosen[0]
+    one = getattr(chosen[0], "__supertype__", chosen[0])  # of a `NewType`
     if get_origin(kind) is tuple:
         return f"[{one.__name__.upper()} ...]" if one in SIMPLE else None
     if one is bool or get_origin(one) is Literal:
