@@ -7,11 +7,9 @@ import statistics
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
-from solera.cli import main
 from tests.command import ROOT, SEARCH_PATH, run_script, solera, start
 
 SMALL = "--run.steps 3 --collect.prompts 4 --collect.group_size 4 --evaluate.problems 10 --run.device cpu".split()  # noqa: SIM905
@@ -199,14 +197,21 @@ def test_what_needs_no_torch_is_refused_before_it_is_loaded(arguments, refused_w
     assert not loaded
 
 
-def test_memory_that_ends_is_said_in_one_line(monkeypatch, capsys):
-    def run(arguments):
-        raise MemoryError
+LITTLE_MEMORY = """
+import resource, sys
+import solera.cli
+resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))
+sys.exit(solera.cli.main(sys.argv[1:]))
+"""
 
-    monkeypatch.setitem(sys.modules, "solera.cli.lab", SimpleNamespace(run=run))
-    assert main(["lab"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("solera: the machine's memory is full") and said.count("\n") == 1
+
+def test_memory_that_ends_is_said_in_one_line(tmp_path):
+    with open(tmp_path / "large.toml", "wb") as file:
+        file.truncate(2**33)
+    script = tmp_path / "little.py"
+    script.write_text(LITTLE_MEMORY)
+    done = run_script(script, "train", "large.toml", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stderr) == (1, "solera: there is too little memory (--debug shows where it ended)\n")
 
 
 def test_train_writes_a_run_and_will_not_write_over_it(tmp_path):

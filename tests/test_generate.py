@@ -146,7 +146,7 @@ def test_called_again_it_adds_what_is_missing_and_responses_differ(tmp_path, pro
     assert "further" not in said
     assert main(words(prompts, out, *hot, "--samples", "3", "--prompts", "5")) == 0
     said = capfd.readouterr().out
-    assert f"15 responses to 5 prompts in {out}, 15 of them from before; 65 further ones there, from more --sam" in said
+    assert f"15 responses to 5 prompts in {out}, 15 of them from before; it holds 65 further responses to them" in said
     assert main(words(prompts, tmp_path / "whole", *hot, "--samples", "16", "--prompts", "6")) == 0
 
     def written(folder: Path) -> set[tuple[str, tuple[int, ...]]]:

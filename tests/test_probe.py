@@ -15,7 +15,6 @@ from solera.run.build import build_loop
 from solera.run.parts import Parts, resolved
 from solera.run.task import build_task
 from solera.store.ledger import Ledger
-from solera.streams import stream_seed
 from solera.sync.rules import SyncState
 from solera.training.loop import Loop
 from solera.training.step_metrics import StepMetrics
@@ -210,17 +209,19 @@ def test_a_step_that_is_due_before_the_probe_is_written_is_judged_once_it_is(par
 
 @pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
 @pytest.mark.parametrize(
-    ("every", "step", "last", "judged"), [(50, 0, False, 0), (50, 4, False, 1), (50, 0, True, 1), (1, 0, False, 1)]
+    ("every", "after", "last", "judged"),
+    [(50, 0, False, False), (50, 3, False, False), (50, 4, False, True), (50, 0, True, True), (1, 0, False, True)],
 )
-def test_the_last_step_before_a_sync_and_the_last_of_all_wait_for_the_probe(parts, every, step, last, judged):
+def test_the_last_step_before_a_sync_and_the_last_of_all_wait_for_the_probe(parts, every, after, last, judged):
     probe, engine = parts[0].probe, parts[0].engine
     probe.every = every
     due = next(step for step in range(5, 55) if probe.due(step))
     parts[0].learner.version = due
     with engine._writing:
         probe.renew(SyncState(count=1, engine_version=due - 5))
-        probe.judges(due) if step else None
-        assert probe.judges(due + step, last) == judged
+        for step in range(due, due + after):
+            assert not probe.judges(step)
+        assert probe.judges(due + after, last) == judged
 
 
 @pytest.mark.parametrize("settings", [("collect.mode=stream", "sync.period=5")], ids=["stream"])
@@ -282,15 +283,15 @@ def test_probes_are_written_only_where_a_step_is_judged_before_the_next_sync(sho
     assert written == sorted({0, *judged})  # the first sync cannot know when the next one comes
 
 
-def test_a_streaming_run_judges_a_due_step_or_one_soon_after_and_its_account_balances(short_run):
+def test_a_streaming_run_judges_the_steps_of_lock_step_or_soon_after_and_its_account_balances(short_run):
     """A probe that is not written yet may postpone it up to the next sync, which comes every four steps. The first
     probe expects it after six."""
-    result = short_run(
-        """run = { steps = 24 }\ncollect = { mode = "stream" }\nsync = { period = 4 }
-           diagnose = { every = 6, probe_prompts = 6 }\ncheckpoint = { every = 5 }"""
-    )
+    settings = """run = {{ steps = 24, name = "{0}" }}\ncollect = {{ mode = "{0}" }}\nsync = {{ period = 4 }}
+        diagnose = {{ every = 6, probe_prompts = 6 }}\ncheckpoint = {{ every = 5 }}"""
+    due = [row["step"] for row in short_run(settings.format("lock_step")).metrics if "improvement/state" in row]
+    assert [step // 6 for step in due] == [0, 1, 2, 3]
+    result = short_run(settings.format("stream"))
     judged = [row for row in result.metrics if "improvement/state" in row]
-    due = [6 * block + stream_seed(0, block, 2) % 6 for block in range(4)]
     windows = [range(step, step // 4 * 4 + (4 if block else 8)) for block, step in enumerate(due)]
     assert all(any(row["step"] in window for row in judged) for window in windows)
     assert all(any(row["step"] in window for window in windows) for row in judged)

@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _complain(f"{error.filename or 'input or output'}: {error.strerror or error}", 1, debug)
     except MemoryError:
-        return _complain("the machine's memory is full: smaller batches (collect.prompts) need less", 1, debug)
+        return _complain("there is too little memory (--debug shows where it ended)", 1, debug)
     except KeyboardInterrupt as stop:
         return _complain(str(stop) or "interrupted", 130, debug)
 

@@ -222,7 +222,7 @@ def _export(order: Order, target: Path) -> None:
 def _tell(order: Order, written: Written) -> None:
     known = f", {written.before} of them from before" if written.before else ""
     if written.further:
-        known += f"; {counted(written.further, 'further one')} there, from more --samples"
+        known += f"; it holds {counted(written.further, 'further response')} to them"
     total = counted(written.before + written.now, "response")
     if not written.finished:
         print(f"solera: stopped; {total} in {order.out}{known}; run the same command to continue", file=sys.stderr)

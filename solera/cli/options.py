@@ -153,12 +153,13 @@ def _explain(section: Any) -> None:
         if dataclasses.is_dataclass(kind):
             _explain(kind)
         elif name in explained:
-            about = tyro.conf.arg(help=explained[name], metavar=_written(kind), help_behavior_hint=_default)
+            default = "" if explained[name].startswith("Required.") else _default
+            about = tyro.conf.arg(help=explained[name], metavar=_written(kind), help_behavior_hint=default)
             section.__annotations__[name] = Annotated[(kind, about, *marks)]
 
 
 def _written(kind: Any) -> str | None:
-    """How a value of an option is written, if it may be unset or there may be several. For others tyro knows.
+    """How a value of an option is written, if it may be unset or there may be several. Others are left to tyro.
 
     >>> _written(int | None), _written(tuple[str, ...]), _written(bool | None), _written(int)
     ('INT', '[STR ...]', '{true,false}', None)
@@ -167,13 +168,15 @@ def _written(kind: Any) -> str | None:
     if len(chosen) != 1 or len(get_args(kind)) == 1:
         return None
     one = getattr(chosen[0], "__supertype__", chosen[0])  # of a `NewType`
-    if get_origin(kind) is tuple:
-        return f"[{one.__name__.upper()} ...]" if one in SIMPLE else None
     if one is bool or get_origin(one) is Literal:
-        return f"{{{','.join(map(str, get_args(one) or ('true', 'false')))}}}"
-    return one.__name__.upper() if one in SIMPLE else None
+        name = f"{{{','.join(map(str, get_args(one) or ('true', 'false')))}}}"
+    elif one in SIMPLE:
+        name = one.__name__.upper()
+    else:
+        return None
+    return f"[{name} ...]" if get_origin(kind) is tuple else name
 
 
 def _default(value: str) -> str:
-    """What follows an option's help. Where unset is the default, the help says what that means."""
-    return "" if value in ("None", "") else f"(default: {value})"
+    """What follows an option's help, as tyro writes it, but for "None" and for an empty list."""
+    return f"(default: {'unset' if value == 'None' else value or 'none'})"

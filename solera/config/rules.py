@@ -31,7 +31,7 @@ from solera.errors import SoleraError
 
 MOST_THREADS = 1024
 MOST_RESPONSES = 1_000_000
-"""Of a batch: more would not fit into memory."""
+"""Of a batch. More would not fit into memory."""
 COLDEST = 1e-3
 """Lowest temperature. Logits divided by a much smaller one are infinite."""
 WITH_ROWS = ("gsm8k", "math", "jsonl")
@@ -106,8 +106,7 @@ def _refuse_batches_without_new_groups(config: Config) -> None:
         )
 
 
-def _rules(config: Config) -> list[tuple[bool, str]]:
-    c = config
+def _minimums(c: Config) -> list[tuple[bool, str]]:
     at_least = [
         ("run.steps", c.run.steps, 1), ("run.threads", c.run.threads, 0), ("run.seed", c.run.seed, 0),
         ("sampling.max_tokens", c.sampling.max_tokens, 1), ("collect.prompts", c.collect.prompts, 1),
@@ -129,8 +128,14 @@ def _rules(config: Config) -> list[tuple[bool, str]]:
         ("cluster.restarts", c.cluster.restarts, 0),
     ]  # fmt: skip
     return [
-        *((value is None or value >= least, f"{name} is {value}; it must be at least {least}")
-          for name, value, least in at_least),
+        (value is None or value >= least, f"{name} is {value}; it must be at least {least}")
+        for name, value, least in at_least
+    ]
+
+
+def _rules(c: Config) -> list[tuple[bool, str]]:
+    return [
+        *_minimums(c),
         (c.sampling.top_p == 1.0,
          f"sampling.top_p is {c.sampling.top_p}, but training needs the whole distribution: remove it "
          "(evaluate.top_p may be below 1)"),

@@ -85,16 +85,16 @@ def generate(
             there = store.written_by(order.origin, lineage, order.author.version)
         engine = server or _in_process(parts, lineage, order.author.version)
         before = sum(min(there.get(prompt.key, 0), order.samples) for prompt in task.prompts)
-        further = sum(max(there.get(prompt.key, 0) - order.samples, 0) for prompt in task.prompts)
+        further = sum(there.get(prompt.key, 0) for prompt in task.prompts) - before
         total, made = order.samples * len(task.prompts), 0
         advance(before, total)
         for chunk in _chunks(order, task.prompts, there):
             if stop():
-                return Written(len(task.prompts), before, made, finished=False)
+                return Written(len(task.prompts), before, made, further, finished=False)
             made += len(chunk)
             add(_write(task, engine, chunk, order, events))
             advance(len(chunk), total)
-    return Written(len(task.prompts), before, made, finished=True, further=further)
+    return Written(len(task.prompts), before, made, further, finished=True)
 
 
 def _in_process(parts: Parts, lineage: str, version: int) -> InProcessEngine:

@@ -37,9 +37,9 @@ class Written:
     before: int
     """Responses that existed before, as far as they were asked for."""
     now: int
-    finished: bool
-    further: int = 0
+    further: int
     """Responses to these prompts that were there and not asked for."""
+    finished: bool
 
 
 def read_generated(folder: Path) -> dict[str, Any]:

@@ -325,10 +325,10 @@ class RewardBatcher:
         if outcome.error is None and isinstance(values, list | tuple) and len(values) == len(requests):
             return [Outcome(error=each) if isinstance(each, Exception) else Outcome(each) for each in values]
         gave = f"a list of {len(values)}" if isinstance(values, list | tuple) else shown(values)
-        count = len(requests)
-        complaint = f"returned {gave}, but must return a list of {count}, one for each of the batch that starts here"
+        batch = f"a batch of {len(requests)} that starts here"
+        complaint = f"returned {gave} for {batch}, but must return a list of {len(requests)}, one for each response"
         if outcome.error:
-            complaint = f"{self._complaint(outcome)}, called for a batch of {count} that starts here"
+            complaint = f"{self._complaint(outcome)}, called for {batch}"
         self._fail(requests[0], complaint, outcome.error)
         return [Outcome(None)] * len(requests)
 

@@ -33,8 +33,8 @@ class Probe:
     next sync.
 
     The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it goes
-    on. A step that is to be judged before they are there is not; the first one after it is, or, at the latest, the last
-    one before the engine gets other weights, which waits. Where every step is judged, the first one waits.
+    on. If a step is due for judging before they are there, the first one after that is judged instead. The last step
+    before the next sync waits, and so does each one if all are judged.
     """
 
     def __init__(

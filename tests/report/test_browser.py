@@ -173,8 +173,8 @@ def test_values_over_decades_have_a_log_axis_and_others_do_not(page):
 
 def test_a_log_axis_marks_powers_of_ten_and_leaves_rounding_below_it(page):
     norm = chart_named(page, "Gradient norm")
-    assert page.evaluate("powers([1, 2, 5, 10, 20, 100])") == [1, None, None, 10, None, 100]
-    assert page.evaluate("powers(Array.from({length: 16}, (_, i) => 10 ** (i - 15)))") == [
+    assert page.evaluate("powers(null, [1, 2, 5, 10, 20, 100])") == [1, None, None, 10, None, 100]
+    assert page.evaluate("powers(null, Array.from({length: 16}, (_, i) => 10 ** (i - 15)))") == [
         10.0**power if power % 3 == 0 else None for power in range(-15, 1)
     ]
     low, high = page.evaluate(f"charts[{norm}].options([], []).scales.y.range(null, 1e-13, 0.5)")

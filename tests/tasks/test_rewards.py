@@ -134,10 +134,10 @@ def test_an_error_names_function_and_row_or_counts_as_missing(tmp_path, caplog, 
     [
         (
             "return [1, 2]",
-            "returned a list of 2, but must return a list of 3, one for each of the batch that starts here$",
+            "a list of 2 for a batch of 3 that starts here, but must return a list of 3, one for each response$",
         ),
-        ("return 1.0", "returned 1.0, but must return a list of 3"),
-        ("return None", "returned None, but must return a list of 3"),
+        ("return 1.0", "returned 1.0 for a batch of 3 that starts here, but must return a list of 3"),
+        ("return None", "returned None for a batch of 3"),
         ("return {'a': 1, 'b': 2, 'c': 3}", "must return a list of 3"),
         ("return 'abc'", "must return a list of 3"),
         ("return (x for x in [1, 2, 3])", "must return a list of 3"),

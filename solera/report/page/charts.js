@@ -79,8 +79,8 @@ function decades(values) {
 
 /* Most decades of a logarithmic axis. What is smaller is mostly rounding. */
 const DECADES = 6;
-/* The powers of ten among the marks of an axis, and no more than seven of them. */
-function powers(splits) {
+/* The powers of ten among the marks of an axis, and no more than seven of them. A filter of uPlot. */
+function powers(u, splits) {
   const power = (value) => (value > 0 && Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6 ? Math.round(Math.log10(value)) : null);
   const found = splits.map(power).filter((each) => each !== null), every = Math.ceil(found.length / 7);
   return splits.map((value) => (power(value) !== null && (found.at(-1) - power(value)) % every === 0 ? value : null));
@@ -209,8 +209,8 @@ class Chart {
     const share = (right) => this.lines.some((line) => line.percent && !!line.right === right);
     const axis = (right) => ({
       scale: right ? "right" : "y", side: right ? 1 : 3, stroke: soft, font, ticks: { show: false }, gap: 6,
-      grid: right && used[0] ? { show: false } : this.log[+right] ? { ...faint, filter: (u, splits) => powers(splits) } : faint,
-      filter: this.log[+right] ? (u, splits) => powers(splits) : undefined, label: used[0] && used[1] ? this.axes[+right] : undefined, labelSize: 16, labelGap: 2, labelFont: font,
+      grid: right && used[0] ? { show: false } : this.log[+right] ? { ...faint, filter: powers } : faint,
+      filter: this.log[+right] ? powers : undefined, label: used[0] && used[1] ? this.axes[+right] : undefined, labelSize: 16, labelGap: 2, labelFont: font,
       values: (u, splits) => splits.map((value) => (value === null ? "" : share(right) ? percent(value) : figure(+value.toPrecision(10)))),
       size: (u, values) => 12 + 6.5 * Math.max(3, ...(values ?? []).map((value) => value.length)),
     });
