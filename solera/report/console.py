@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -12,11 +13,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from solera.diagnosis.verdict import CERTIFIED, HARMFUL, STATE_WORDS
 from solera.protocols import Metrics
@@ -24,6 +28,8 @@ from solera.protocols import Metrics
 Figure = tuple[str, str, Callable[[float], str]]
 WIDE = 100
 """Terminal width that is enough for a bar or a line to show everything."""
+LONG = 10.0
+"""Seconds after which a step also shows how many tokens have been generated."""
 FIGURES: tuple[Figure, ...] = (
     ("reward", "reward/mean", "{:.2f}".format),
     ("held-out", "eval/pass@1", "{:.1%}".format),
@@ -77,16 +83,26 @@ class Progressing:
         """Step of the last update that was judged. Most updates are not judged."""
         self._verdicts: list[tuple[int, str]] = []
         """Steps and verdicts that were not printed yet."""
+        self._begun = time.monotonic()
+        """When the present step began."""
+        self._generated: Callable[[], int] = lambda: 0
+        self._before = 0
+        """Tokens that had been generated when the present step began."""
         self._bar: Progress | None = None
         if console.is_terminal:
             wide = console.width >= WIDE
             self._bar = Progress(
                 TextColumn("step"), MofNCompleteColumn(), BarColumn(bar_width=24 if wide else 8),
-                TextColumn("{task.fields[figures]}"), *([TimeElapsedColumn()] if wide else []), TextColumn("ETA"),
+                Shown(self._shown), *([TimeElapsedColumn()] if wide else []), TextColumn("ETA"),
                 TimeRemainingColumn(compact=not wide), console=console,
             )  # fmt: skip
-            self._task = self._bar.add_task("", total=steps, figures="")
+            self._task = self._bar.add_task("", total=steps)
             self._bar.start()
+
+    def watch(self, generated: Callable[[], int]) -> None:
+        """`generated` returns the tokens generated so far. The bar asks it during a long step, in a thread of its
+        own."""
+        self._generated, self._before = generated, generated()
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Advance the bar. At an evaluation, print a line that stays."""
@@ -111,16 +127,35 @@ class Progressing:
             self.console.print("  ".join(filter(None, (line, told))), highlight=False, soft_wrap=True)
             self._oldest, self._verdicts = None, []
         if self._bar is not None:
-            figures = self._figures(self._latest, FIGURES if wide else FIGURES[:-1])
-            self._bar.update(self._task, completed=step, figures=figures)
+            self._begun = time.monotonic()
+            self._before = self._generated()
+            self._bar.update(self._task, completed=step)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 
+    def _shown(self) -> str:
+        """The text beside the bar."""
+        tokens = self._generated() - self._before
+        if tokens > 0 and time.monotonic() - self._begun > LONG:
+            return f"{tokens:,} tokens so far  {self._figures(self._latest, FIGURES[:2])}"
+        return self._figures(self._latest, FIGURES if self.console.width >= WIDE else FIGURES[:-1])
+
     def _figures(self, values: dict[str, float], shown: Sequence[Figure]) -> str:
         names = {"update": f"update {self._judged}"}
         return "  ".join(f"{names.get(name, name)} {form(values[key])}" for name, key, form in shown if key in values)
+
+
+class Shown(ProgressColumn):
+    """Text that is asked for whenever the bar is drawn."""
+
+    def __init__(self, text: Callable[[], str]) -> None:
+        super().__init__()
+        self._text = text
+
+    def render(self, task: Task) -> Text:
+        return Text(self._text())
 
 
 def verdict_words(verdicts: Sequence[tuple[int, str]], room: int) -> str:

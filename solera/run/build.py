@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from solera import config as configuration
 from solera import protocols
@@ -347,7 +346,7 @@ def evaluation_sampling(config: Config) -> Sampling:
     return Sampling(config.evaluate.temperature, config.sampling.max_tokens, config.evaluate.top_p)
 
 
-def sinks_of(parts: Parts, folder: Path, console: Console, version: int) -> list[Sink]:
+def sinks_of(parts: Parts, folder: Path, version: int, progress: Progressing | None) -> list[Sink]:
     """The sinks of the run. Rows that were logged after `version` are removed (a resumed run)."""
     config = parts.config
     assert config.run.name is not None
@@ -356,8 +355,8 @@ def sinks_of(parts: Parts, folder: Path, console: Console, version: int) -> list
         sinks.append(TensorBoard(folder / TENSORBOARD, version))
     if config.report.wandb is not None:
         sinks.append(WeightsAndBiases(config.report.wandb, config.run.name, folder, dataclasses.asdict(config)))
-    if config.report.progress:
-        sinks.append(Progressing(config.run.steps, console))
+    if progress is not None:
+        sinks.append(progress)
         if parts.objective.compares:
             sinks.append(Stalling(parts.say))
         sinks.append(Shortage(config.draw, config.collect.prompts, parts.say))

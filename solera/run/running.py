@@ -27,6 +27,7 @@ from solera.objectives.objective import Objective
 from solera.objectives.table import notices
 from solera.protocols import SupplyState, Weights
 from solera.records import PolicyVersion, Rollout
+from solera.report.console import Progressing
 from solera.report.result import Result, result_of
 from solera.report.run_folder import read_settings
 from solera.report.sinks import TeeSink, need_wandb
@@ -236,13 +237,16 @@ def _learn(
         if resumption is not None:
             take_back(folder, config, store, checkpoint, parts.say)
         import_data(parts, read, store)
-        sink = TeeSink(sinks_of(parts, folder, console, checkpoint.state.version if checkpoint else 0))
+        progress = Progressing(config.run.steps, console) if config.report.progress else None
+        sink = TeeSink(sinks_of(parts, folder, checkpoint.state.version if checkpoint else 0, progress))
         closing.callback(sink.close)
         with interruption, torch_for(parts.model, config.run), rare_garbage_collection():
             loop = build_loop(parts, store, sink, folder, partial(_wants_to_stop, interruption, console))
             closing.callback(loop.learner.close)
             closing.callback(loop.engine.close)
             closing.callback(loop.supply.close)
+            if progress is not None:
+                progress.watch(lambda: loop.engine.work.tokens)
             say_if_fewer(console, config, len(loop.evaluator.exam.prompts))
             sync = restore(loop, checkpoint)
             if resumption is not None:

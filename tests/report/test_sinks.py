@@ -160,6 +160,28 @@ def test_on_a_terminal_a_bar_with_figures(tmp_path, width):
         assert figure in shown
 
 
+@pytest.mark.parametrize("width", [80, 150])
+def test_during_a_long_step_the_tokens_so_far_show_that_it_goes_on(monkeypatch, width):
+    console = Console(file=StringIO(), force_terminal=True, width=width)
+    sink, engine = Progressing(200, console), [1000]
+    sink.watch(lambda: engine[0])
+    sink.log(3, ROWS[0])
+    engine[0] = 3000
+    assert "tokens so far" not in drawn(sink)
+    monkeypatch.setattr("solera.report.console.LONG", 0.0)
+    assert "2,000 tokens so far  reward 0.25  held-out 50.0%" in drawn(sink)
+    sink.log(4, ROWS[1])
+    assert "tokens so far" not in drawn(sink)
+    sink.close()
+
+
+def drawn(sink: Progressing) -> str:
+    """What the bar shows now."""
+    console = Console(file=StringIO(), width=sink.console.width)
+    console.print(sink._bar.get_renderable())
+    return console.file.getvalue()
+
+
 def test_a_run_without_anything_to_learn_is_still_drawn(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 0, "eval/pass@1": 0.0}) + "\n")
     assert plot_run(tmp_path).stat().st_size > 10_000
