@@ -185,6 +185,7 @@ def apart(given: argparse.Namespace, learning: Learning) -> None:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve, args=(given.size, given.rows, given.warm, theirs))
     process.start()
+    theirs.close()  # so that `recv` fails if the child dies
     ours.recv()
     for admission in given.admit:
         ours.send((given.seconds, admission))

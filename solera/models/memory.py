@@ -46,9 +46,11 @@ def recording(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream)
     """Record what is started meanwhile, while other threads may use the GPU.
 
     `torch.cuda.graph` first waits for the whole GPU and gives back all unused memory, because torch cannot do that
-    while it records. That holds up everything else on a busy GPU, so here it happens only if memory is short.
+    while it records. That holds up everything else on a busy GPU. So here it happens only if torch can take less from
+    the GPU than it holds unused. What is recorded was computed just before, so it needs no more than that.
     """
-    if _left(stream.device) < RECORDED_SHARE * allowed_bytes(stream.device):
+    number = _number(stream.device)
+    if _left(stream.device) < torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number):
         torch.cuda.synchronize(stream.device)
         torch.cuda.empty_cache()
     with torch.cuda.stream(stream):

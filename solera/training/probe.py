@@ -34,7 +34,7 @@ class Probe:
 
     The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it goes
     on. If a step is due for judging before they are there, the first one after that is judged instead. The last step
-    before the next sync waits, and so does each one if all are judged.
+    before the sync that is expected next waits, and so does each one if all are judged.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Probe:
         self._next_sync = 0
         """The step before which the next sync is expected."""
         self._owed = False
-        """Whether a step was to be judged and none has been since."""
+        """Whether a step was to be judged before its probe was written, and none has been judged since."""
         self._metrics: dict[str, float] = {}
         """What is in no row yet."""
         self._rollouts: tuple[Rollout, ...] = ()
