@@ -1,6 +1,7 @@
 """A run that has nothing left to learn from says so, once; one that learns, or has learned, does not."""
 
 import json
+from io import StringIO
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from rich.console import Console
 
 from solera.config import Config
 from solera.objectives.objective import custom_objective
+from solera.report.console import Progressing
 from solera.report.run_folder import read_run
 from solera.report.stalling import Stalling, compares, stall
 from solera.report.summary import main_figures
@@ -88,7 +90,8 @@ def test_objectives_that_learn_from_equal_rewards_are_not_spoken_of(advantage):
 def test_the_objective_in_use_is_asked_and_not_the_configs(own, watched, tmp_path):
     code = OwnCode(objective=custom_objective(lambda tokens: None, **own)) if own else OwnCode()
     parts = Parts(resolved(Config()), None, None, None, torch.float32, code)
-    names = [type(sink).__name__ for sink in sinks_of(parts, tmp_path, Console(), 0)]
+    progress = Progressing(1, Console(file=StringIO()))
+    names = [type(sink).__name__ for sink in sinks_of(parts, tmp_path, 0, progress)]
     assert ("Stalling" in names) == watched
 
 
