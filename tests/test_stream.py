@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import sqlite3
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
@@ -25,7 +26,7 @@ from solera.cli import main
 from solera.config import DrawConfig, check, parse
 from solera.errors import SoleraError
 from solera.protocols import Supplied, SupplyState
-from solera.records import Group, PolicyVersion, Prompt, Reward, Rollout, Sampling
+from solera.records import Completion, Group, PolicyVersion, Prompt, Reward, Rollout, Sampling
 from solera.report.sinks import read_metrics
 from solera.run import running
 from solera.store.deferred import Deferred
@@ -296,10 +297,10 @@ class Ordered(Counting):
         self.left_out.update(visits)
 
 
-def supply_of(task: Echo, events: EventLoop) -> Stream:
-    """Batches of two groups of three, up to eight batches old."""
+def supply_of(task: Echo, events: EventLoop, max_age: int = 8) -> Stream:
+    """Batches of two groups of three."""
     return Stream(
-        task, task, Ordered(), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=8,
+        task, task, Ordered(), sampling=Sampling(1.0, 4), group_size=3, members=3, new_per_batch=2, max_age=max_age,
         seed=0, guard=Guard(), events=events,
     )  # fmt: skip
 
@@ -351,6 +352,56 @@ class Silent(Synced):
     async def run(self, prompt, generate) -> Rollout:
         rewards = () if prompt.key == "p/0" else (Reward(1.0),)
         return Rollout.of(prompt, await generate(prompt.token_ids), rewards=rewards)
+
+
+class Reversed(Synced):
+    """The later a problem is, the sooner it is answered."""
+
+    async def generate(self, token_ids, sampling, seed) -> Completion:
+        await asyncio.sleep(0.05 * (10 - token_ids[0]))
+        return await super().generate(token_ids, sampling, seed)
+
+
+def test_at_age_0_groups_are_stored_in_the_order_of_the_stream():
+    """As in lock-step: which old groups are drawn again depends on the order in the store."""
+    with EventLoop() as events:
+        supply = supply_of(Reversed(), events, max_age=0)
+        supply.wait(2, PolicyVersion("test", 3))
+        assert [rollout.admission for rollout in supply.store.added] == [0, 0, 0, 1, 1, 1]
+
+
+class Watched:
+    """A lock. Each time that the main thread has released it, something else happens first."""
+
+    def __init__(self, lock: threading.Condition, then: Callable[[], object]) -> None:
+        self.lock, self.then = lock, then
+
+    def __getattr__(self, name: str):
+        return getattr(self.lock, name)
+
+    def __enter__(self) -> bool:
+        return self.lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.__exit__(*error)
+        if threading.current_thread() is threading.main_thread():
+            self.then()
+
+
+def test_groups_that_are_admitted_while_a_batch_is_drawn_keep_the_bound():
+    """At any moment attempts may end, and others be admitted. The engine keeps version 0, and no response may be older
+    than two batches: of two groups each, batches 0, 1 and 2 can be written, and no other."""
+    with EventLoop() as events:
+        task = Synced()
+        task.version, task.slots = 0, 100
+        supply = supply_of(task, events, max_age=2)
+        supply._changed = Watched(supply._changed, lambda: events.run(supply._admit_some()))
+        for version in range(3):
+            supply.wait(2, PolicyVersion("test", version))
+            batch = {2 * version, 2 * version + 1}
+            members = {n: [r for r in supply.store.added if r.admission == n] for n in batch}
+            supply.drawn([Group(f"p/{n}", tuple(found)) for n, found in members.items()], 0)
+            assert supply.position == 6
 
 
 def test_groups_that_are_not_drawn_are_counted_by_reason():

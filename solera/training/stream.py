@@ -158,7 +158,9 @@ class Stream:
                 self._gives_up = closed > ROUNDS * groups or (self.max_age == 0 and waves >= ROUNDS)
             if self._ready(need):
                 return generated
-            waves += self._admit_for(now.version, need)
+            with self._changed:
+                self._need = need
+            waves += self.events.run(self._admit_some()) > 0
             self.store.flush()
             while not self._ready(need):
                 with self._changed:
@@ -191,14 +193,20 @@ class Stream:
         return sorted({*self._open, *self._again})
 
     def _anything_to_store(self) -> bool:
-        return self._error is not None or any(group.attempted is not None for group in self._open.values())
+        return self._error is not None or bool(self._to_store())
+
+    def _to_store(self) -> dict[int, OpenGroup]:
+        """The groups that have ended. At `max_age = 0` only all together: replay depends on the order in the store."""
+        waiting = {number: group for number, group in sorted(self._open.items()) if not group.stored}
+        ended = {number: group for number, group in waiting.items() if group.attempted is not None}
+        return ended if self.max_age or len(ended) == len(waiting) else {}
 
     def _store_ended(self) -> int:
         """Store the groups that have ended. Returns how many tokens were generated for them."""
         with self._changed:
             if self._error is not None:
                 raise self._error
-            ended = {n: group for n, group in sorted(self._open.items()) if group.attempted is not None}
+            ended = self._to_store()
             attempted = {n: group.attempted for n, group in ended.items() if group.attempted is not None}
         everyone = [each for members in attempted.values() for each in members]
         self._outcomes.count(everyone, self.new_per_batch * self.members)
@@ -225,15 +233,9 @@ class Stream:
                     self._waited.append(_waited(self._open.pop(number), numbers[number], at))
                 else:
                     self._close(number)
-            self._gives_up = False
-        self._admit_for(self._next_batch + 1, self.new_per_batch)
-
-    def _admit_for(self, next_batch: int, need: int) -> bool:
-        """Admit groups until `next_batch`, which takes `need` of them, and later batches are supplied. Returns whether
-        there were any."""
-        with self._changed:
-            self._next_batch, self._need = next_batch, need
-        return self.events.run(self._admit_some()) > 0
+            # At once: with fewer open groups, too many would be admitted for this batch.
+            self._next_batch, self._need, self._gives_up = self._next_batch + 1, self.new_per_batch, False
+        self.events.run(self._admit_some())
 
     async def _admit_some(self) -> int:
         return self._admit()
