@@ -197,7 +197,7 @@ def test_another_engine_and_another_learner_train_the_demo(tmp_path):
         delivery=Delivery(learner, engine, held_out[:2], sampling, retry=False, say=said.append),
         probe=Probe(
             config.diagnose, task, engine, store, learner, held_out, sampling=sampling, seed=config.run.seed,
-            say=said.append,
+            interval=config.sync.period, say=said.append,
         ),
         mismatch=Mismatch(1e-4, said.append), rule=sync_rule(config.sync),
         evaluator=Evaluator(Exam(task, examined, held_out, 1.0, 4096), Sampling(0.0, sampling.max_tokens), 1, 0),

@@ -110,7 +110,9 @@ def _loop(parts: Parts, store: Ledger, sink: Sink, folder: Path, stop: Callable[
         delivery=delivery,
         probe=Probe(
             _diagnosed(parts), parts.task, Metered(engine, counts, "probe"), drawn_from, learner, exam.prompts,
-            sampling=sampling, seed=config.run.seed, say=parts.say, guard=guard, events=events,
+            sampling=sampling, seed=config.run.seed,
+            interval=kept_for(config.sync) if parts.own.rule is None else config.diagnose.every,
+            say=parts.say, guard=guard, events=events,
             score_as_sent=delivery.score if as_engine else None,
         ),
         mismatch=Mismatch(tolerance(engine.dtype, sampling.temperature), parts.say),

@@ -34,7 +34,8 @@ class Probe:
 
     The learner waits for the responses. But if `score_as_sent` can score them with the weights that were sent, it goes
     on. If a step is due for judging before they are there, the first one after that is judged instead. The last step
-    before the sync that is expected next waits, and so does each one if all are judged.
+    before the sync that is expected next waits, and so does each one if all are judged. `interval` is how many batches
+    are expected before the second sync; later ones are expected as far apart as the last two were.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Probe:
         *,
         sampling: Sampling,
         seed: int,
+        interval: float,
         say: Callable[[str], None],
         guard: Guard = STOP,
         events: EventLoop | None = None,
@@ -72,7 +74,8 @@ class Probe:
         """Responses under way."""
         self._alpha_version = 0
         """The engine's, when they were begun."""
-        self._next_sync = 0
+        self._interval = interval
+        self._next_sync = 0.0
         """The step before which the next sync is expected."""
         self._owed = False
         """Whether a step was to be judged before its probe was written, and none has been judged since."""
@@ -93,9 +96,10 @@ class Probe:
         """Begin a new probe after a sync. `sync` is the state before it."""
         self._rollouts, self._latest = (), None
         now = self.learner.version
-        self._next_sync = 2 * now - sync.engine_version if sync.count else now + self.every
-        if not self._owed and not any(map(self.due, range(now, self._next_sync))):
-            return
+        interval = now - sync.engine_version if sync.count else self._interval
+        self._next_sync = now + interval
+        if not self._owed and not any(map(self.due, range(now, now + int(min(interval, 2 * self.every))))):
+            return  # one in every 2 · every steps is due, so no longer interval need be looked through
         chosen = Random(stream_seed(self.seed, now, 3)).sample(self.prompts, self.size)
         attempts = [
             (prompt, stream_seed(self.seed, now, 3, number, member))
