@@ -303,8 +303,8 @@ def test_a_run_without_anything_to_learn_from_says_so_before_it_ends(tmp_path):
     assert done.returncode == 0, done.stderr
     said = [line for line in (done.stdout + done.stderr).splitlines() if "of the groups had equal rewards" in line]
     assert len(said) == 1
-    assert said[0].startswith("note: step 9: in the last 10 batches 100%")
-    assert "In the last 10 batches 100% of the groups had equal rewards" in (tmp_path / "hard/report.html").read_text()
+    assert said[0].startswith("note: step 9: in the last 10 batches all")
+    assert "In the last 10 batches all of the groups had equal rewards" in (tmp_path / "hard/report.html").read_text()
 
 
 def test_a_run_from_a_runs_model_names_the_learning_rate_that_made_it(tmp_path):

@@ -10,6 +10,8 @@ from rich.console import Console
 import solera
 from solera.config import override
 from solera.report.sinks import read_metrics
+from solera.run.own_code import OwnCode
+from solera.run.parts import resolved
 from solera.run.running import InterruptedRunError
 from tests.command import run_script
 
@@ -55,6 +57,12 @@ def test_a_run_with_own_code_goes_on_only_with_own_code(tmp_path):
     assert calls == [1, 2, 3, 4, 5, 6]
     assert measured == [row["divergence/tv_token"] for row in result.metrics if "divergence/tv_token" in row]
     assert [row["sync/version"] for row in result.metrics if "sync/version" in row] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_run_with_an_own_objective_is_named_so():
+    own = OwnCode(objective=solera.custom_objective(lambda tokens: None))
+    named, plain = resolved(solera.Config(), own).run.name, resolved(solera.Config()).run.name
+    assert named.endswith("-own-objective-s0") and "own" not in plain
 
 
 def test_a_reward_function_from_python_counts_beside_the_graders(tmp_path):

@@ -61,7 +61,7 @@ class Beginning:
             for name, value in self.settings.items()
             if settings.get(name, value) != value
         )
-        return [f"config.toml has changed since the run started: {fields}"] if fields else []
+        return [f"settings have changed since the run started: {fields}"] if fields else []
 
 
 def digest_of(keys: Iterable[str]) -> str:

@@ -237,6 +237,8 @@ def find(name: str) -> ObjectiveSpec:
         plain = name.lower().replace("-", "_")
         close = difflib.get_close_matches(plain, TABLE, n=3)
         meant = f"did you mean {' or '.join(close)}?" if close else "there is no such objective"
+        if ".py" in name:
+            meant = "an objective of your own is passed from Python: solera.train(config, objective=...)"
         hint = PEER_NAMES.get(plain, meant)
         raise SoleraError(f"objective.name is {name!r}; {hint} (solera algorithms lists all {len(TABLE)})")
     return TABLE[name]

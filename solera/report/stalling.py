@@ -41,8 +41,9 @@ def stall(rows: Sequence[Metrics], accuracy: float | None) -> str | None:
         if cut_off > MANY
         else "the problems are too hard or too easy, or every answer is the same (docs/tasks.md)"
     )
+    share = "all" if flat == 1 else f"{min(flat, 0.99):.0%}"
     return (
-        f"in the last {WINDOW} batches {flat:.0%} of the groups had equal rewards ({reward:.2f} on average), so there "
+        f"in the last {WINDOW} batches {share} of the groups had equal rewards ({reward:.2f} on average), so there "
         f"is nothing to learn from them: {cause}"
     )
 

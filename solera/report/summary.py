@@ -98,12 +98,12 @@ def main_figures(run: RunFolder) -> dict[str, Any]:
         "account": _account(run),
         "seconds": {name.removeprefix(TIME): run.total(name) for name in seconds},
         "facts": {
-            "objective": run.setting("objective", "name"),
+            "objective": "your own code" if "objective" in run.own_code else run.setting("objective", "name"),
             **_pacing(run),
             "i (passes)": run.setting("learn", "passes"),
             "seed": run.setting("run", "seed"),
             "model": run.setting("model", "path"),
-            "task": run.setting("task", "name"),
+            "task": "your own code" if "task" in run.own_code else run.setting("task", "name"),
             "updates judged": _verdicts(run),
             "tokens for training": run.total("tokens/generated"),
             "tokens trained on": run.total("tokens/trained"),
@@ -145,7 +145,7 @@ def _pacing(run: RunFolder) -> dict[str, Any]:
     """How old the data may be. A run that generates nothing has no engine, and so neither a sync period nor a lag."""
     if not run.generates:
         return {"data": "offline: nothing is generated"}
-    rule = run.setting("sync", "rule") or "every"
+    rule = "your own rule" if "rule" in run.own_code else run.setting("sync", "rule") or "every"
     period = run.setting("sync", "period") if rule == "every" else rule
     return {"v (sync period)": period, "offset": run.setting("collect", "offset")}
 

@@ -75,11 +75,12 @@ def load_parts(
     return Parts(config, model, codec, task, compute, own, say, source, device)
 
 
-def resolved(config: Config) -> Config:
+def resolved(config: Config, own: OwnCode = NO_OWN_CODE) -> Config:
     """Check every value, fill in unset fields, and choose a name for the run."""
     config = resolve_config(config)
     if config.run.name is None:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.objective.name}-s{config.run.seed}"
+        objective = "own-objective" if own.objective else config.objective.name
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{objective}-s{config.run.seed}"
         taken = (Path(config.run.root) / name).exists()
         config = configuration.override(config, "run", name=f"{name}-{uuid.uuid4().hex[:4]}" if taken else name)
     return config

@@ -95,7 +95,7 @@ def train(
     """
     console = console or Console(stderr=True)
     config, own = own_code(config, task, rewards, objective, rule)
-    unset, config = config.learn.lr is None, resolved(config)
+    unset, config = config.learn.lr is None, resolved(config, own)
     remarks = notices(config) if own.objective is None else []
     if unset and config.model.path not in EMBEDDED_MODELS:
         before = _lr_behind(config.model.path)

@@ -15,5 +15,6 @@ def say_if_fewer(console: Console, config: Config, found: int) -> None:
     if found < config.evaluate.problems:
         say(
             console,
-            f"evaluate.problems is {config.evaluate.problems}; the task has {counted(found, 'held-out problem')}",
+            f"evaluate.problems is {config.evaluate.problems}, but the task has only "
+            f"{counted(found, 'held-out problem')}: evaluations use all of them",
         )

@@ -56,6 +56,8 @@ class LineReader:
             raise type(error)(f"{place}: {error}") from None
 
     def _rollout(self, data: dict[str, Any]) -> Rollout:
+        if {"id", "value"} <= data.keys():
+            raise SoleraError("this line rewards a response by its id: use solera data reward")
         shape = TOKEN_FIELDS if "sequences" in data else TEXT_FIELDS
         _known(data, (*shape, *SHARED_FIELDS), "responses")
         rollout = self._tokens(data) if "sequences" in data else self._text(data)

@@ -162,6 +162,7 @@ def test_what_cannot_act_is_refused_in_one_line(config, says):
         ("icepop", "mis with weight_low = 0.5 and weight_high = 5"), ("IcePop", "mis with weight_low"),
         ("dro", "opmd_k2 with regulariser_weight = dro_beta / 2"), ("luspo", 'gspo with aggregation = "sequence_sum"'),
         ("GRPO", "did you mean grpo"), ("dr-grpo", "did you mean dr_grpo"), ("quux", "there is no such objective"),
+        ("my.py:soft", "passed from Python: solera.train"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_library_is_answered_with_ours(name, says):

@@ -561,7 +561,7 @@ def test_settings_edited_since_the_run_began_are_noted(tmp_path):
     (folder / "beginning.json").write_text(json.dumps({"started_in": ".", "problems": "", "settings": begun}))
     notes = report(folder).data["runs"][0]["notes"]
     changed = "learn.lr is 0.001, was 0.0003; run.seed is unset, was 4"
-    assert f"config.toml has changed since the run started: {changed}. The settings shown are the last." in notes
+    assert f"settings have changed since the run started: {changed}. The settings shown are the last." in notes
     (folder / "beginning.json").write_text("{")
     assert any("beginning.json: the file is damaged" in note for note in report(folder).data["runs"][0]["notes"])
 

@@ -106,6 +106,25 @@ def test_the_page_does_not_speak_of_an_objective_that_it_does_not_know(tmp_path,
     assert told == any("of the groups had equal rewards" in note for note in run.notes)
 
 
+def test_the_page_says_which_parts_of_a_run_are_code(tmp_path):
+    (tmp_path / "config.toml").write_text('objective = { name = "grpo" }\nsync = { period = 10 }\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "reward/mean": 0.5}\n')
+
+    def facts() -> list[object]:
+        found = main_figures(read_run(tmp_path))["facts"]
+        return [found[name] for name in ("objective", "v (sync period)")]
+
+    assert facts() == ["grpo", 10]
+    (tmp_path / "own_code.json").write_text('["objective", "rule"]')
+    assert facts() == ["your own code", "your own rule"]
+
+
+def test_nearly_all_is_not_called_all():
+    flat = [1.0] * 9 + [0.97]
+    assert "in the last 10 batches 99% of the groups had equal rewards" in stall(rows(*flat), 0.5)
+    assert "in the last 10 batches all of the groups had equal rewards" in stall(rows(*[1.0] * 10), 0.5)
+
+
 @pytest.mark.parametrize(("advantage", "told"), [("whiten", True), ("raw", False)])
 def test_the_page_says_it_of_a_run_that_ended_so(tmp_path, advantage, told):
     steps = [{"step": step, **row} for step, row in enumerate(rows(*[0.1] * 10, *[1.0] * 12))]
@@ -113,4 +132,4 @@ def test_the_page_says_it_of_a_run_that_ended_so(tmp_path, advantage, told):
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
     run = read_run(tmp_path)
     main_figures(run)
-    assert told == any(note.startswith("In the last 10 batches 100% of the groups") for note in run.notes)
+    assert told == any(note.startswith("In the last 10 batches all of the groups") for note in run.notes)

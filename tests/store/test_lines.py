@@ -146,6 +146,7 @@ def test_of_several_revisions_the_last_counts(read):
         ({"reward": 10**400}, "field 'reward' is a number"),
         ({"rewards": []}, "fields 'reward' and 'rewards' both give"),
         ({"rewrd": 1}, "unknown field 'rewrd'; did you mean reward?"),
+        ({"id": 3, "value": 1}, "use solera data reward"),
         ({"origin": "human"}, "fields 'model' and 'origin' both name the author"),
         ({"model": ""}, "field 'model' is text '', but must be text, not empty"),
         ({"key": "a\0b"}, "without a zero character"),

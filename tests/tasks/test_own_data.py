@@ -176,7 +176,7 @@ def test_a_resume_tells_what_was_edited_in_the_config(example, monkeypatch, capf
     capfd.readouterr()
     assert main(["train", "--resume", "runs/x"]) == 0
     fields = "learn.grad_clip is 0.5, was 1.0; learn.micro_batch_tokens is 500, was unset"
-    note = f"config.toml has changed since the run started: {fields}"
+    note = f"settings have changed since the run started: {fields}"
     assert f"note: {note}\n" in capfd.readouterr().out
 
 
