@@ -19,7 +19,8 @@ FEW_PROGRAMS = 400
 def _heads(
     base, row_of, g, d, DIM: tl.constexpr, there, norm_ptr, epsilon, cos, sin, ROTATE: tl.constexpr, NORM: tl.constexpr
 ):
-    """Vectors of some heads of one row, `[g, d]`, normalised and rotated by their position where the model does so."""
+    """Vectors of some heads of one row, `[g, d]`, normalised and rotated by their position where the model does so.
+    `cos` and `sin` have one line for all heads, or one for each."""
     x = tl.load(base + row_of + g[:, None] * DIM + d[None, :], mask=there, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt(tl.sum(x * x, 1) / DIM + epsilon)[:, None]
@@ -30,7 +31,7 @@ def _heads(
         if NORM:
             pair = pair * scale * tl.load(norm_ptr + other, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
         pair = tl.where((d < DIM // 2)[None, :], -pair, pair)
-        x = x * cos[None, :] + pair * sin[None, :]
+        x = x * cos + pair * sin
     return x
 
 
@@ -46,6 +47,21 @@ def _see(query, keys, values, seen, scale, best, total, acc, PRECISION: tl.const
 
 
 @triton.jit
+def _see_block(query_t, keys, values, seen, steepness, best, own, total, acc, PRECISION: tl.constexpr):
+    """The same with keys in rows and queries in columns, as powers of two: `steepness` is the scale times log2(e).
+
+    Matrix units take 16 rows and 8 columns at least, and there are many keys, but few queries. The sums stay divided
+    among the places of a block, `total`, beside the one that was there before the first block, `own`.
+    """
+    score = tl.where(seen, tl.dot(keys, query_t, input_precision=PRECISION), float("-inf"))
+    new_best = tl.maximum(best, tl.max(score, 0) * steepness)
+    share = tl.exp2(score * steepness - new_best[None, :])
+    shrink = tl.exp2(best - new_best)
+    acc = tl.dot(values, share.to(values.dtype), acc * shrink[None, :], input_precision=PRECISION)
+    return new_best, own * shrink, total * shrink[None, :] + share, acc
+
+
+@triton.jit
 def _decode_attention(
     query_ptr, key_ptr, value_ptr, query_row, key_row, value_row, pool_key, pool_value, out_ptr,
     page_ptr, page_row, prompt_length, response_length, alive_ptr, scale,
@@ -56,67 +72,74 @@ def _decode_attention(
 ):  # fmt: skip
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
-    The prompt leaves a gap in its last page, because the response begins on a page of its own. The keys of a block lie
-    in one page or in two that follow each other in the table: a page holds whole blocks of a prompt. A row that has
-    ended reads no keys: nobody reads what it gets.
+    Keys come in blocks of the prompt, then of the response. A page holds whole blocks, so each lies in one page. A row
+    that has ended reads no keys: nobody reads what it gets.
 
-    The numbers of the next block's pages are loaded a block ahead, outside of Triton's pipeline of keys. In it, they
-    would take the shared memory of one program in twelve, and 512 rows with three heads would not run all at once.
+    Instructions take a good part of the time, so there are few of them. Each query computes the new key for itself,
+    which needs no exchange between threads.
+
+    The number of the next block's page is loaded a block ahead, outside of Triton's pipeline of keys. In it, it would
+    take the shared memory of one program in twelve, and 512 rows with three heads would not run all at once.
     """
-    ALIGNED: tl.constexpr = (UNIT | DIM) & -(UNIT | DIM)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     d = tl.arange(0, WIDTH)
     g = tl.arange(0, TILE)
-    one = tl.arange(0, 1)
+    b = tl.arange(0, BLOCK).to(tl.int64)
     real = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    pages = page_ptr + row * page_row
-    here = tl.load(pages)
-    after = tl.load(pages + 1)
     turn = tl.load(prompt_length + row).to(tl.int32)
-    length = turn + tl.load(response_length + row).to(tl.int32)
-    cos = tl.full([WIDTH], 1.0, tl.float32)
-    sin = tl.zeros([WIDTH], tl.float32)
+    written = tl.load(response_length + row).to(tl.int32)
+    prompt_pages = page_ptr + row * page_row
+    response_pages = prompt_pages + tl.cdiv(turn, PAGE)
+    here = tl.load(tl.where(turn > 0, prompt_pages, response_pages))
+    newest = tl.load(response_pages + written // PAGE)
+    cos = tl.full([TILE, WIDTH], 1.0, tl.float32)
+    sin = tl.zeros([TILE, WIDTH], tl.float32)
     if ROTATE:
-        cos = tl.load(cos_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-        sin = tl.load(sin_ptr + row * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+        angle = row * DIM + g[:, None] * 0 + d[None, :]
+        cos = tl.load(cos_ptr + angle, mask=real, other=0.0).to(tl.float32)
+        sin = tl.load(sin_ptr + angle, mask=real, other=0.0).to(tl.float32)
     query = _heads(
         query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
     ).to(pool_key.dtype.element_ty)
     key = _heads(
-        key_ptr, row * key_row + head * DIM, one, d, DIM, (d < DIM)[None, :], key_norm, epsilon, cos, sin, ROTATE, NORM
+        key_ptr, row * key_row + head * DIM, g * 0, d, DIM, real, key_norm, epsilon, cos, sin, ROTATE, NORM
     ).to(pool_key.dtype.element_ty)
-    value = tl.load(value_ptr + row * value_row + head * DIM + d, mask=d < DIM, other=0.0)
-    value = value.to(pool_value.dtype.element_ty)
-    gap = -turn & (PAGE - 1)
-    end = length + gap
-    newest = tl.load(pages + end // PAGE)
-    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * scale
-    total = tl.full([TILE], 1.0, tl.float32)
-    acc = tl.zeros([TILE, WIDTH], tl.float32) + value.to(tl.float32)[None, :]
-    b = tl.arange(0, BLOCK)
-    for first in range(0, tl.where(tl.load(alive_ptr + row) > 0, length, 0), BLOCK):
-        inner = tl.where(first < turn, first, first + gap) & (PAGE - 1)
-        cut = tl.where(first < turn, turn - first, PAGE - inner)  # keys of the block in its first page
-        where = tl.where(
-            b < cut, here * UNIT + (inner - first) * (HEADS * DIM), after * UNIT - (first + cut) * (HEADS * DIM)
-        )
+    new = row * value_row + head * DIM + d[:, None] + g[None, :] * 0
+    value = tl.load(value_ptr + new, mask=tl.trans(real), other=0.0).to(pool_value.dtype.element_ty)
+    query_t = tl.trans(query)
+    steepness = scale * 1.4426950408889634  # as powers of two
+    best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * steepness
+    own = tl.full([TILE], 1.0, tl.float32)
+    total = tl.zeros([BLOCK, TILE], tl.float32)
+    acc = value.to(tl.float32)
+    key_at = pool_key + head * DIM + b[:, None] * (HEADS * DIM) + d[None, :]
+    value_at = pool_value + head * DIM + d[:, None] + b[None, :] * (HEADS * DIM)
+    prompt_blocks = tl.cdiv(turn, BLOCK)
+    blocks = tl.where(tl.load(alive_ptr + row) > 0, prompt_blocks + tl.cdiv(written, BLOCK), 0)
+    for n in range(0, blocks):
+        first = tl.where(n < prompt_blocks, n, n - prompt_blocks) * BLOCK
+        left = tl.where(n < prompt_blocks, turn, written) - first
         # Triton 3.9 does not see how places are aligned, and would fetch number by number.
-        at = tl.multiple_of(where, ALIGNED)[:, None] + ((first + b) * HEADS + head)[:, None] * DIM + d[None, :]
-        seen = b < length - first
-        there = seen[:, None] & (d < DIM)[None, :]
-        keys = tl.load(pool_key + at, mask=there, other=0.0)
-        values = tl.load(pool_value + at, mask=there, other=0.0)
-        best, total, acc = _see(query, keys, values, seen[None, :], scale, best, total, acc, PRECISION)
-        number = tl.where(first + BLOCK < turn, first + BLOCK, first + BLOCK + gap) // PAGE
-        here = tl.load(pages + number, mask=first + BLOCK < length, other=0)
-        after = tl.load(pages + number + 1, mask=first + BLOCK < length, other=0)
+        start = tl.multiple_of(here * UNIT + (first & (PAGE - 1)) * (HEADS * DIM), (UNIT | DIM) & -(UNIT | DIM))
+        keys = tl.load(key_at + start, mask=(b < left)[:, None] & (d < DIM)[None, :], other=0.0)
+        values = tl.load(value_at + start, mask=(b < left)[None, :] & (d < DIM)[:, None], other=0.0)
+        best, own, total, acc = _see_block(
+            query_t, keys, values, (b < left)[:, None], steepness, best, own, total, acc, PRECISION
+        )
+        after = n + 1
+        page = tl.where(
+            after < prompt_blocks, prompt_pages + after * BLOCK // PAGE,
+            response_pages + (after - prompt_blocks) * BLOCK // PAGE,
+        )  # fmt: skip
+        here = tl.load(page, mask=after < blocks, other=0)
     # Behind the loop, because the first keys would wait for the page's number.
-    place = newest * UNIT + ((end % PAGE) * HEADS + head) * DIM + d
-    tl.store(pool_key + place[None, :], key, mask=(d < DIM)[None, :])
-    tl.store(pool_value + place, value, mask=d < DIM)
-    out = (row * HEADS * GROUP + head * GROUP + g)[:, None] * DIM + d[None, :]
-    tl.store(out_ptr + out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=real)
+    place = newest * UNIT + ((written % PAGE) * HEADS + head) * DIM
+    tl.store(pool_key + place + g[:, None] * 0 + d[None, :], key, mask=real & (g == 0)[:, None])
+    tl.store(pool_value + place + d[:, None] + g[None, :] * 0, value, mask=tl.trans(real) & (g == 0)[None, :])
+    out = d[:, None] + ((row * HEADS + head) * GROUP + g)[None, :] * DIM
+    found = acc * (1.0 / (own + tl.sum(total, 0)))[None, :]
+    tl.store(out_ptr + out, found.to(out_ptr.dtype.element_ty), mask=tl.trans(real))
 
 
 class Rotation(NamedTuple):
@@ -138,8 +161,6 @@ def decode_attention(
     """Write each row's new key and value after its response, and attend to its prompt and response. Rows that are not
     alive get numbers that mean nothing.
 
-    The table of pages has a column more than any row needs: the kernel reads the number after a page's.
-
     Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere.
     """
     rows, heads, dim = key_SHD.shape
@@ -153,7 +174,7 @@ def decode_attention(
         pool_key, pool_value, out_SHD,
         page_SP, page_SP.stride(0), prompt_length_S, response_length_S, alive_S, scale,
         cos, sin, out_SHD if query_norm is None else query_norm, out_SHD if key_norm is None else key_norm, epsilon,
-        HEADS=heads, GROUP=group, TILE=max(16, triton.next_power_of_2(group)), DIM=dim,
+        HEADS=heads, GROUP=group, TILE=max(8, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
         ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key),
@@ -163,12 +184,12 @@ def decode_attention(
 
 def _key_blocks(few: bool, pool_key: Tensor) -> dict[str, int]:
     """For many rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the
-    time. For few rows they are large, because nobody else is waiting, and two are fetched ahead if three programs then
-    still fit on a processor."""
+    time. For few rows they are large, because nobody else is waiting."""
     page, dim = pool_key.shape[1], pool_key.shape[-1]
-    if few:
-        return {"BLOCK": min(128, page), "num_warps": 4, "num_stages": 3 if dim * pool_key.itemsize <= 128 else 2}
-    return {"BLOCK": min(32, page), "num_warps": 1 if dim <= 64 else 2, "num_stages": 3}
+    width = dim * pool_key.itemsize
+    block = 32 if width > 256 else 64 if width > 128 else 128 if few else 32
+    warps = 4 if few else 1 if dim <= 64 else 2
+    return {"BLOCK": min(block, page), "num_warps": warps, "num_stages": 3}
 
 
 def _with_heads_in_line(x_SHD: Tensor) -> Tensor:
@@ -269,8 +290,8 @@ def _rotate(
     k = tl.arange(0, KEY_TILE)
     token = tl.program_id(0).to(tl.int64)
     row = token * (QUERIES + 2 * KEYS) * DIM
-    cos = tl.load(cos_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
+    sin = tl.load(sin_ptr + token * DIM + d, mask=d < DIM, other=0.0).to(tl.float32)[None, :]
     there = (q < QUERIES)[:, None] & (d < DIM)[None, :]
     query = _heads(product_ptr, row, q, d, DIM, there, query_norm, epsilon, cos, sin, True, NORM)
     tl.store(out_ptr + row + q[:, None] * DIM + d[None, :], query.to(out_ptr.dtype.element_ty), mask=there)

@@ -35,7 +35,7 @@ class Memory:
     columns: int
     row_table: Tensor
     page_table: Tensor
-    """The pages of each row: its prompt's, then its response's. The kernel reads one column behind them."""
+    """The pages of each row: its prompt's, then its response's."""
     uniform_BT: Tensor
     token_BT: Tensor
     logp_BT: Tensor
@@ -48,7 +48,7 @@ class Memory:
         return cls(
             slots, requests, limit, columns,
             row_table=make(len(RowTable._fields), slots, dtype=torch.int64),
-            page_table=make(slots, columns + 1, dtype=torch.int64),
+            page_table=make(slots, columns, dtype=torch.int64),
             uniform_BT=make(requests + 1, limit), token_BT=make(requests + 1, limit, dtype=torch.int32),
             logp_BT=make(requests + 1, limit), length_B=make(requests + 1, dtype=torch.int64),
             finished_B=make(requests + 1, dtype=torch.bool),
