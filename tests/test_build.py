@@ -10,12 +10,14 @@ from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
 from solera.learner.learner import Learner
 from solera.models.extent import largest
+from solera.models.language_model import LanguageModel
 from solera.report.sinks import TeeSink
 from solera.run import build, parts
 from solera.run.build import _graded_alone, _has_room_beside
 from solera.run.own_code import OwnCode
 from solera.run.parts import Parts, compute_of, device_of, resolved
 from solera.store.ledger import Ledger
+from tests.models.architectures import make
 
 
 @pytest.mark.parametrize(
@@ -66,12 +68,22 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
     with torch.no_grad():
         weights.module.get_input_embeddings().weight[8] = embedding
     monkeypatch.setattr(parts, "largest", lambda model, texts: largest(weights, texts))
-    model = SimpleNamespace(can_take_plans=plans)
+    model = SimpleNamespace(can_take_plans=plans, has_experts=False)
     task = SimpleNamespace(held_out=lambda count: [SimpleNamespace(token_ids=(7, 8))] * count)
     config = Config(model=ModelConfig(compute=chosen))
     assert compute_of(config, model, torch.device(device), task, said.append) == expected
     assert said == [] or f"using {expected}".replace("torch.", "") in said[0]
     assert bool(said) == (chosen == "auto" and device == "cuda" and plans)
+
+
+def test_a_mixture_of_experts_is_computed_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)  # float16 would hold that
+    model, task = LanguageModel(make("qwen3_moe")), SimpleNamespace(held_out=lambda count: [])
+    assert not LanguageModel(make("qwen3")).has_experts
+    model.can_take_plans = True
+    assert compute_of(Config(), model, torch.device("cuda"), task) == torch.bfloat16
+    with pytest.raises(SoleraError, match="a mixture of experts needs bfloat16"):
+        compute_of(Config(model=ModelConfig(compute="float16")), model, torch.device("cuda"), task)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +97,7 @@ def test_the_arithmetic_follows_from_the_device_and_the_models_numbers(
 )
 def test_a_run_goes_on_in_the_arithmetic_that_it_began_with(monkeypatch, chosen, device, begun, expected):
     monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)  # decided anew it would be float16
-    model = SimpleNamespace(can_take_plans=True)
+    model = SimpleNamespace(can_take_plans=True, has_experts=False)
     config, said = Config(model=ModelConfig(compute=chosen)), list[str]()
     assert compute_of(config, model, torch.device(device), SimpleNamespace(), said.append, begun) == expected
     assert said == ([f"using {begun}, as at the start of the run"] if (chosen, device) == ("auto", "cuda") else [])

@@ -116,6 +116,12 @@ class LanguageModel:
         return self.module.config.get_text_config()._attn_implementation == attention.NAME
 
     @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts: the weights of all experts of a layer are one parameter. In float16, the
+        host would have to ask the GPU how many tokens each expert gets, which a CUDA graph cannot."""
+        return any(parameter.dim() == 3 for parameter in self.body.parameters())
+
+    @property
     def attentions(self) -> list[nn.Module]:
         """The attention module of each layer."""
         return [part for part in self.body.modules() if hasattr(part, "k_proj") and hasattr(part, "layer_idx")]

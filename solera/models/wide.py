@@ -5,6 +5,7 @@ stream kept in it shifts a token's log-probability by more than a usual update d
 whose steps are an eighth of that and whose range is ample for queries and keys.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,13 +52,39 @@ class Wide(nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
+class WideNorm(nn.LayerNorm):
+    """A layer norm with 16-bit weights that computes in float32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = self.bias.float() if self.bias is not None else None
+        return nn.functional.layer_norm(input, self.normalized_shape, self.weight.float(), bias, self.eps)
+
+
+class InFloat32:
+    """A module whose tensors are read in float32."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_module":  # asked for while it is copied, before it has a module
+            raise AttributeError(name)
+        found = getattr(self._module, name)
+        return found.float() if isinstance(found, Tensor) and found.is_floating_point() else found
+
+
 def widen(body: nn.Module, embedding: nn.Module, attentions: list[nn.Module]) -> None:
-    """Make a model with bfloat16 weights compute in float32 from its embedding on."""
+    """Make a model with bfloat16 weights compute in float32 from its embedding on. Experts multiply in bfloat16, as
+    transformers does it; which experts a token gets is computed in float32."""
     embedding.is_wide = True  # type: ignore[assignment]
     embedding.register_forward_hook(_in_float32)
     for part in body.modules():
         if type(part) is nn.Linear:
             part.__class__ = Wide
+        elif type(part) is nn.LayerNorm and part.elementwise_affine:
+            part.__class__ = WideNorm
+        elif type(part).__name__.endswith("Router"):
+            part.forward = partial(type(part).forward, InFloat32(part))  # type: ignore[method-assign]
     for attention in attentions:
         attention.attends_in = ATTENDS_IN  # type: ignore[assignment]
 

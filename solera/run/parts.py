@@ -127,13 +127,16 @@ def compute_of(
     """The data type for `model.compute` on this device. On a GPU, `auto` takes the type that the run has `begun` with.
     If there is none, it takes float16 if the model's activations on a few prompts fit into it, else bfloat16."""
     if config.model.compute != "auto":
+        if config.model.compute == "float16" and model.has_experts:
+            raise SoleraError("model.compute is float16, but a mixture of experts needs bfloat16 or float32")
         return getattr(torch, config.model.compute)
     if device.type == "cpu":
         return torch.float32
     if begun is not None:
         say(f"using {begun}, as at the start of the run")
         return getattr(torch, begun)
-    if not model.can_take_plans or config.cluster.learners:  # ranks have no copy of their weights in float16
+    # Ranks have no copy of their weights in float16.
+    if not model.can_take_plans or model.has_experts or config.cluster.learners:
         return torch.bfloat16
     number = largest(model, [prompt.token_ids for prompt in task.held_out(EXTENT_PROMPTS)])
     if fits_float16(number):
