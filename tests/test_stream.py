@@ -346,6 +346,18 @@ def test_slots_that_become_free_are_given_to_new_groups_until_enough_is_ready():
         assert 8 <= supply.position <= 10
 
 
+@pytest.mark.parametrize(("ready", "admitted"), [(31, 20), (32, 0)])
+def test_a_large_engine_pauses_when_more_than_it_has_under_way_is_ready(ready, admitted):
+    """60 responses are wanted for 48 slots, which are 20 groups of three; 32 ready ones are 1.6 times as many."""
+    with EventLoop() as events:
+        task = Synced()
+        task.slots = 48
+        supply = supply_of(task, events, max_age=1000)
+        supply._last_version, supply._open = task.version, {n: OpenGroup(0.0, ended=1.0) for n in range(ready)}
+        supply.position, supply._need = ready, 2
+        assert events.run(supply._admit_some()) == admitted
+
+
 class Silent(Synced):
     """Knows no reward for the first problem."""
 

@@ -1,7 +1,7 @@
 """Continuous decoding: rows in a fixed set of slots, a token one replayed CUDA graph, ended rows replaced by others.
 
-The host learns every `CHUNK` tokens, and a chunk late, which rows have ended: it never waits for the GPU in between.
-They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
+The host learns every few tokens (a *chunk*), and a chunk late, which rows have ended: it never waits for the GPU in
+between. They are handed out while the GPU writes on. On a processor without graphs the same steps run one by one.
 """
 
 from collections import deque

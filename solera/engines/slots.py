@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from solera.engines.continuous import ContinuousDecoder
 
 CHUNK = 8
-"""Tokens after which the host asks which rows have ended."""
+"""Tokens after which the host asks which rows have ended, at the latest."""
+MANY = 1024
+"""Rows of which it asks twice as often. A token takes so long then that asking costs less than rows that have ended."""
 KEPT_FREE = 8
 """Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
 two until a long one ends."""
@@ -120,7 +122,8 @@ class Rows:
             return written + self._ended()
         limits = self.seats.limit_S[self.seats.taken_S]
         short = int(limits[limits <= FEW].max(initial=0))
-        tokens = min(CHUNK, short or CHUNK, self.until - self.now)
+        chunk = CHUNK if self.rows < MANY else max(1, CHUNK // 2)
+        tokens = min(chunk, short or chunk, self.until - self.now)
         self.decoder.steps(self.memory, self.rows, self.kind, tokens)
         self.now += tokens
         self.chunk += 1

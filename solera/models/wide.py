@@ -84,7 +84,7 @@ def widen(body: nn.Module, embedding: nn.Module, attentions: list[nn.Module]) ->
         elif type(part) is nn.LayerNorm and part.elementwise_affine:
             part.__class__ = WideNorm
         elif type(part).__name__.endswith("Router"):
-            part.forward = partial(type(part).forward, InFloat32(part))  # type: ignore[method-assign]
+            part.forward = partial(type(part).forward, InFloat32(part))
     for attention in attentions:
         attention.attends_in = ATTENDS_IN  # type: ignore[assignment]
 

@@ -37,6 +37,10 @@ LEAD = 4
 """Batches that are ready to be drawn when the engine pauses. Writing more would only make the data older. With fewer, a
 fast learner has drawn them all before the first new responses end, and waits. A group behind one that is still being
 written does not count as ready, so a slow response does not stop the engine."""
+LEAD_OF_FULL = 1.6
+"""Groups that are ready when the engine pauses, for each that a full engine has under way, if that is more. An engine
+that begins again writes about as many as it has under way before the first of them have ended. Meanwhile the learner
+draws what is ready."""
 OVERSUBSCRIBED = 1.25
 """Attempts under way for each of the engine's slots. Those that wait take the slots of finished ones at once."""
 FREE_SHARE = 8
@@ -277,7 +281,8 @@ class Stream:
         return max(0, min(room, -(-free // self.members)))
 
     def _is_ahead(self) -> bool:
-        return self._drawable() >= max(self._need, LEAD * self.new_per_batch)
+        full = self.engine.slots * OVERSUBSCRIBED / self.members
+        return self._drawable() >= max(self._need, LEAD * self.new_per_batch, LEAD_OF_FULL * full)
 
     def _has_new_weights(self) -> bool:
         """Whether the engine has nothing to write since a sync. All that was under way has ended then, so more is ready

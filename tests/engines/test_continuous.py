@@ -222,6 +222,18 @@ def test_short_responses_are_handed_out_before_long_ones_are_written(planned, mo
     assert min(moments[12]) == decoder.advanced == 6
 
 
+@pytest.mark.parametrize(("many", "chunks"), [(8, 6), (9, 3)])
+def test_of_many_rows_the_host_asks_twice_as_often_which_have_ended(planned, monkeypatch, many, chunks):
+    """Eight rows of twelve tokens, by fours or by twos."""
+    monkeypatch.setattr("solera.engines.slots.CHUNK", 4)
+    monkeypatch.setattr("solera.engines.slots.MANY", many)
+    prompts, seeds = (each[:8] for each in requests())
+    decoder = Late(planned, (VOCABULARY + 1,), 8)
+    jobs = [Job(prompt, SAMPLING, seed, 12) for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert sum(len(several) for _, several in turns(decoder, jobs)) == 8
+    assert decoder.advanced == chunks
+
+
 def answered(engine: InProcessEngine, count: int, after) -> list:
     """`after` of each of several requests, in one event loop, as soon as each has its answer."""
 
