@@ -1,6 +1,7 @@
 """Ways in which weights do not arrive: by an engine that says what its script says, and by the real one, whose digests
 are of the memory it writes with."""
 
+import asyncio
 import math
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from solera.protocols import Weights, Work
 from solera.records import Manifest, Prompt, Sampling
 from solera.sync.proof import SyncFaultError
 from solera.training.delivery import Delivery
+from solera.training.loop import Loop
 from tests.conftest import END, VOCABULARY
 
 NORM, QUERY, KEY = (f"model.layers.0.{n}.weight" for n in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj"))
@@ -373,6 +375,42 @@ def test_a_streaming_run_learns_nothing_that_unproved_weights_wrote(short_run, m
     monkeypatch.setattr(Learner, "update", updating)
     short_run('run = { steps = 20 }\ncollect = { mode = "stream" }\nsync = { period = 2 }')
     assert (False, False) in seen and (False, True) not in seen and (True, True) in seen
+
+
+def test_a_streaming_run_learns_and_saves_while_a_canary_is_slow_but_saves_nothing_unproved(short_run, monkeypatch):
+    """A canary takes half a second. Updates take so long that the engine is ahead of them."""
+    write, update, save = Delivery._write, Learner.update, Loop.save
+    deliver, current, unproved, saved = Delivery.deliver, list[Delivery](), list[int](), list[bool]()
+
+    async def slowly(self, engine, asked=lambda: None):
+        written = await write(self, engine, asked)
+        await asyncio.sleep(0.5)
+        return written
+
+    def delivering(self):
+        current[:] = [self]
+        unproved.append(0)
+        return deliver(self)
+
+    def updating(self, batch):
+        unproved[-1] += not current[0].is_proved
+        time.sleep(0.1)
+        return update(self, batch)
+
+    def saving(self, sync, accuracy):
+        save(self, sync, accuracy)
+        saved.append(self.delivery.is_proved)
+
+    monkeypatch.setattr(Delivery, "_write", slowly)
+    monkeypatch.setattr(Delivery, "deliver", delivering)
+    monkeypatch.setattr(Learner, "update", updating)
+    monkeypatch.setattr(Loop, "save", saving)
+    short_run(
+        "run = { steps = 24 }\nsync = { period = 6 }\ncheckpoint = { every = 7 }\n"
+        'collect = { mode = "stream", max_age = 12 }'
+    )
+    assert max(unproved) > 1
+    assert len(saved) == 4 and all(saved)
 
 
 def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):

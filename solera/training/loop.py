@@ -70,6 +70,8 @@ class Loop:
             if self.evaluator.on_engine:  # it then has the newest weights, and at the first step any at all
                 sync = self.synced(sync, metrics)
             if self.evaluator.due(step):
+                if self.evaluator.on_engine:
+                    self.prove(metrics)
                 with metrics.timed("evaluate"):
                     metrics.add(self.evaluator.evaluate())
             if step > start and self.saver.due(step):
@@ -87,7 +89,8 @@ class Loop:
             with metrics.timed("learn"):
                 batch = self.collate(groups)
                 update = learner.update(batch)
-            self.prove(metrics)
+            if self.delivery.canary_has_come:
+                self.prove(metrics)
             with metrics.timed("diagnose"):
                 diagnosis = off_policy_metrics(batch, update, self.mismatch, step, learner.lineage)
                 diagnosis |= self.probe.judge(proximal)
@@ -103,6 +106,7 @@ class Loop:
                 return False
         if self.evaluator.on_engine:
             sync = self.synced(sync, StepMetrics())
+        self.delivery.finish()
         self.probe.finish()
         final = self.evaluator.evaluate()
         if self.steps > start and self.saver.every:  # whatever the step: a finished run can be extended
@@ -131,13 +135,16 @@ class Loop:
         return any(span.version == now for rollout in rollouts for text in rollout.sequences for span in text.spans)
 
     def prove(self, metrics: StepMetrics) -> None:
-        """Finish the proof of the last sync, if it is not. A fault ends the run before the step is recorded."""
-        if not self.delivery.is_proved:
-            with metrics.timed("sync"):
-                metrics.add(self.delivery.finish())
+        """Finish the proof of the last sync, if it is not."""
+        if self.delivery.is_proved:
+            return
+        with metrics.timed("sync"):
+            for name, seconds in self.delivery.finish().items():
+                metrics.add({name: (metrics.get(name) or 0.0) + seconds})
 
     def save(self, sync: SyncState, accuracy: float | None) -> None:
         """Write all that a resumed run needs: it goes on bit for bit as this one would."""
+        self.delivery.finish()
         self.probe.finish()
         learner, supply = self.learner, self.supply.state()
         state = RunState(
