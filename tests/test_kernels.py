@@ -44,7 +44,7 @@ for number in ("fp16", "bf16", "fp32"):
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"}
     constants = {**heads, "PRECISION": "ieee" if number == "fp32" else "tf32"}
     for block, rotated, normed in ((32, False, False), (32, True, False), (128, True, True)):
-        special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed, "EARLY": rotated}
+        special = {"BLOCK": block, "ROTATE": rotated, "NORM": normed}
         compile(engine._decode_attention, types, constants | special, num_warps=2, num_stages=2)
     types |= dict.fromkeys(("query_place", "query_head", "turn", "shared", "count"), "i32")
     tiles = {**heads, "QUERIES": 64, "KEYS": 64, "PRECISION": constants["PRECISION"]}
@@ -57,8 +57,8 @@ for number in ("fp16", "bf16", "fp32"):
     for normed in (False, True):
         compile(engine._rotate, {"*": f"*{number}", "epsilon": "fp32"}, sizes | {"NORM": normed})
     types = {"*": f"*{number}", "width": "i32", "inner": "i32", "epsilon": "fp32"}
-    compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024, "EARLY": True}, launch_pdl=True)
-    compile(engine._gate, types, {"BLOCK": 1024, "EARLY": True}, launch_pdl=True)
+    compile(engine._add_norm, types, {"ADD": True, "WIDTH": 1024})
+    compile(engine._gate, types, {"BLOCK": 1024})
     compile(engine._embed, types | {"token_ptr": "*i64"}, {"INNER": 1024})
     parts = [f"{part}_{by}" for part in ("query", "key", "value", "grad") for by in ("place", "head")]
     types = {"*": f"*{number}", "scale": "fp32", "tile_ptr": "*i32", "places": "i32", **dict.fromkeys(parts, "i32")}
@@ -72,7 +72,7 @@ compile(engine._sample, types, {"BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
 numbers = ("ends_ptr", "token_ptr", "position_ptr", "step_ptr", "request_ptr", "alive_ptr", "limit_ptr", "length_out")
 written = types | dict.fromkeys(numbers, "*i64") | {"token_out": "*i32", "finished_out": "*i8"}
 written |= {"longest": "i32", "ends": "i32"}
-compile(engine._write, written, {"ENDS": 2, "BLOCK": 4096, "BLOCKS": 16, "EARLY": True}, num_warps=4, launch_pdl=True)
+compile(engine._write, written, {"ENDS": 2, "BLOCK": 4096, "BLOCKS": 16}, num_warps=4)
 compile(learner._score, types, {"BLOCK": 4096}, num_warps=8)
 compile(learner._differentiate, types, {"BLOCK": 4096, "WITH_ENTROPY": True}, num_warps=8)
 """
@@ -92,7 +92,6 @@ def programs(few):
     options = _key_blocks(few, torch.empty(1, PAGE, 3, 64, dtype=torch.float16))
     sizes = {"HEADS": 3, "GROUP": 3, "TILE": 8, "DIM": 64, "WIDTH": 64, "PAGE": PAGE, "UNIT": PAGE * 3 * 64}
     constants = sizes | {"BLOCK": options.pop("BLOCK"), "PRECISION": "tf32", "ROTATE": True, "NORM": False}
-    constants["EARLY"] = True
     types = dict.fromkeys(("page_ptr", "prompt_length", "response_length", "alive_ptr"), "*i64")
     types |= {"scale": "fp32", "epsilon": "fp32", "page_row": "i32"}
     types |= {"query_row": "i32", "key_row": "i32", "value_row": "i32"} | dict.fromkeys(constants, "constexpr")

@@ -11,20 +11,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from solera.engines.tables import Memory, RowTable
 
-try:
-    from triton.language.extra.cuda import gdc_wait
-except ImportError:  # before Triton 3.4
-    gdc_wait = None
-
 FEW_PROGRAMS = 400
 """Up to three programs for each of an H200's 132 processors."""
-
-
-def _early(tensor: Tensor) -> dict[str, bool]:
-    """A kernel may start while the last programs of the one before it end, and waits for its results itself. Products
-    are not started early, so what came before the kernel before has always ended."""
-    early = gdc_wait is not None and tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
 
 
 @triton.jit
@@ -80,7 +68,7 @@ def _decode_attention(
     cos_ptr, sin_ptr, query_norm, key_norm, epsilon,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, ROTATE: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One program per row and key-value head: its queries against the new token, the prompt and the response so far.
 
@@ -111,8 +99,6 @@ def _decode_attention(
         angle = row * DIM + g[:, None] * 0 + d[None, :]
         cos = tl.load(cos_ptr + angle, mask=real, other=0.0).to(tl.float32)
         sin = tl.load(sin_ptr + angle, mask=real, other=0.0).to(tl.float32)
-    if EARLY:
-        gdc_wait()
     query = _heads(
         query_ptr, row * query_row + head * GROUP * DIM, g, d, DIM, real, query_norm, epsilon, cos, sin, ROTATE, NORM
     ).to(pool_key.dtype.element_ty)
@@ -191,7 +177,7 @@ def decode_attention(
         HEADS=heads, GROUP=group, TILE=max(8, triton.next_power_of_2(group)), DIM=dim,
         WIDTH=max(16, triton.next_power_of_2(dim)), PAGE=pool_key.shape[1], UNIT=pool_key.stride(0),
         PRECISION="ieee" if pool_key.dtype == torch.float32 else "tf32",
-        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key), **_early(out_SHD),
+        ROTATE=rotation is not None, NORM=query_norm is not None, **_key_blocks(few, pool_key),
     )  # fmt: skip
     return out_SHD
 
@@ -339,23 +325,17 @@ def rotate(
 
 
 @triton.jit
-def _add_norm(
-    x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr
-):
+def _add_norm(x_ptr, added_ptr, weight_ptr, out_ptr, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
     """One program per row: add to the residual stream, and normalise it."""
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, WIDTH)
-    weight = tl.load(weight_ptr + k, mask=k < width, other=0.0).to(tl.float32)
-    if EARLY and not ADD:
-        gdc_wait()
     x = tl.load(x_ptr + row * width + k, mask=k < width, other=0.0)
-    if EARLY and ADD:
-        gdc_wait()
     if ADD:
         added = tl.load(added_ptr + row * width + k, mask=k < width, other=0.0)
         x = (x.to(tl.float32) + added.to(tl.float32)).to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + row * width + k, x, mask=k < width)
     x = x.to(tl.float32)
+    weight = tl.load(weight_ptr + k, mask=k < width, other=0.0).to(tl.float32)
     out = x * tl.rsqrt(tl.sum(x * x, 0) / width + epsilon) * weight
     tl.store(out_ptr + row * width + k, out.to(out_ptr.dtype.element_ty), mask=k < width)
 
@@ -367,17 +347,14 @@ def add_norm(x_SH: Tensor, added_SH: Tensor | None, weight_H: Tensor, epsilon: f
     _add_norm[(rows,)](
         x_SH, out_SH if added_SH is None else added_SH, weight_H, out_SH, width, epsilon,
         ADD=added_SH is not None, WIDTH=triton.next_power_of_2(width), num_warps=4 if width < 4096 else 8,
-        **_early(x_SH),
     )  # fmt: skip
     return out_SH
 
 
 @triton.jit
-def _gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def _gate(x_ptr, out_ptr, width, BLOCK: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    if EARLY:
-        gdc_wait()
     gate = tl.load(x_ptr + row * 2 * width + n, mask=n < width, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + row * 2 * width + width + n, mask=n < width, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * width + n, (gate / (1 + tl.exp(-gate)) * up).to(out_ptr.dtype.element_ty), mask=n < width)
@@ -387,7 +364,7 @@ def gate(both_SN: Tensor, dtype: torch.dtype) -> Tensor:
     """`silu(gate) * up` of rows that hold both, one after the other."""
     rows, width = both_SN.shape[0], both_SN.shape[1] // 2
     out_SN = torch.empty(rows, width, dtype=dtype, device=both_SN.device)
-    _gate[(triton.cdiv(width, 1024), rows)](both_SN, out_SN, width, BLOCK=1024, num_warps=4, **_early(both_SN))
+    _gate[(triton.cdiv(width, 1024), rows)](both_SN, out_SN, width, BLOCK=1024, num_warps=4)
     return out_SN
 
 
@@ -473,7 +450,7 @@ def _blocks(vocabulary: int) -> dict[str, int]:
 def _write(
     logits_ptr, uniform_ptr, token_out, logp_out, length_out, finished_out, ends_ptr,
     token_ptr, position_ptr, step_ptr, request_ptr, alive_ptr, limit_ptr, vocabulary, longest, ends,
-    inverse_temperature, ENDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    inverse_temperature, ENDS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """One program per row: choose its next token, write it down, and advance the row unless it ends here."""
     row = tl.program_id(0).to(tl.int64)
@@ -481,8 +458,6 @@ def _write(
     request = tl.load(request_ptr + row)
     alive = tl.load(alive_ptr + row)
     uniform = tl.load(uniform_ptr + request * longest + step)
-    if EARLY:
-        gdc_wait()
     token, logp = _choose(logits_ptr + row * vocabulary, uniform, vocabulary, inverse_temperature, BLOCK, BLOCKS)
     token = token.to(tl.int64)
     e = tl.arange(0, ENDS)
@@ -508,5 +483,5 @@ def write(logits_SV: Tensor, temperature: float, ends: Tensor, memory: "Memory",
         memory.finished_B.view(torch.int8), ends,
         rows.token, rows.position, rows.step, rows.request, rows.alive, rows.limit,
         vocabulary, memory.limit, len(ends), 1.0 / temperature,
-        ENDS=triton.next_power_of_2(max(1, len(ends))), **_blocks(vocabulary), **_early(logits_SV),
+        ENDS=triton.next_power_of_2(max(1, len(ends))), **_blocks(vocabulary),
     )  # fmt: skip
