@@ -36,7 +36,7 @@ def paged(shapes: Shapes, in_one: bool, texts: list[int]) -> tuple[Pages, list[l
 
 def table_of(prompts: list[list[int]], responses: list[list[int]]) -> torch.Tensor:
     lines = [before + after for before, after in zip(prompts, responses, strict=True)]
-    width = max(map(len, lines)) + 1
+    width = max(map(len, lines))
     return torch.tensor([line + [-(10**6)] * (width - len(line)) for line in lines])
 
 

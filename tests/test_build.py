@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from solera.config import ClusterConfig, Config, ModelConfig, RewardConfig, RunConfig
 from solera.engines.in_process import InProcessEngine
@@ -17,7 +18,7 @@ from solera.run.build import _graded_alone, _has_room_beside
 from solera.run.own_code import OwnCode
 from solera.run.parts import Parts, compute_of, device_of, resolved
 from solera.store.ledger import Ledger
-from tests.models.architectures import make
+from tests.models.architectures import SIZES, make
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,8 @@ def test_a_mixture_of_experts_is_computed_in_bfloat16(monkeypatch):
     monkeypatch.setattr(parts, "largest", lambda model, texts: 1.0)  # float16 would hold that
     model, task = LanguageModel(make("qwen3_moe")), SimpleNamespace(held_out=lambda count: [])
     assert not LanguageModel(make("qwen3")).has_experts
+    sizes = SIZES | {"layer_types": ["conv", "full_attention"]}
+    assert not LanguageModel(Lfm2ForCausalLM(Lfm2Config(**sizes))).has_experts  # which has convolutions
     model.can_take_plans = True
     assert compute_of(Config(), model, torch.device("cuda"), task) == torch.bfloat16
     with pytest.raises(SoleraError, match="a mixture of experts needs bfloat16"):

@@ -2,6 +2,8 @@
 are of the memory it writes with."""
 
 import asyncio
+import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from solera.config import InFlight, LearnConfig, ObjectiveConfig
 from solera.engines.in_process import InProcessEngine
 from solera.errors import SoleraError
+from solera.evaluate.accuracy import Evaluator
+from solera.folder.checkpoint import Saver
 from solera.learner.learner import Learner
 from solera.models.digest import describe
 from solera.models.language_model import LanguageModel
@@ -22,7 +26,6 @@ from solera.protocols import Weights, Work
 from solera.records import Manifest, Prompt, Sampling
 from solera.sync.proof import SyncFaultError
 from solera.training.delivery import Delivery
-from solera.training.loop import Loop
 from tests.conftest import END, VOCABULARY
 
 NORM, QUERY, KEY = (f"model.layers.0.{n}.weight" for n in ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj"))
@@ -377,15 +380,34 @@ def test_a_streaming_run_learns_nothing_that_unproved_weights_wrote(short_run, m
     assert (False, False) in seen and (False, True) not in seen and (True, True) in seen
 
 
-def test_a_streaming_run_learns_and_saves_while_a_canary_is_slow_but_saves_nothing_unproved(short_run, monkeypatch):
-    """A canary takes half a second. Updates take so long that the engine is ahead of them."""
-    write, update, save = Delivery._write, Learner.update, Loop.save
-    deliver, current, unproved, saved = Delivery.deliver, list[Delivery](), list[int](), list[bool]()
+def slow_canaries(monkeypatch, wrong_from: int | None = None) -> None:
+    """A canary takes half a second. Updates take so long that the engine is ahead of them. From the delivery
+    `wrong_from` on, canaries say that the engine computes with other weights."""
+    write, update = Delivery._write, Learner.update
+    written = itertools.count()
 
     async def slowly(self, engine, asked=lambda: None):
-        written = await write(self, engine, asked)
+        completions = await write(self, engine, asked)
         await asyncio.sleep(0.5)
-        return written
+        if wrong_from is None or next(written) < wrong_from:
+            return completions
+        return [dataclasses.replace(each, behaviour_logp_T=each.behaviour_logp_T - 1) for each in completions]
+
+    def updating(self, batch):
+        time.sleep(0.1)
+        return update(self, batch)
+
+    monkeypatch.setattr(Delivery, "_write", slowly)
+    monkeypatch.setattr(Learner, "update", updating)
+
+
+STREAM = 'collect = { mode = "stream", max_age = 12 }\nevaluate = { every = 0, problems = 8 }\n'
+
+
+def test_a_streaming_run_learns_while_a_canary_is_slow_but_saves_nothing_unproved(short_run, monkeypatch):
+    slow_canaries(monkeypatch)
+    deliver, update, save = Delivery.deliver, Learner.update, Saver.save
+    current, unproved, saved = list[Delivery](), list[int](), list[bool]()
 
     def delivering(self):
         current[:] = [self]
@@ -394,23 +416,38 @@ def test_a_streaming_run_learns_and_saves_while_a_canary_is_slow_but_saves_nothi
 
     def updating(self, batch):
         unproved[-1] += not current[0].is_proved
-        time.sleep(0.1)
         return update(self, batch)
 
-    def saving(self, sync, accuracy):
-        save(self, sync, accuracy)
-        saved.append(self.delivery.is_proved)
+    def saving(self, *given):
+        saved.append(current[0].is_proved)
+        return save(self, *given)
 
-    monkeypatch.setattr(Delivery, "_write", slowly)
     monkeypatch.setattr(Delivery, "deliver", delivering)
     monkeypatch.setattr(Learner, "update", updating)
-    monkeypatch.setattr(Loop, "save", saving)
-    short_run(
-        "run = { steps = 24 }\nsync = { period = 6 }\ncheckpoint = { every = 7 }\n"
-        'collect = { mode = "stream", max_age = 12 }'
-    )
+    monkeypatch.setattr(Saver, "save", saving)
+    result = short_run(f"run = {{ steps = 24 }}\nsync = {{ period = 6 }}\ncheckpoint = {{ every = 7 }}\n{STREAM}")
     assert max(unproved) > 1
     assert len(saved) == 4 and all(saved)
+    rows = [row for row in result.metrics if "time/sync" in row]
+    assert all(row["time/sync/proof"] <= row["time/sync"] for row in rows)
+    assert any(row["time/sync/proof"] > 0.1 for row in rows)  # a checkpoint had to wait for it
+
+
+@pytest.mark.parametrize("steps", [4, 6], ids=["before the end", "at the end"])
+def test_a_canary_that_comes_late_stops_the_run_all_the_same(short_run, monkeypatch, steps):
+    """The second sync is that of version 3. Nothing is saved, and all that is learned from was written before."""
+    slow_canaries(monkeypatch, wrong_from=1)
+    evaluated = list[int]()
+    evaluate = Evaluator.evaluate
+
+    def evaluating(self):
+        evaluated.append(1)
+        return evaluate(self)
+
+    monkeypatch.setattr(Evaluator, "evaluate", evaluating)
+    with pytest.raises(SyncFaultError, match=r"^sync of version 3: .*does not write with them"):
+        short_run(f"run = {{ steps = {steps} }}\nsync = {{ period = 3 }}\ncheckpoint = {{ every = 0 }}\n{STREAM}")
+    assert len(evaluated) == 1  # at the start
 
 
 def test_an_engine_that_shares_the_learners_memory_is_always_up_to_date(learner):

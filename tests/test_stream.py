@@ -346,16 +346,27 @@ def test_slots_that_become_free_are_given_to_new_groups_until_enough_is_ready():
         assert 8 <= supply.position <= 10
 
 
-@pytest.mark.parametrize(("ready", "admitted"), [(31, 20), (32, 0)])
-def test_a_large_engine_pauses_when_more_than_it_has_under_way_is_ready(ready, admitted):
-    """60 responses are wanted for 48 slots, which are 20 groups of three; 32 ready ones are 1.6 times as many."""
+def test_the_lead_grows_if_the_learner_waits_after_the_engine_stood_still():
+    """Batches of two groups. With four ready ones the engine stands still. When the learner has drawn them and waits,
+    the engine may write six batches ahead before it stands still again, and at most eight in the end."""
     with EventLoop() as events:
         task = Synced()
-        task.slots = 48
         supply = supply_of(task, events, max_age=1000)
-        supply._last_version, supply._open = task.version, {n: OpenGroup(0.0, ended=1.0) for n in range(ready)}
-        supply.position, supply._need = ready, 2
-        assert events.run(supply._admit_some()) == admitted
+
+        def may_write(ready: int) -> bool:
+            supply._open = {n: OpenGroup(0.0, ended=1.0) for n in range(ready)}
+            supply._last_version, supply._need = task.version, 2
+
+            async def admissible() -> int:
+                return supply._admissible()
+
+            return events.run(admissible()) > 0
+
+        for most in (8, 12, 16, 16):
+            assert may_write(most - 1)
+            supply._note_that_the_learner_waits()  # the engine has not stood still: more would not help
+            assert not may_write(most)
+            supply._note_that_the_learner_waits()
 
 
 class Silent(Synced):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from solera.engines.tables import Memory, RowTable
 
 FEW_PROGRAMS = 400
-"""Up to three programs for each of an H200's 132 processors."""
+"""Up to three programs for each of an H200's 132 processors. With Triton 3.9 only two run at once."""
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _decode_attention(
     written = tl.load(response_length + row).to(tl.int32)
     prompt_pages = page_ptr + row * page_row
     response_pages = prompt_pages + tl.cdiv(turn, PAGE)
-    here = tl.load(tl.where(turn > 0, prompt_pages, response_pages))
+    here = tl.load(prompt_pages)
     newest = tl.load(response_pages + written // PAGE)
     cos = tl.full([TILE, WIDTH], 1.0, tl.float32)
     sin = tl.zeros([TILE, WIDTH], tl.float32)
@@ -161,8 +161,10 @@ def decode_attention(
     """Write each row's new key and value after its response, and attend to its prompt and response. Rows that are not
     alive get numbers that mean nothing.
 
-    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere.
+    Queries, keys and values may be parts of one larger product: heads lie one after the other, rows anywhere. The scale
+    is above 0.
     """
+    assert scale > 0
     rows, heads, dim = key_SHD.shape
     query_SHD, key_SHD, value_SHD = (_with_heads_in_line(x) for x in (query_SHD, key_SHD, value_SHD))
     group = query_SHD.shape[1] // heads
@@ -183,8 +185,9 @@ def decode_attention(
 
 
 def _key_blocks(few: bool, pool_key: Tensor) -> dict[str, int]:
-    """For many rows blocks are small, so that all programs fit on the GPU at once: each waits for memory most of the
-    time. For few rows they are large, because nobody else is waiting."""
+    """For many rows of heads of 64, blocks are small, so that all programs fit on the GPU at once: each waits for
+    memory most of the time. For few rows they are large, because nobody else is waiting. Measured on an H200, for
+    larger heads with 256 rows."""
     page, dim = pool_key.shape[1], pool_key.shape[-1]
     width = dim * pool_key.itemsize
     block = 32 if width > 256 else 64 if width > 128 else 128 if few else 32

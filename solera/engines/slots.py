@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 CHUNK = 8
 """Tokens after which the host asks which rows have ended, at the latest."""
 MANY = 1024
-"""Rows of which it asks twice as often. A token takes so long then that asking costs less than rows that have ended."""
+"""From so many rows on, the host asks twice as often. A token then takes so long that rows that have ended, and wait
+for a new response, cost more than asking."""
 KEPT_FREE = 8
 """Slots that long requests leave to short ones, such as the proof of a sync, which would otherwise wait for a chunk or
 two until a long one ends."""

@@ -119,7 +119,8 @@ class LanguageModel:
     def has_experts(self) -> bool:
         """Whether it is a mixture of experts: the weights of all experts of a layer are one parameter. In float16, the
         host would have to ask the GPU how many tokens each expert gets, which a CUDA graph cannot."""
-        return any(parameter.dim() == 3 for parameter in self.body.parameters())
+        others = (part for part in self.body.modules() if not isinstance(part, nn.Conv1d))
+        return any(parameter.dim() == 3 for part in others for parameter in part.parameters(recurse=False))
 
     @property
     def attentions(self) -> list[nn.Module]:

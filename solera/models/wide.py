@@ -61,10 +61,18 @@ class WideNorm(nn.LayerNorm):
 
 
 class InFloat32:
-    """A module whose tensors are read in float32."""
+    """A module whose tensors are read in float32. It says that it is of the module's class, or `super` would refuse it
+    in that class's methods."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._module)
+
+    def __reduce__(self) -> Any:
+        return InFloat32, (self._module,)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_module":  # asked for while it is copied, before it has a module

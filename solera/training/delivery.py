@@ -82,8 +82,7 @@ class Delivery:
         `time/sync/proof` holds the seconds of the digests on both sides and of the canary. A learner that describes its
         weights while it gathers them needs no further time for its side.
         """
-        self.finish()
-        self._proving, faults = 0.0, 0.0
+        self._proving, faults = sum(self.finish().values()), 0.0
         try:
             self._deliver()
         except SyncFaultError as fault:

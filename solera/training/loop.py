@@ -70,11 +70,10 @@ class Loop:
             if self.evaluator.on_engine:  # it then has the newest weights, and at the first step any at all
                 sync = self.synced(sync, metrics)
             if self.evaluator.due(step):
-                if self.evaluator.on_engine:
-                    self.prove(metrics)
                 with metrics.timed("evaluate"):
                     metrics.add(self.evaluator.evaluate())
             if step > start and self.saver.due(step):
+                self.prove(metrics)
                 self.save(sync, metrics.get("eval/pass@1"))
             sync = self.synced(sync, metrics)
             with metrics.timed("generate"):

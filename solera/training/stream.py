@@ -37,10 +37,9 @@ LEAD = 4
 """Batches that are ready to be drawn when the engine pauses. Writing more would only make the data older. With fewer, a
 fast learner has drawn them all before the first new responses end, and waits. A group behind one that is still being
 written does not count as ready, so a slow response does not stop the engine."""
-LEAD_OF_FULL = 1.6
-"""Groups that are ready when the engine pauses, for each that a full engine has under way, if that is more. An engine
-that begins again writes about as many as it has under way before the first of them have ended. Meanwhile the learner
-draws what is ready."""
+MORE_LEAD, MOST_LEAD = 2, 8
+"""By how many batches the lead grows, and up to what, each time that the learner waits although the engine stood still.
+Then the first new responses end late: a large engine begins with all of its slots at once."""
 OVERSUBSCRIBED = 1.25
 """Attempts under way for each of the engine's slots. Those that wait take the slots of finished ones at once."""
 FREE_SHARE = 8
@@ -137,6 +136,9 @@ class Stream:
         """Attempts under way. Only the event loop's thread uses this and the next field."""
         self._will_admit = False
         """Whether groups are about to be admitted, because attempts have ended."""
+        self._lead = LEAD
+        self._stood_still = False
+        """Whether the engine has had nothing to write, because enough was ready, since the learner waited last."""
         self._outcomes = Outcomes()
         self._closed = Counter[str]()
         self._waited: list[Waited] = []
@@ -166,10 +168,18 @@ class Stream:
                 self._need = need
             waves += self.events.run(self._admit_some()) > 0
             self.store.flush()
+            if not self._ready(need):
+                self._note_that_the_learner_waits()
             while not self._ready(need):
                 with self._changed:
                     self._changed.wait_for(self._anything_to_store)
                 generated += self._store_ended()
+
+    def _note_that_the_learner_waits(self) -> None:
+        with self._changed:
+            if self._stood_still:
+                self._lead = min(self._lead + MORE_LEAD, MOST_LEAD)
+            self._stood_still = False
 
     def _close_all_but(self, ready: Collection[int]) -> int:
         """Close the groups that were stored and cannot be drawn. Returns their number."""
@@ -276,13 +286,15 @@ class Stream:
             return 0 if self._running else room
         wanted = int(self.engine.slots * OVERSUBSCRIBED)
         free = wanted - self._running
-        if (self._running and free * FREE_SHARE < wanted) or (self._is_ahead() and not self._has_new_weights()):
+        if self._running and free * FREE_SHARE < wanted:
+            return 0
+        if self._is_ahead() and not self._has_new_weights():
+            self._stood_still |= not self._running
             return 0
         return max(0, min(room, -(-free // self.members)))
 
     def _is_ahead(self) -> bool:
-        full = self.engine.slots * OVERSUBSCRIBED / self.members
-        return self._drawable() >= max(self._need, LEAD * self.new_per_batch, LEAD_OF_FULL * full)
+        return self._drawable() >= max(self._need, self._lead * self.new_per_batch)
 
     def _has_new_weights(self) -> bool:
         """Whether the engine has nothing to write since a sync. All that was under way has ended then, so more is ready

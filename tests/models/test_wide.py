@@ -1,9 +1,12 @@
 """Weights in bfloat16, float32 wherever nothing is multiplied: closer than plain bfloat16, with its own gradients."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import PhimoeConfig, PhimoeForCausalLM
 
 from solera.models import siblings
 from solera.models.attention import PackedTexts, Text
@@ -123,3 +126,20 @@ def test_gradients_go_through_what_is_compiled():
     siblings.join(model.body)
     compiled(model.module)
     torch.testing.assert_close(logp(model), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_router_that_is_a_linear_layer_computes_in_float32():
+    """Phimoe's calls the layer's own method. Its router and copies of it give what float32 gives, without rounding."""
+    torch.manual_seed(0)
+    sizes = architectures.SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
+    exact = PhimoeForCausalLM(PhimoeConfig(**sizes)).eval()
+    for parameter in exact.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    wide = widened(LanguageModel(exact))
+    x = torch.randn(5, 32)
+    (router,) = (part for name, part in exact.named_modules() if name.endswith("layers.0.mlp.router"))
+    for module in (wide.module, wide.copy(torch.bfloat16).module, pickle.loads(pickle.dumps(wide.module))):
+        (other,) = (part for name, part in module.named_modules() if name.endswith("layers.0.mlp.router"))
+        assert other.weight.dtype == torch.bfloat16
+        for got, expected in zip(other(x), router(x), strict=True):
+            assert torch.equal(got, expected)
