@@ -48,7 +48,7 @@ def plan(tmp_path, monkeypatch):
 
 def test_the_limit_lets_the_active_runs_save_and_stop(tmp_path):
     (tmp_path / "grid.toml").write_text(SLOW)
-    done = solera("sweep", "grid.toml", "--jobs", "1", "--minutes", "0.05", cwd=tmp_path)
+    done = solera("sweep", "grid.toml", "--jobs", "1", "--minutes", "0.15", cwd=tmp_path)
     assert done.returncode == 130, done.stdout
     assert done.stderr == "solera: stopped; run the same command to continue\n"
     assert "0 of 2 runs finished; 1 stopped before the end; 1 not started." in done.stdout
