@@ -381,14 +381,14 @@ def test_a_streaming_run_learns_nothing_that_unproved_weights_wrote(short_run, m
 
 
 def slow_canaries(monkeypatch, wrong_from: int | None = None) -> None:
-    """A canary takes half a second. Updates take so long that the engine is ahead of them. From the delivery
+    """A canary takes a second. Updates take so long that the engine is ahead of them. From the delivery
     `wrong_from` on, canaries say that the engine computes with other weights."""
     write, update = Delivery._write, Learner.update
     written = itertools.count()
 
     async def slowly(self, engine, asked=lambda: None):
         completions = await write(self, engine, asked)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
         if wrong_from is None or next(written) < wrong_from:
             return completions
         return [dataclasses.replace(each, behaviour_logp_T=each.behaviour_logp_T - 1) for each in completions]

@@ -108,7 +108,7 @@ def _decode_attention(
     new = row * value_row + head * DIM + d[:, None] + g[None, :] * 0
     value = tl.load(value_ptr + new, mask=tl.trans(real), other=0.0).to(pool_value.dtype.element_ty)
     query_t = tl.trans(query)
-    steepness = scale * 1.4426950408889634  # as powers of two
+    steepness = scale * 1.4426950408889634  # log2(e)
     best = tl.sum(query.to(tl.float32) * key.to(tl.float32), 1) * steepness
     own = tl.full([TILE], 1.0, tl.float32)
     total = tl.zeros([BLOCK, TILE], tl.float32)
